@@ -77,7 +77,7 @@ class LibraryEncoder(nn.Module):
     def document_settings(self) -> dict[str, Any]:
         """Return the settings of the model's modules and its prompts, which change documents' vectors."""
         modules = {
-            f"{name} {type(module).__name__}": module.get_config_dict()
+            f"{name} {type(module).__name__}": module.get_config_dict() | {"embedding_dimension": None}
             for name, module in self.model.named_children()
             if hasattr(module, "get_config_dict")
         }

@@ -29,10 +29,11 @@ def test_both_towers_are_described(tiny_bert):
 
 
 @pytest.mark.parametrize("change", [{"query_length": 10}, {"query_prompt": "find: "}, {"pooling": "mean"}])
-def test_a_run_of_other_queries_is_another_run(tiny_bert, change):
+def test_a_run_of_other_queries_is_another_run(tiny_bert, change, tmp_path):
     """A checkpoint is resumed only if the signature is the same."""
     first, same, other = (
-        signature(pair(tiny_bert, **settings), {}, [], Accelerator(cpu=True)) for settings in ({}, {}, change)
+        signature(pair(tiny_bert, **settings), {}, [], tmp_path, Accelerator(cpu=True))
+        for settings in ({}, {}, change)
     )
     assert first == same != other
     assert first == json.loads(json.dumps(first))

@@ -231,7 +231,7 @@ def planted(task: str = "containing", **changes: dict[int, float]) -> CapacityRe
         for stage, row in zip(STAGES, cells.split("|"), strict=True):
             changed = changes.get(system.replace("-", "_"), {}) if stage == "retrieve" else {}
             for length, cell in zip(PAPER_LENGTHS, row.split(), strict=False):
-                for values in changed.get(length, float(cell) / 100) + 0.01 * rng.standard_normal((2, 60)):
+                for values in changed.get(length, float(cell) / 100) + 0.01 * rng.standard_normal((2, 300)):
                     results.append({"length": length, "stages": {system: {stage: values.tolist()}}})
     return CapacityResults(task, [*PAPER_LENGTHS], results, predictions, SIZES)
 

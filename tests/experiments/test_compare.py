@@ -305,7 +305,7 @@ def test_checkpoints_widths_and_alignments_stand_side_by_side(
         cells = {(row["system"], row["measure"]): float(row["mean"]) for row in csv.DictReader(lines)}
     assert cells["wide", "nDCG@10"] == pytest.approx(sum(values) / len(values))
     changed = systems(**named | {"wide": named["narrow"]})
-    with pytest.raises(SystemExit, match=r"wide holds results with other settings \(options: .*16.* then"):
+    with pytest.raises(SystemExit, match=r"wide holds results with other settings \(dim: 16 then, 8 now"):
         run(settings(words, tiny_bert, tmp_path, systems=changed, baseline="saved"))
 
 

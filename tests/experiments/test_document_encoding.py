@@ -127,8 +127,8 @@ def test_names_say_what_is_encoded(given: tuple[Path, Path], data: StudyData, ow
 
 
 def planted(**recalls: float) -> dict[str, dict[str, np.ndarray]]:
-    """Two seeds of 60 queries; a system is right on this share of them, and wherever a worse system is."""
-    order = np.linspace(0, 1, 60, endpoint=False)
+    """Two seeds of 600 queries; a system is right on this share of them, and wherever a worse system is."""
+    order = np.linspace(0, 1, 600, endpoint=False)
     rows = {name.replace("_", "-"): np.tile((order < r).astype(float), (2, 1)) for name, r in recalls.items()}
     return {name: {"R@1": row, "R@10": row} for name, row in rows.items()}
 

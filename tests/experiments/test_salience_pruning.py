@@ -21,6 +21,7 @@ from tests.experiments.scripts import SMALL, run
 from tests.near import assert_same
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+QUERIES = 1500  # in which a loss that none of them shows is below the margins
 
 
 def flags(collection: Path, backbone: Path, output: Path, **changes: object) -> dict[str, object]:
@@ -117,7 +118,7 @@ def planted(
     random = np.random.default_rng(0)
 
     def point(pair: tuple[float, float], level: float) -> dict[str, Any]:
-        values = (0.5 if pair == (1.0, 1.0) else level) + random.normal(0, 1e-3, 64)
+        values = (0.5 if pair == (1.0, 1.0) else level) + random.normal(0, 1e-3, QUERIES)
         found = {"RR@10": values.tolist(), "nDCG@10": values.tolist()}
         costs = dict.fromkeys(COSTS, 1.0)
         return {"query_keep": pair[0], "document_keep": pair[1], "refined": found, "pruned": found} | costs
@@ -128,16 +129,16 @@ def planted(
         for method, level in levels.items()
     ]
     strategies = {
-        f"k={k}": (level + random.normal(0, 1e-3, 64)).tolist() for k, level in ((1, 0.4), (2, 0.5))
+        f"k={k}": (level + random.normal(0, 1e-3, QUERIES)).tolist() for k, level in ((1, 0.4), (2, 0.5))
     }
-    words = {side: random.normal(0.2, 0.01, 64).tolist() for side in ("documents", "queries")}
+    words = {side: random.normal(0.2, 0.01, QUERIES).tolist() for side in ("documents", "queries")}
     results[0] |= {"strategies": strategies, "content words": words, "kept step": kept}
     for result in results:
         deviation = relative if result["method"] == flat else 0.5
         gate = {"mean": 1.0, "deviation": deviation, "relative": deviation, "sparsity": 0.0}
         result |= {} if result["method"] == "none" else {"gate": gate}
     results[0] |= {DEV: {"untrained": [0.1, 0.2] * 8, "trained": [0.3, 0.35] * 8} if moved else {}}
-    lexical = PerQuery([f"q{n}" for n in range(64)], {"RR@10": np.full(64, bm25)})
+    lexical = PerQuery([f"q{n}" for n in range(QUERIES)], {"RR@10": np.full(QUERIES, bm25)})
     return {v.claim.statement: v.word for v in judge(claims(PruningResults(results, (0.5, 0.4), lexical)))}
 
 

@@ -156,7 +156,7 @@ def test_another_corpus_is_refused(made: tuple[Paradigm, Index]) -> None:
         token_measures.stored_ids(*made, Corpus(CORPUS.ids, ["sea"] * 30))
 
 
-NAMES = [f"q{n}" for n in range(12)]
+NAMES = [f"q{n}" for n in range(400)]
 
 
 def result(kind: tuple[int | None, int], seed: int, level: float, **changes: float) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def result(kind: tuple[int | None, int], seed: int, level: float, **changes: flo
     rng = np.random.default_rng([seed, kind[0] or 0, kind[1]])
 
     def values(name: str = "", at: float = level) -> list[float]:
-        return (changes.get(name, at) + rng.normal(0, 1e-3, 12)).tolist()
+        return (changes.get(name, at) + rng.normal(0, 1e-3, len(NAMES))).tolist()
 
     def measures(way: str) -> dict[str, list[float]]:
         return {name: values(way) for name in token_measures.MEASURES}
@@ -181,7 +181,7 @@ def result(kind: tuple[int | None, int], seed: int, level: float, **changes: flo
         "gather": {str(k): measures("gather") for k in (10, 100)},
         "imputations": {name: measures(name) for name in IMPUTATIONS},
         "costs": {
-            f"{way} {unit}": [1.0 if way == "impute" else 1e4] * 12
+            f"{way} {unit}": [1.0 if way == "impute" else 1e4] * len(NAMES)
             for way in ("impute", "gather")
             for unit in ("ms", "FLOPs")
         },
@@ -198,7 +198,7 @@ def verdicts(level: float, colbert: float, bm25: float = 0.2, **changes: float) 
         for seed in (0, 1)
         for kind in KINDS
     ]
-    lexical = PerQuery(NAMES, {"RR@10": np.full(12, bm25)})
+    lexical = PerQuery(NAMES, {"RR@10": np.full(len(NAMES), bm25)})
     return {
         v.claim.statement: v.word
         for v in judge(claims(TokenResults("scifact", results, [10, 100], 100, lexical)))
@@ -236,7 +236,7 @@ def test_models_that_have_not_learned_prove_nothing_but_costs() -> None:
 def test_dev_queries_choose_among_the_xtrs_of_colberts_batch() -> None:
     dev = {8: 0.4, 64: 0.3}
     results = [result(k, 0, 0.5, dev=dev.get(k[0] or 0, 0.9) + (k[1] == 4)) for k in KINDS]
-    bm25 = PerQuery(NAMES, {"RR@10": np.zeros(12)})
+    bm25 = PerQuery(NAMES, {"RR@10": np.zeros(len(NAMES))})
     found = TokenResults("scifact", results, [10, 100], 100, bm25)
     assert (found.colbert, found.xtrs, found.xtr) == ((None, 16), [(8, 16), (64, 16)], (8, 16))
     results[0]["queries"] = ["other"]

@@ -128,7 +128,7 @@ def uneven_batches(accelerator: Accelerator, backbone: Path, folder: Path) -> No
 def other_examples(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
     """Processes that were given different examples say so before they train."""
     with pytest.raises(ValueError, match="the processes that train dpr have different examples"):
-        signature(build("dpr", backbone), {}, EXAMPLES[accelerator.process_index :], accelerator)
+        signature(build("dpr", backbone), {}, EXAMPLES[accelerator.process_index :], folder, accelerator)
 
 
 def apart(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
