@@ -115,9 +115,10 @@ def main(settings: Settings) -> None:
         )
         for checkpoint in ["", *settings.checkpoints]:
             file = Path(settings.output) / folder_name(name) / f"{title(checkpoint)}.json"
+            named = {"checkpoint": checkpoint} if checkpoint else {}
             kept = {
                 "checkpoint": checkpoint,
-                **script.content(**({"checkpoint": checkpoint} if checkpoint else {})),
+                **script.content(**named),
                 "collection": collection.fingerprint,  # of all documents, also if a sample is measured
                 "documents": len(collection.corpus),
                 "queries": list(split.queries),
@@ -131,7 +132,7 @@ def main(settings: Settings) -> None:
                     missing.append(f"{title(checkpoint)} on {folder_name(name)}: {told(error)}")
                     console.print(f"Left out: {missing[-1]}")
                     continue
-                known = kept | {"values": values}
+                known = kept | script.content(**named) | {"values": values}
                 write_json(file, known)
             results[folder_name(name), title(checkpoint)] = known["values"]
     summary = f"Exact search of {'; '.join(counts)}."

@@ -9,8 +9,8 @@ the query's settings are not included, so XTR can search what ColBERT stored.
 import hashlib
 import inspect
 import json
-import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from paradigms.encoder.backbone import configuration, without_adapters
 from paradigms.encoder.tokenizing import tokenizer_state
 from paradigms.encoder.towers import Encoder, TwoTowers
-from paradigms.encoder.weights import Watch
+from paradigms.encoder.weights import state_of
 from paradigms.io.checks import differences
 from paradigms.io.manifest import sha256
 from paradigms.io.plugins import plugin_of
@@ -34,32 +34,27 @@ their fields."""
 class Known(NamedTuple):
     """What an encoder's weights and tokenizer were when its identity was computed."""
 
-    watch: Watch
-    state: tuple[Any, ...]
+    state: tuple[Any, ...]  # holds no weights, or those of a model that moved to a GPU would stay
     sketch: Any
     made: Identity
-
-    def current(self, tensors: list[Tensor], sketch: Any) -> bool:
-        same = len(tensors) == len(self.watch.tensors) and all(map(operator.is_, tensors, self.watch.tensors))
-        return same and sketch == self.sketch and self.state == self.watch.state()
 
 
 _known: WeakKeyDictionary[nn.Module, Known] = WeakKeyDictionary()
 
 
-def identity(encoder: Encoder) -> Identity:
+def identity(encoder: Encoder, *, anew: bool = False) -> Identity:
     """Return what makes the encoder's document vectors.
 
-    The result is cached until the weights, as `encoder.weights.Watch` sees them, or the tokenizer change.
+    The result is cached until the weights, as `encoder.weights.state_of` sees them, or the tokenizer change.
+    anew: read all weights, as before the identity is recorded.
     """
     document = encoder.of("document") if isinstance(encoder, TwoTowers) else encoder
-    tensors = [*document.parameters(), *document.buffers()]
+    state = state_of(chain(document.parameters(), document.buffers()))
     sketch = _sketch(document.tokenizer)
     known = _known.get(document)
-    if known is None or not known.current(tensors, sketch):
+    if anew or known is None or (known.state, known.sketch) != (state, sketch):
         made = {"weights": weights_of(document)} | design_of(document)
-        watch = Watch(tensors)
-        known = _known[document] = Known(watch, watch.state(), sketch, made)
+        known = _known[document] = Known(state, sketch, made)
     return known.made | {"settings": _json(document.document_settings())}
 
 
@@ -71,8 +66,13 @@ def weights_of(module: nn.Module) -> str:
     """
     weights = module.state_dict()
     adapted = any(".lora_" in name for name in weights)
+    return checksum_of((without_adapters(module) if adapted else weights).values())
+
+
+def checksum_of(weights: Iterable[Tensor]) -> str:
+    """Return the SHA-256 of the numbers of all weights, in order."""
     checksum = hashlib.sha256()
-    for weight in (without_adapters(module) if adapted else weights).values():
+    for weight in weights:
         checksum.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return checksum.hexdigest()
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from copy import deepcopy
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from paradigms.identity import differing, identity
 from paradigms.io.checks import differences
 from paradigms.retrieve import Indexed
 from paradigms.train.fit import keep_states
+from paradigms.train.state import note_moved, start_of
 from tests.near import same_run
 from tests.tiny import FAMILIES, write_checkpoint
 
@@ -149,12 +151,46 @@ def test_states_of_frozen_layers_follow_configuration_and_weights(tiny_bert, tmp
     assert (changed - alone.encode_documents(texts).vectors).abs().max() < 1e-2
 
 
+def test_states_of_frozen_layers_follow_the_weights_of_a_copy(tiny_bert, tmp_path):
+    model, texts = built("dpr", tiny_bert), list(TEXTS.values())
+    keep_states(model, 1, tmp_path / "states", {"document": texts}, Accelerator(cpu=True))
+    average, alone = deepcopy(model), built("dpr", tiny_bert)
+    for other in (average, alone):
+        for weight in other.parameters():
+            weight.data.mul_(1.5)
+    vectors = [other.encode_documents(texts).vectors for other in (average, alone)]
+    assert (vectors[0] - vectors[1]).abs().max() < 1e-2
+    assert (vectors[0] - model.encode_documents(texts).vectors).abs().max() > 1e-2
+
+
 def test_a_saved_bm25_is_of_its_texts(tmp_path):
     BM25(TEXTS).save(tmp_path / "bm25")
     for texts in (TEXTS | {"cat": "a dog"}, dict(zip(TEXTS, reversed(TEXTS.values()), strict=True))):
         with pytest.raises(ValueError, match="indexes other documents"):
             BM25.load(tmp_path / "bm25", texts)
     assert list(BM25.load(tmp_path / "bm25", TEXTS).search({"q": "cat"})["q"]) == ["cat"]
+
+
+def test_the_start_of_a_training_is_what_files_hold(tiny_bert, tmp_path):
+    """Heads that are drawn without a seed do not count; other weights do, and heads that were read."""
+
+    def start(model):
+        return start_of(model, tmp_path)
+
+    drawn = [PARADIGMS["colbert"](tiny_bert, dim=8, lora_rank=2, **LENGTHS) for _ in range(2)]
+    assert start(drawn[0]) == start(drawn[1])
+    for n, model in enumerate(drawn):
+        model.save_pretrained(tmp_path / str(n))
+    saved = [load(tmp_path / str(n)) for n in (0, 0, 1)]
+    assert start(saved[0]) == start(saved[1]) != start(saved[2])
+    before = start(drawn[0])
+    next(drawn[0].encoder.backbone.parameters()).data.mul_(1.5)
+    assert start(drawn[0]) != before
+    now = start(drawn[1])
+    note_moved(drawn[1], tmp_path / "x" / "..", "the start")
+    assert start_of(drawn[1], tmp_path) == "the start"
+    next(drawn[1].parameters()).data.mul_(1.5)
+    assert start(drawn[1]) not in ("the start", now)
 
 
 class InMemory(Engine):

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from paradigms.encoder.bert import Light
 from paradigms.encoder.tokenizing import LightTokenizer
 from paradigms.io.checks import check_files, check_header, json_or_empty, naming
+from paradigms.io.manifest import sha256
 
 PATIENCE = 0.2  # seconds allowed to match a regular expression with one name
 SIZE = re.compile("layer|size|position|head|dim|width|length|d_")  # config keys that are sizes
@@ -406,7 +407,10 @@ def _spell_in_bytes(tokenizer: Any) -> None:
 
 
 def load_heads(module: nn.Module, expected: Mapping[str, Tensor], file: Path) -> None:
-    """Load the weights outside the backbone from a file. Raises ValueError unless they match `expected`."""
+    """Load the weights outside the backbone from a file. Raises ValueError unless they match `expected`.
+
+    The module's `heads_read` is then the file's checksum.
+    """
     with naming(file):
         check_header(file)
         saved = load_file(file)
@@ -416,6 +420,7 @@ def load_heads(module: nn.Module, expected: Mapping[str, Tensor], file: Path) ->
         lacking = dict(sorted(needed.items() - shapes.items()))
         raise ValueError(f"{file} holds {wrong}, but its settings need {lacking}")
     module.load_state_dict(saved, strict=False)
+    module.__dict__["heads_read"] = sha256(file)
 
 
 def add_adapters(backbone: Any, rank: int, targets: str = "all-linear", *, dora: bool = False) -> Any:

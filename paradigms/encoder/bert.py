@@ -303,11 +303,12 @@ def fast_forward(backbone: nn.Module, precision: str) -> Forward | None:
     theirs = type(backbone).__name__ == "BertModel" and type(backbone).__module__ == TRANSFORMERS
     if not (light or theirs) or backbone.training or torch.is_grad_enabled():
         return None
+    if not light and not (backbone.device.type == "cpu" and supported(backbone.config)):
+        _kept.pop(backbone, None)  # it holds the weights that were on the CPU
+        return None
     known = _kept.get(backbone)
     if known is None or not known.current():
         known = _kept[backbone] = Kept(backbone)
-    if not light and not (known.weights.tensors[0].device.type == "cpu" and supported(backbone.config)):
-        return None
     if precision not in known.passes:
         known.add(backbone, precision)
     return known.passes[precision]

@@ -82,7 +82,7 @@ class SplitBackbone:
         """Compute the backbone's first output (hidden states or MLM logits), or read it from `outputs`."""
         if self.outputs is None or batch.types is not None:
             return self.upper(self.lower(batch), batch)
-        return self.outputs.find(batch, self.untrained)
+        return self.outputs.find(batch, self.untrained, self.backbone.parameters())
 
     def untrained(self, batch: Batch) -> Float[Tensor, "x l v"]:
         """Compute `hidden` for `outputs`, without gradients and dropout."""
@@ -94,7 +94,7 @@ class SplitBackbone:
         """Return the upper layers' input, rounded to float16, from the store if there is one."""
         if self.store is None or batch.types is not None:
             return self.compute(batch)
-        return self.store.find(batch, self.compute)
+        return self.store.find(batch, self.compute, self._lower_weights())
 
     def compute(self, batch: Batch) -> Float[Tensor, "x l w"]:
         """Compute the input of the upper layers, without rounding."""
@@ -124,11 +124,7 @@ class SplitBackbone:
     ) -> "LowerStates":
         """Read `lower`, or `hidden` if `outputs`, from `folder`. weights: those without adapters."""
         read = weights if outputs else {name: weights[name] for name in self._used & weights.keys()}
-
-        def current() -> Iterator[Tensor]:
-            named = self.backbone.named_parameters()
-            return (weight for name, weight in named if outputs or name in self._names)
-
+        current = self.backbone.parameters() if outputs else self._lower_weights()
         opened = self.outputs if outputs else self.store
         kept = kept_states(folder, self.backbone, read, current, f"{self.trained} {SCALE}", opened)
         if outputs:
@@ -136,6 +132,9 @@ class SplitBackbone:
         else:
             self.store = kept
         return kept
+
+    def _lower_weights(self) -> Iterator[Tensor]:
+        return (weight for name, weight in self.backbone.named_parameters() if name in self._names)
 
     def _run_lower(self, batch: Batch, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
         """Run the lower layers. parameters: replacements for the backbone's parameters, by name."""
@@ -152,12 +151,12 @@ class SplitBackbone:
 class LowerStates:
     """Hidden states keyed by token ids, in memory-mapped files shared by processes and training runs.
 
-    weights: returns the weights that compute the states. After they change, no state is read.
+    weights: the weights that compute the states. After they change, no state is read.
     """
 
-    def __init__(self, folder: Path, weights: Callable[[], Iterable[Tensor]] = tuple) -> None:
-        self.folder, self._weights = folder, weights
-        self._made_by = self._sample()
+    def __init__(self, folder: Path, weights: Iterable[Tensor] = ()) -> None:
+        self.folder = folder
+        self._made_by = state_of(weights)[1:]  # values; a copy on another device has the same
         self._files: set[str] = set()
         self._stored: set[bytes] = set()  # hashes of the text groups that `add` has stored
         self._rows: dict[bytes, Tensor] = {}
@@ -239,10 +238,14 @@ class LowerStates:
                     self._rows[key.tobytes()] = rows
                 self._files.add(place.name)
 
-    def find(self, batch: Batch, compute: Callable[[Batch], Tensor]) -> Float[Tensor, "x l w"]:
-        """Return the states of a batch, padded with 0; `compute` computes any missing states."""
-        # Training changes no frozen weight.
-        current = torch.is_grad_enabled() or self._sample() == self._made_by
+    def find(
+        self, batch: Batch, compute: Callable[[Batch], Tensor], weights: Iterable[Tensor] = ()
+    ) -> Float[Tensor, "x l w"]:
+        """Return the states of a batch, padded with 0; `compute` computes any missing states.
+
+        weights: the current weights that compute the states; training changes none of them.
+        """
+        current = torch.is_grad_enabled() or state_of(weights)[1:] == self._made_by
         rows = [self._rows.get(key) if current else None for key in keys(batch)]
         missing = [n for n, row in enumerate(rows) if row is None]
         device, width = batch.input_ids.device, batch.input_ids.shape[1]
@@ -257,10 +260,6 @@ class LowerStates:
             places = torch.tensor(missing, device=device)
             states[places] = scaled(compute(batch.some(places, width))).float()
         return states / SCALE
-
-    def _sample(self) -> tuple[Any, ...]:
-        """Return values of the weights; a copy on another device has the same."""
-        return state_of(self._weights())[1:]
 
     def _write(self, name: str, held: list[bytes], rows: list[Tensor], texts: bytes) -> None:
         with torch.autocast(rows[0].device.type, enabled=False):  # autocast cannot join float16 on a CPU
@@ -285,14 +284,14 @@ def kept_states(
     folder: Path,
     module: nn.Module,
     weights: Mapping[str, Tensor],
-    current: Callable[[], Iterable[Tensor]],
+    current: Iterable[Tensor],
     how: str = "",
     opened: LowerStates | None = None,
 ) -> LowerStates:
     """Open the states of a module in a subfolder named after everything that makes them.
 
-    weights: the weights that make the states, by name. current: returns the same weights in the module. how:
-    other settings that change the states. opened: returned if it holds the same states.
+    weights: the weights that make the states, by name. current: the same weights in the module. how: other
+    settings that change the states. opened: returned if it holds the same states.
     """
     made = sorted(configuration(module).items())  # a model with adapters and its merged copy have the same
     digest = hashlib.sha256(f"{how} {precision(next(module.parameters()).device)} {made}".encode())

@@ -127,7 +127,7 @@ def hand_over(
     """
     store.check(model)
     check_maxima(model, engine)
-    engine.claim(identity(model.encoder))
+    engine.claim(identity(model.encoder, anew=True))
     count, wanted = 0, np.arange(len(store.ids)) if rows is None else np.asarray(rows, np.int64)
     wanted = wanted[store.living[wanted]]
     with progress_bar(progress) as bar:

@@ -223,7 +223,8 @@ class Generative(Trainable):
     def begin(self, sources: Batch) -> tuple[Float[Tensor, "b j h"], Memory]:
         """Return Q, the queries' encoder states, and the memory for decoding."""
         if self.states is not None:
-            states = self.states.find(sources, lambda missing: self.encode(missing).half())
+            weights = self.encoder.parameters()
+            states = self.states.find(sources, lambda missing: self.encode(missing).half(), weights)
         else:
             states = self.encode(sources)
         return states, remember(self.decoder, states, sources.attention_mask.bool())
@@ -240,7 +241,7 @@ class Generative(Trainable):
         """
         if not self.settings.frozen:
             raise ValueError(f"{self.name} trains its encoder, so its states change")
-        self.states = kept_states(folder, self.encoder, self.encoder.state_dict(), self.encoder.parameters)
+        self.states = kept_states(folder, self.encoder, self.encoder.state_dict(), self.encoder.parameters())
         return self.states
 
     def embed(self, ids: Int[Tensor, "*x"]) -> Float[Tensor, "*x h"]:

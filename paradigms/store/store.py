@@ -135,7 +135,7 @@ class Store:
                 launch=launch,
                 advance=lambda n: bar.advance(task, n),
                 paradigm=paradigm.recipe.name,
-                identity=identity(paradigm.encoder),
+                identity=identity(paradigm.encoder, anew=True),
                 dim=paradigm.encoder.dim,
                 fields=fields_of(paradigm),
                 count=count,

@@ -17,6 +17,7 @@ from accelerate import Accelerator
 from accelerate.utils import send_to_device
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
 
@@ -304,6 +305,9 @@ class _Run:
                 self.optimizer.step()
                 self.optimizer.zero_grad()
                 torch.clear_autocast_cache()  # an outer autocast would otherwise reuse old weights
+        for group in self.optimizer.param_groups:
+            # Fused AdamW does not increment versions, which show changes of few rows, as of the embeddings.
+            increment_version(group["params"])
         self.state.seconds += time.perf_counter() - began
         if _due(step + 1, self.settings.log_every) or step == 0:
             self.read()

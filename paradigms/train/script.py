@@ -81,14 +81,17 @@ def keep_settings(settings: dict[str, Any], folder: Path, free: Names[str]) -> N
     """Write config.json. Raises SystemExit if the folder contains results made with different settings.
 
     A setting that names a file, folder or collection may have another value if its `content`, or the
-    collection's "fingerprint", is among the settings. free: names of settings that may differ. A setting
+    collection's "fingerprint", is the same. A content that config.json lacks, such as that of a checkpoint
+    which was downloaded later, is not compared. free: names of settings that may differ. Another setting
     missing from config.json because it was introduced later counts as different only if its current value is
     true or non-empty.
     """
     file = folder / "config.json"
     if file.is_file() and any(entry.name not in BEFORE_RESULTS for entry in folder.iterdir()):
         old = parse_json(file.read_text(encoding="utf-8"), str(file))
-        free = {*free, *(k for k in settings if f"content of {k}" in settings)}
+        contents = {f"content of {name}": name for name in settings}.items()
+        free = {*free, *(name for content, name in contents if content in settings.keys() & old.keys())}
+        free |= {content for content, _ in contents if content not in old}
         free |= {"collection"} if "fingerprint" in settings else set()
         named = settings.keys() - free
         changed = differences({k: old[k] for k in named & old.keys()}, {k: settings[k] for k in named})
@@ -110,12 +113,17 @@ def checksum(path: Path) -> str:
 
 
 def content(**paths: str) -> dict[str, str]:
-    """Return checksums of the given files, folders and checkpoints of the hub, except any that do not exist.
+    """Return what identifies the given files, folders and checkpoints of the hub, without missing ones.
 
-    A checkpoint of the hub is the one in the local cache.
+    This is the checksum of a file or folder, and the commit of a checkpoint of the hub in the local cache.
     """
-    places = {n: Path(p) if Path(p).exists() else cached(p) for n, p in paths.items()}
-    return {f"content of {name}": checksum(place) for name, place in places.items() if place}
+    contents = {}
+    for name, path in paths.items():
+        if Path(path).exists():
+            contents[f"content of {name}"] = checksum(Path(path))
+        elif snapshot := cached(path):
+            contents[f"content of {name}"] = snapshot.name
+    return contents
 
 
 def open_collection(name: str, documents: int | None, console: Console) -> Collection:

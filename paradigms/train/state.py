@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from paradigms.encoder.weights import state_of
-from paradigms.identity import design_of, differing, weights_of
+from paradigms.identity import checksum_of, design_of, differing
 from paradigms.io.files import atomic_folder, flush, locked, settle, sweep, write_json
 from paradigms.model import Trainable
 from paradigms.train import checkpoint
@@ -29,26 +29,36 @@ Result = TypeVar("Result")
 TOLD = (OSError, ValueError, FloatingPointError, KeyError, SystemExit)
 
 
-# The models that runs of this process have moved: the folder, the weights' state when the run ended, and the
-# checksum of the weights with which it began.
+# The models that runs of this process have moved: the folder, values of the weights when the run ended, and
+# the checksum of the weights with which it began.
 _moved: WeakKeyDictionary[Trainable, tuple[Path, tuple[Any, ...], str]] = WeakKeyDictionary()
 
 
 def start_of(paradigm: Trainable, folder: Path) -> str:
-    """Return the checksum of the weights with which a run in `folder` begins.
+    """Return a checksum of the weights with which a run in `folder` begins, as far as they come from files.
 
-    A model that an interrupted run in the same folder has left counts as the model with which it began.
+    Heads and adapters that are drawn at random are left out: without a seed, each process draws others, and
+    a checkpoint replaces them. A model that an interrupted run in the same folder has left counts as the
+    model with which it began.
     """
     last = _moved.get(paradigm)
-    if last is not None and last[:2] == (folder, state_of(paradigm.parameters())):
+    if last is not None and last[:2] == _place(paradigm, folder):
         return last[2]
-    return weights_of(paradigm)
+    named = paradigm.state_dict().items()
+    read = (weight for name, weight in named if "backbone" in name.split(".") and ".lora_" not in name)
+    heads = "".join(getattr(module, "heads_read", "") for module in paradigm.modules())
+    return hashlib.sha256(f"{checksum_of(read)} {heads}".encode()).hexdigest()
 
 
 def note_moved(paradigm: Trainable, folder: Path, start: str) -> None:
     """Remember a model that a run in `folder` leaves, for `start_of`."""
     if not isinstance(paradigm, FSDPModule):
-        _moved[paradigm] = folder, state_of(paradigm.parameters()), start
+        _moved[paradigm] = *_place(paradigm, folder), start
+
+
+def _place(paradigm: Trainable, folder: Path) -> tuple[Path, tuple[Any, ...]]:
+    """Return the folder, and values of the weights, which a model that moves to another device keeps."""
+    return folder.resolve(), state_of(paradigm.parameters())[1:]
 
 
 def signature(
