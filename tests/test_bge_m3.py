@@ -99,6 +99,13 @@ def model(folder: Path) -> Paradigm:
     return opened(folder)
 
 
+def test_weights_may_have_16_bits(model: Paradigm):
+    """The terms' weights are computed in float32, whatever the type of the layers before."""
+    low = copy.deepcopy(model).bfloat16()
+    found, wanted = (m.score(m.encode_documents(DOCUMENTS), m.encode_queries(QUERIES)) for m in (low, model))
+    assert_within_rounding(found, wanted, torch.bfloat16, 2 * 8, scale=2)
+
+
 def opened(folder: Path) -> Paradigm:
     model = paradigms.load(folder, pickled=True)
     settings = model.encoder.settings

@@ -240,7 +240,11 @@ class BM25:
             raise FileNotFoundError(f"{folder} holds no saved BM25 index (no settings.json)")
         with naming(folder):
             settings = read_json(file)
-            ids, texts = settings.pop("ids"), settings.pop("texts", "")
+            ids, texts = settings.pop("ids"), settings.pop("texts", None)
+            if texts is None:
+                raise ValueError(
+                    "an older version saved it, without a checksum of the texts: index them anew"
+                )
             if ids != corpus.ids or texts != _checksum(corpus):
                 raise ValueError(f"it indexes other documents than these {len(corpus):,}: index these anew")
             index = bm25s.BM25.load(folder, show_progress=False, allow_pickle=False)

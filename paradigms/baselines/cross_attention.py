@@ -212,7 +212,7 @@ class SequenceClassifier(CrossAttention):
         self.length = min(LONGEST, most_positions(self.model) or LONGEST, self.tokenizer.model_max_length)
         for layer in self.model.modules():
             if isinstance(layer, nn.Linear) and layer.out_features == 1:
-                layer.register_forward_hook(lambda last, states, _: scores_of(last, *states))
+                layer.register_forward_hook(_scores)
 
     def description(self) -> dict[str, Any]:
         return {"name": NAME, "classifier": self.model.config.model_type, "length": self.length}
@@ -239,6 +239,10 @@ class SequenceClassifier(CrossAttention):
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "SequenceClassifier":
         return cls(folder)
+
+
+def _scores(layer: nn.Linear, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+    return scores_of(layer, *inputs)
 
 
 def is_classifier(name: str | Path) -> bool:

@@ -188,9 +188,9 @@ def update(folder: Path, made: Made, rows: Iterable[Document], paradigm: Paradig
     Raises ValueError if another model made the index, and FileExistsError if the source is not the former one
     and has less than half of its documents.
     """
-    store = open_index(folder / INDEX).store
     fresh = folder / FRESH
     try:
+        store = open_index(folder / INDEX).store
         store.check(paradigm)
     except ValueError as error:
         raise ValueError(f"{error} (--anew discards it)") from None

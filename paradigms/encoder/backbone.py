@@ -264,8 +264,12 @@ def load_model(kind: Any, name: str | Path, optional: str = "\0") -> Any:
         )
     for part in model.modules():
         if type(part).__name__ == "XmodAdapter":  # whose output is assigned to rows of its input's type
-            part.register_forward_hook(lambda _, states, output: output.to(states[0].dtype))
+            part.register_forward_hook(_to_type_of_inputs)
     return model
+
+
+def _to_type_of_inputs(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+    return output.to(inputs[0].dtype)
 
 
 def _check_config(folder: Path) -> None:

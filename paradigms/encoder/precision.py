@@ -102,4 +102,6 @@ def product_precision(device: torch.device) -> str:
 def scores_of(layer: nn.Linear, x: Tensor) -> Tensor:
     """Apply the last layer of a score in float32 or wider, even under autocast: 16 bits tie close scores."""
     with torch.autocast(x.device.type, enabled=False):
-        return nn.functional.linear(at_least_float32(x), layer.weight, layer.bias)
+        x = at_least_float32(x)
+        bias = None if layer.bias is None else layer.bias.to(x.dtype)
+        return nn.functional.linear(x, layer.weight.to(x.dtype), bias)

@@ -4,7 +4,7 @@ Encoders of different paradigms differ only in settings.
 """
 
 import string
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -144,12 +144,19 @@ class InputFormat(NamedTuple):
     at: int  # position of the marker: after [CLS] or <s>
 
 
-def settings_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+def settings_fields(values: Mapping[str, Any], vocabulary: Callable[[], Container[str]]) -> dict[str, Any]:
     """Convert the values in an encoder.json to settings.
 
-    `vectors` was formerly called `first`; `skip_exact` said that `skip` lists tokens, now `skip_tokens`.
+    `vectors` was formerly called `first`. Before there were prompts, a marker that the vocabulary lacks was
+    one, and `skip_exact` said that `skip` lists tokens, some of which the vocabulary may lack.
     """
     renewed = {"vectors" if name == "first" else name: value for name, value in values.items()}
+    if "query_prompt" in renewed:
+        return renewed
+    known = vocabulary()
     if renewed.pop("skip_exact", False):
-        renewed |= {"skip": "", "skip_tokens": " ".join(renewed["skip"])}
+        renewed |= {"skip": "", "skip_tokens": " ".join(token for token in renewed["skip"] if token in known)}
+    for side in SIDES:
+        if (marker := renewed.get(f"{side}_marker", "")) not in known:
+            renewed |= {f"{side}_marker": "", f"{side}_prompt": marker}
     return renewed

@@ -375,10 +375,11 @@ class TextEncoder(nn.Module):
         weights do not fit the settings.
         """
         kind = encoder_class(json_or_empty(folder / "encoder.json").get("encoder", "text"))
-        settings = read_settings(kind.Settings, folder / "encoder.json", settings_fields)
         config, file = folder / "backbone" / "config.json", folder / "heads.safetensors"
-        for needed in (config, file):
+        for needed in (folder / "encoder.json", config, file):
             require(needed, folder)
+        renewed = partial(settings_fields, vocabulary=lambda: load_tokenizer(config.parent).get_vocab())
+        settings = read_settings(kind.Settings, folder / "encoder.json", renewed)
         encoder = kind(config.parent, settings)
         load_heads(encoder, encoder._heads(), file)
         return encoder

@@ -8,6 +8,7 @@ from typing import Any
 
 import psutil
 import torch
+from accelerate.commands.config import default_config_file, load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 
 from paradigms.encoder.precision import AUTO, VARIABLE
@@ -46,8 +47,8 @@ def wrong_processes() -> str:
     """Describe what is wrong with the launched processes, or return "".
 
     Processes for GPUs on a machine without one would train on the CPU, each as if it were alone. For a CPU,
-    `accelerate launch --num_processes 2` starts one process, and tells it an address but no rank. A launch of
-    one process without a configuration sets no LOCAL_RANK; it uses a GPU or the CPU.
+    `accelerate launch --num_processes 2` starts one process, and tells it no rank. A launch of one process
+    without a configuration sets no LOCAL_RANK; it uses a GPU or the CPU.
     """
     cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("true", "1")
     if not cpu and not torch.accelerator.is_available() and "LOCAL_RANK" in os.environ:
@@ -55,12 +56,20 @@ def wrong_processes() -> str:
             "accelerate launch is configured for GPUs, and torch finds none on this machine: launch one "
             f"process without --config_file, or {ON_CPU}"
         )
-    if {"ACCELERATE_DYNAMO_BACKEND", "MASTER_ADDR"} <= os.environ.keys() and not {*RANKS} & os.environ.keys():
+    if "ACCELERATE_DYNAMO_BACKEND" in os.environ and not {*RANKS} & os.environ.keys() and several_asked():
         return (
             "accelerate launch was asked for several processes (--num_processes) and started one: launch one "
             f"for each GPU with --config_file experiments/configs/gpus.yaml, or {ON_CPU}"
         )
     return ""
+
+
+def several_asked() -> bool:
+    """Return whether `accelerate launch` was asked for several processes, by flags or a configuration."""
+    flags = launcher_flags()
+    file = Path(flags.get("config_file") or ("" if "cpu" in flags else default_config_file))
+    asked = (vars(load_config_from_file(str(file))) if file.is_file() else {}) | flags
+    return max(asked.get(name) or 1 for name in ("num_processes", "num_machines")) > 1
 
 
 def ignored(precision: str) -> str:

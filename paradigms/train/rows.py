@@ -5,13 +5,13 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
+from itertools import chain, dropwhile
 from pathlib import Path
 from typing import Any
 
 from paradigms.data import Corpus
 from paradigms.data.lines import json_object
-from paradigms.io.checks import check_text, is_blank
+from paradigms.io.checks import check_text, is_blank, parse_json
 from paradigms.io.gzipped import LONGEST, text_lines
 from paradigms.train.examples import Example
 
@@ -53,7 +53,7 @@ def examples_from_rows(rows: str | Path | Iterable[Any]) -> tuple[Corpus, list[E
 
 
 def _parsed(rows: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield rows as dicts; lines are JSON if the first one begins with "{", and else CSV."""
+    """Yield rows as dicts; lines are JSON if the first one begins with "{" or "[", and else CSV."""
     stream = iter(text_lines(rows) if isinstance(rows, str | Path) else rows)
     first = next(stream, None)
     if first is None:
@@ -61,13 +61,18 @@ def _parsed(rows: Any) -> Iterator[Mapping[str, Any]]:
     stream = chain([first], stream)
     if isinstance(first, str | bytes):
         texts = (line if isinstance(line, str) else line.decode() for line in stream)
-        header = next(texts).removeprefix("\ufeff")
+        texts = dropwhile(is_blank, texts)
+        header = next(texts, "").removeprefix("\ufeff")
         lines = chain([header], texts)
-        if header.startswith("{"):
+        if header.startswith("["):
+            stream = parse_json("".join(lines), "rows")
+        elif header.startswith("{"):
             stream = (json_object(line, f"row {n}") for n, line in enumerate(filter(str.strip, lines), 1))
         else:
             csv.field_size_limit(max(csv.field_size_limit(), LONGEST))
             stream = csv.DictReader(lines, delimiter=max(",;\t", key=header.count))
+            if not {*QUERY}.intersection(stream.fieldnames or ()):
+                raise ValueError(f"the header has none of {', '.join(QUERY)}: {header.strip()!r:.80}")
     for number, row in enumerate(stream, 1):
         if not isinstance(row, Mapping):
             raise TypeError(f"row {number} is {row!r:.80}: a dict is needed, or a line of JSON or CSV")

@@ -1,5 +1,6 @@
 """BM25: the formula, the matrix that equals the search, and every degenerate case."""
 
+import json
 import math
 import shutil
 
@@ -121,6 +122,11 @@ def test_save_and_load_give_the_same_run(tmp_path):
         BM25.load(tmp_path, CORPUS)
     with pytest.raises(ValueError, match="indexes other documents than these 5: index these anew"):
         BM25.load(tmp_path / "bm25", CORPUS.only(IDS[:5]))
+    file = tmp_path / "bm25" / "settings.json"
+    old = {name: value for name, value in json.loads(file.read_text()).items() if name != "texts"}
+    file.write_text(json.dumps(old))
+    with pytest.raises(ValueError, match="an older version saved it, without a checksum of the texts: index"):
+        BM25.load(tmp_path / "bm25", CORPUS)
 
 
 @pytest.mark.parametrize("ngrams", [1, 2])

@@ -2,6 +2,7 @@
 
 import json
 import math
+import pickle
 import shutil
 from functools import cache
 from importlib import import_module
@@ -145,6 +146,8 @@ def test_a_published_reranker_tells_scores_apart_in_16_bits(tmp_path, family):
     found = {name: model.score_texts(pairs, precision=name) for name in ("no", "bf16")}
     assert len(set(found["bf16"])) >= len(set(found["no"])) > 30
     assert_within_rounding(found["bf16"], found["no"], torch.bfloat16, 2 * 8, scale=8)
+    again = pickle.loads(pickle.dumps(model)).bfloat16()
+    assert_within_rounding(again.score_texts(pairs), found["no"], torch.bfloat16, 2 * 8, scale=8)
 
 
 def test_a_score_that_is_not_finite_is_refused(tiny_bert):

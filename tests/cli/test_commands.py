@@ -264,8 +264,13 @@ def test_a_refused_update_changes_nothing(source, models, capsys):
         "other has 1 of its 3: choose": ["other", "--model", "model", "--output", "notes.index"],
         "--anew discards it": ["notes", "--model", models["dpr"]],
         "not by this colbert (weights)": ["notes", "--model", "model"],
+        "build the index again (--anew discards it)": ["notes", "--model", "model"],
     }
     for said, command in refusals.items():
+        if "again" in said:
+            manifest = Path("notes.index/index/manifest.json")
+            manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 3}))
+            before[manifest] = manifest.read_bytes()
         if "weights" in said:
             trained = load("model")
             with torch.no_grad():

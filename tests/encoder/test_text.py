@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from transformers import (
 from paradigms import PARADIGMS
 from paradigms.encoder import backbone
 from paradigms.encoder.precision import autocast
-from paradigms.encoder.settings import settings_fields
 from paradigms.encoder.text import EncoderSettings, Side, TextEncoder
 from tests import needs
 from tests.near import assert_same, assert_within_rounding
@@ -262,10 +262,18 @@ def test_settings_that_make_no_sense(tiny_bert, settings, message):
         encoder(tiny_bert, **settings)
 
 
-def test_a_skip_list_of_an_older_version_is_read():
-    old = {"first": 3, "skip": ".,", "skip_exact": True}
-    assert settings_fields(old) == {"vectors": 3, "skip": "", "skip_tokens": ". ,"}
-    assert settings_fields(old | {"skip_exact": False}) == {"vectors": 3, "skip": ".,"}
+@pytest.mark.parametrize("exact", [True, False])
+def test_settings_of_an_older_version_are_read(tiny_bert, tmp_path, exact):
+    model = encoder(tiny_bert, query_prompt="ask: ", document_marker="[unused0]", skip=".,")
+    model.save(tmp_path, merged=False)
+    values = json.loads((tmp_path / "encoder.json").read_text())
+    for name in ("query_prompt", "document_prompt", "skip_tokens"):
+        del values[name]
+    old = {"query_marker": "ask: ", "skip": ".☃,", "skip_exact": exact, "first": values.pop("vectors")}
+    (tmp_path / "encoder.json").write_text(json.dumps(values | old))
+    loaded = TextEncoder.load(tmp_path).settings
+    skip = {"skip": "", "skip_tokens": ". ,"} if exact else {"skip": ".☃,"}
+    assert loaded == replace(model.settings, **skip)
 
 
 SHIFTED = ["XLMRoberta", "MPNet", "Camembert", "Xmod", "Longformer", "Data2VecText"]

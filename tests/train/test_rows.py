@@ -85,6 +85,13 @@ def test_rows_are_read_from_lines(tmp_path, write, delimiter, given):
     assert (second.query, second.positive, second.negatives) == ("restore a file", 2, ())
 
 
+@pytest.mark.parametrize("before", ["", "\n", "\ufeff \r\n\n"])
+@pytest.mark.parametrize("write", [as_json, as_csv, lambda _: json.dumps(PAIRS, indent=1)])
+def test_blank_lines_may_come_first_and_rows_may_be_an_array(write, before):
+    corpus, (first, _) = examples_from_rows((before + write(",")).splitlines(keepends=True))
+    assert (len(corpus), first.query) == (3, "renew it")
+
+
 @pytest.mark.parametrize("empty", [None, "", " \u200b", math.nan])
 def test_an_empty_cell_is_no_negative(empty):
     row = {"query": "q", "positive": "p", "negative": empty, "negatives": ["n", empty], "scores": empty}
@@ -153,6 +160,10 @@ def test_wrong_rows_are_named(row, error, message):
         (['{"query": "q", "document": "d"}\n', "{\n"], "row 2: bad JSON"),
         (["query,document\n", "q,d,e\n"], "row 1 has more cells than the header"),
         (["query,document\n", "q\n"], "document of row 1 is None"),
+        (["q,document\n"], "the header has none of query, anchor, question: 'q,document'"),
+        (["\n"], "the header has none of query"),
+        (['[{"query": "q"\n'], "rows: bad JSON"),
+        (['[["q", "d"]]\n'], r"row 1 is \['q', 'd'\]: a dict is needed"),
     ],
 )
 def test_wrong_lines_are_named(lines, message):

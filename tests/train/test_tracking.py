@@ -79,6 +79,16 @@ AS_LAUNCHED = {"ACCELERATE_DYNAMO_BACKEND": "NO", "ACCELERATE_MIXED_PRECISION": 
 GPUS, ONE = "configured for GPUs", "started one"
 
 
+def launched_by(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a command appear as the parent of this process."""
+
+    class Process:
+        def parents(self) -> list[Any]:
+            return [SimpleNamespace(cmdline=lambda line=line: line) for line in (["sh"], words, ["init"])]
+
+    monkeypatch.setattr(launcher.psutil, "Process", Process)
+
+
 @pytest.mark.parametrize(
     ("environment", "refused"),
     [
@@ -88,8 +98,7 @@ GPUS, ONE = "configured for GPUs", "started one"
         ({"ACCELERATE_USE_CPU": "False"}, ""),  # as accelerate launch without a configuration
         ({}, ""),
         ({"MASTER_ADDR": "host"}, ""),  # as a cluster
-        (AS_LAUNCHED | {"MASTER_ADDR": "127.0.0.1"}, ONE),  # as --cpu --num_processes 2
-        (AS_LAUNCHED | {"MASTER_ADDR": "127.0.0.1", "OMPI_COMM_WORLD_RANK": "0"}, ""),
+        (AS_LAUNCHED | {"MASTER_ADDR": "host"}, ""),  # as accelerate launch on a cluster
         (AS_LAUNCHED | {"ACCELERATE_MIXED_PRECISION": "bf16"}, "--precision is auto: set --precision bf16"),
         ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, "ACCUMULATION_STEPS=4, which this script would"),
         ({"ACCELERATE_USE_DEEPSPEED": "true"}, "ACCELERATE_USE_DEEPSPEED=true"),
@@ -123,10 +132,36 @@ def test_a_launch_that_a_script_would_not_follow_is_refused(environment, refused
 def test_flags_that_accelerate_keeps_to_itself_are_refused_too(how, flags, precision, refused, monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
     words = f"python {how} {flags} experiments/train.py --mixed_precision x --paradigm dpr".split()
-
-    class Parent:
-        def parents(self) -> list[Any]:
-            return [SimpleNamespace(cmdline=lambda words=words: words) for words in (["sh"], words, ["init"])]
-
-    monkeypatch.setattr(launcher.psutil, "Process", Parent)
+    launched_by(words, monkeypatch)
     assert launcher.ignored(precision).count(refused or "x") == bool(refused)
+
+
+@pytest.mark.parametrize(
+    ("flags", "configured", "ranked", "refused"),
+    [
+        ("--cpu --num_processes 2", "", False, ONE),
+        ("--cpu --num_processes 2", "", True, ""),  # as under mpirun
+        ("--num_machines 2", "", False, ONE),
+        ("--cpu --num_processes 1", "", False, ""),
+        ("", "", False, ""),
+        ("--config_file FILE", "num_processes: 2", False, ONE),
+        ("--config_file FILE --num_processes 1", "num_processes: 2", False, ""),
+        ("", "num_processes: 2", False, ONE),  # as `accelerate config` writes
+        ("--cpu", "num_processes: 2", False, ""),  # accelerate then reads no configuration
+    ],
+)
+def test_several_processes_that_became_one_are_refused(
+    flags, configured, ranked, refused, tmp_path, monkeypatch
+):
+    """A launcher of one process passes the address on that a cluster has set."""
+    file = tmp_path / "launch.yaml"
+    if configured:
+        file.write_text(f"distributed_type: MULTI_CPU\n{configured}\n")
+    monkeypatch.setattr(launcher, "default_config_file", str(file))
+    launched_by(f"accelerate launch {flags} train.py".replace("FILE", str(file)).split(), monkeypatch)
+    for name in launcher.RANKS:
+        monkeypatch.delenv(name, raising=False)
+    environment = AS_LAUNCHED | {"MASTER_ADDR": "host", "ACCELERATE_USE_CPU": "true"}
+    for name, value in (environment | ({"PMI_RANK": "0"} if ranked else {})).items():
+        monkeypatch.setenv(name, value)
+    assert launcher.wrong_processes().count(ONE) == bool(refused)
