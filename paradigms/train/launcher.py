@@ -104,5 +104,5 @@ def launcher_flags() -> dict[str, Any]:
                 command = Path(word).name == "accelerate" and words[n + 1 : n + 2] == ["launch"]
                 if command or Path(word).name in ("accelerate-launch", "accelerate.commands.launch"):
                     given = launch_command_parser().parse_args(words[n + 1 + command :])
-                    return {name: getattr(given, name) for name in given.nondefault}
+                    return {name: getattr(given, name) for name in sorted(given.nondefault)}
     return {}

@@ -60,8 +60,8 @@ def _parsed(rows: Any) -> Iterator[Mapping[str, Any]]:
         return
     stream = chain([first], stream)
     if isinstance(first, str | bytes):
-        texts = (line if isinstance(line, str) else line.decode() for line in stream)
-        texts = dropwhile(is_blank, texts)
+        decoded = (line if isinstance(line, str) else line.decode() for line in stream)
+        texts = dropwhile(is_blank, decoded)
         header = next(texts, "").removeprefix("\ufeff")
         lines = chain([header], texts)
         if header.startswith("["):
