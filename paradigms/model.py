@@ -58,9 +58,13 @@ READS = {
 
 
 def _begin_child() -> None:
-    """Make a forked process compute with one thread: OpenMP would wait for threads, which no fork copies."""
+    """Make a forked process compute with one thread if its parent has computed (`Trainable.evaluating`).
+
+    OpenMP's threads have then begun, and it would wait for them in the child, although no fork copies them.
+    """
     EVALUATING.release()
-    torch.set_num_threads(1)
+    if Trainable.evaluated:
+        torch.set_num_threads(1)
 
 
 # A fork waits until no other thread encodes, as it would copy the locks that libraries hold meanwhile.
@@ -71,6 +75,8 @@ os.register_at_fork(
 
 class Trainable(nn.Module, ABC):
     """The interface that the training loop requires of a model."""
+
+    evaluated = False  # whether this process, or one that it was forked from, has entered `evaluating`
 
     @property
     @abstractmethod
@@ -128,8 +134,13 @@ class Trainable(nn.Module, ABC):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Disable dropout within this context, which only one thread at a time can enter."""
+        """Disable dropout within this context, which only one thread at a time can enter.
+
+        A fork waits until no other thread is in it. Processes that are forked after a first context compute
+        with one thread.
+        """
         with EVALUATING:
+            Trainable.evaluated = True
             # Not only the model's mode, because models with other alignments share the encoder.
             training = [module for module in self.modules() if module.training]
             for module in training:

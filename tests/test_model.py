@@ -230,8 +230,16 @@ def test_score_is_rel_and_interact_shows_its_parts(tiny_bert, name):
     assert math.isfinite(scores.sum().item())
 
 
+def threads_of_a_fork() -> int:
+    child = os.fork()
+    if not child:
+        os._exit(torch.get_num_threads())
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 def encode_in_a_fork(folder: Path) -> None:
     torch.set_num_threads(2)
+    assert threads_of_a_fork() == 2  # nothing has been computed
     torch.ones(1 << 20).exp()  # starts OpenMP's second thread, which no fork has
     paradigm, entered = PARADIGMS["colbert"](folder).double().eval(), threading.Event()
     wanted = paradigm.encode_documents(DOCUMENTS)
@@ -252,6 +260,7 @@ def encode_in_a_fork(folder: Path) -> None:
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert torch.get_num_threads() == 2
+    assert threads_of_a_fork() == 1
     thread.join()
 
 

@@ -22,7 +22,7 @@ from paradigms.recipe import Recipe
 from paradigms.retrieve import Fused, Indexed, Passages, Reranking
 from paradigms.retrieve.wrappers import Wrapper
 
-MOST = Cost(1 << 29, 10**11)  # of a request: 512 MiB, about 6 seconds of one core
+MOST = Cost(1 << 29, 10**11)  # of a step of a request: 512 MiB, about 6 seconds of one core
 ANSWER = 1 << 24  # bytes of an answer
 NUMBER = 22  # bytes of a number in JSON
 SPECIAL = 8  # special tokens of a text and its marker
@@ -32,9 +32,14 @@ def check_cost(cost: Cost, allowed: Cost) -> None:
     """Raise ValueError, naming both, if a cost is larger than what is allowed."""
     if cost.bytes > allowed.bytes or cost.operations > allowed.operations:
         raise ValueError(
-            f"the request takes up to {_named(cost)}, and {_named(allowed)} are allowed: "
-            "ask for fewer queries or documents, or for a cheaper A"
+            f"a query of the request takes up to {_named(cost)}, and {_named(allowed)} are allowed: "
+            "ask for fewer documents, or for a cheaper A"
         )
+
+
+def share(cost: Cost, allowed: Cost) -> float:
+    """Return the part of what is allowed that a cost takes."""
+    return max(cost.bytes / max(1, allowed.bytes), cost.operations / max(1, allowed.operations))
 
 
 def check_answer(size: int) -> None:

@@ -14,6 +14,7 @@ from paradigms.serve.systems import View
 MOST_BYTES = 1 << 20  # maximum size of a request
 MOST_TEXTS = 256  # maximum number of texts in a request
 MOST_CHARACTERS = 100_000  # maximum length of a text
+MOST_DOCUMENTS = 1000  # maximum number of documents that a search returns for a query
 Asked = TypeVar("Asked", bound="Request")
 
 
@@ -73,7 +74,7 @@ class Search(Viewed):
     the title."""
 
     queries: dict[str, str]
-    k: Annotated[int, Range(1, 1000)] = 10
+    k: Annotated[int, Range(1, MOST_DOCUMENTS)] = 10
     characters: Annotated[int, Range(0, 100_000)] = 0
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import socket
 import sys
 from asyncio import FIRST_COMPLETED, ensure_future, gather, wait
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from ipaddress import ip_address
@@ -51,7 +51,8 @@ class Service:
     """Answer all requests.
 
     retrievers: name → retriever of the corpus. judged: queries with judgements, which the page lists. most:
-    what a request may cost (`serve.cost`), beside two plain searches by each system.
+    what a step of a request, which is a query by a system, may cost (`serve.cost`), beside a system's longest
+    search and explanation by its own settings, which are always allowed.
     """
 
     def __init__(
@@ -65,8 +66,13 @@ class Service:
             raise ValueError("nothing to serve: give an index, a model or BM25")
         self.systems, self.corpus, self.judged = systems_of(retrievers, corpus), corpus, judged
         self.together = Together()
-        plain = [system.searching("", CANDIDATES, View()) for system in self.systems.values()]
-        self.allowed = most + sum(plain, Cost()) * 2
+        longest = "x" * requests.MOST_CHARACTERS
+        self.allowed = {
+            name: most
+            + system.searching(longest, requests.MOST_DOCUMENTS, View())
+            + system.explaining(longest, None, View())[0]
+            for name, system in self.systems.items()
+        }
         self._longest_id = max(map(len, corpus.ids), default=0)
         self._nDCG: dict[str, dict[str, float]] = {}  # system → judged query → value
 
@@ -103,12 +109,13 @@ class Service:
         check_not_blank(asked.queries)
         view, texts = asked.view, asked.queries.values()
         chosen = self._chosen(asked.systems)
-        self._check(system.searching(text, asked.k, view) for system in chosen for text in texts)
+        for system in chosen:
+            self._check(system, (system.searching(text, asked.k, view) for text in texts))
         self._check_rows(len(chosen) * len(texts) * min(asked.k, len(self.corpus)))
 
         async def ask(system: ServedSystem) -> dict[str, Any]:
             if view.plain or system.model is None:
-                runs, seconds = await self._batched(system.search, texts, asked.k)
+                runs, seconds = await self._searched(system, texts, asked.k)
             else:
                 runs, seconds = await self._each(partial(system.ranked, text, view) for text in texts)
             by_query = {id: rows(scores, asked.k) for id, scores in zip(asked.queries, runs, strict=True)}
@@ -132,11 +139,9 @@ class Service:
         view = asked.view
         chosen = self._chosen(asked.systems)
         run = {query: dict.fromkeys(documents, 0.0) for query, documents in asked.run.items()}
-        self._check(
-            system.reranking(asked.queries.get(query, ""), len(documents), view)
-            for system in chosen
-            for query, documents in run.items()
-        )
+        sizes = [(asked.queries.get(query, ""), len(documents)) for query, documents in run.items()]
+        for system in chosen:
+            self._check(system, (system.reranking(text, size, view) for text, size in sizes))
         self._check_rows(len(chosen) * sum(map(len, run.values())))
 
         async def ask(system: ServedSystem) -> dict[str, Any]:
@@ -151,11 +156,12 @@ class Service:
 
     async def explain(self, asked: requests.Explain) -> dict[str, Any]:
         check_not_blank({"query": asked.query})
-        self.corpus.position(asked.document)
-        view = asked.view
-        costs = [system.explaining(asked.query, asked.text, view) for system in self._chosen(asked.systems)]
-        self._check(of_system for of_system, _ in costs)
-        cost.check_answer(sum(links * 2 * cost.NUMBER for _, links in costs))
+        text, view, links = self._text(asked), asked.view, 0
+        for system in self._chosen(asked.systems):
+            of_system, of_card = system.explaining(asked.query, text, view)
+            self._check(system, [of_system])
+            links += of_card
+        cost.check_answer(links * 2 * cost.NUMBER)
 
         async def ask(system: ServedSystem) -> dict[str, Any]:
             (explained, rank), seconds = await self.together.run(
@@ -171,8 +177,7 @@ class Service:
         """Return the cards from `explain` as a self-contained page, which works without the service."""
         answers = (await self.explain(asked))["systems"].values()
         cards = [card for answer in answers for card in answer.get("cards", ())]
-        text = self.corpus[self.corpus.position(asked.document)] if asked.text is None else asked.text
-        return {"html": page(cards, asked.query, text)}
+        return {"html": page(cards, asked.query, self._text(asked))}
 
     async def encode(self, asked: requests.Encode) -> dict[str, Any]:
         (system,) = self._chosen([asked.system])
@@ -181,8 +186,8 @@ class Service:
             raise ValueError(f"{system.name} does not encode texts")
         vectors = sum(cost.vectors_of(model, side, text) for text in asked.texts)
         cost.check_answer(vectors * model.encoder.dim * cost.NUMBER)
-        self._check(cost.encoding(model, side, text) for text in asked.texts)
-        encoded, seconds = await self._batched(system.encode, asked.texts, asked.side)
+        costs = [cost.encoding(model, side, text) for text in asked.texts]
+        encoded, seconds = await self._batched(system, system.encode, asked.texts, costs, side)
         return {"milliseconds": 1000 * seconds, "texts": encoded}
 
     async def differences(self, asked: requests.Differences) -> dict[str, Any]:
@@ -204,14 +209,24 @@ class Service:
         ids = list(judged.queries)
         for start in range(0, len(ids), TEXTS):
             some = ids[start : start + TEXTS]
-            ranked, _ = await self._batched(system.search, [judged.queries[id] for id in some], 10)
+            ranked, _ = await self._searched(system, [judged.queries[id] for id in some], 10)
             run |= dict(zip(some, ranked, strict=True))
         values = on_split(run, judged, [MEASURE])
         return dict(zip(values.queries, values.values[MEASURE].tolist(), strict=True))
 
-    async def _batched(self, compute: Batch, texts: Iterable[str], *settings: Any) -> tuple[list[Any], float]:
+    async def _searched(
+        self, system: ServedSystem, texts: Collection[str], k: int
+    ) -> tuple[list[Any], float]:
+        costs = [system.searching(text, k, View()) for text in texts]
+        return await self._batched(system, system.search, texts, costs, k)
+
+    async def _batched(
+        self, system: ServedSystem, compute: Batch, texts: Iterable[str], costs: Iterable[Cost], setting: Any
+    ) -> tuple[list[Any], float]:
         """Return each text's answer and the total seconds; batches are shared with other requests."""
-        answers = await gather(*(self.together.each(compute, text, *settings) for text in texts))
+        shares = [cost.share(one, self.allowed[system.name]) for one in costs]
+        each = partial(self.together.each, compute)
+        answers = await gather(*(each(*one, setting) for one in zip(texts, shares, strict=True)))
         return [answer for answer, _ in answers], sum({seconds for _, seconds in answers})
 
     async def _each(self, steps: Iterable[Callable[[], Any]]) -> tuple[list[Any], float]:
@@ -219,8 +234,13 @@ class Service:
         answers = [await self.together.run(step) for step in steps]
         return [answer for answer, _ in answers], sum(seconds for _, seconds in answers)
 
-    def _check(self, costs: Iterable[Cost]) -> None:
-        cost.check_cost(sum(costs, Cost()), self.allowed)
+    def _check(self, system: ServedSystem, steps: Iterable[Cost]) -> None:
+        for step in steps:
+            cost.check_cost(step, self.allowed[system.name])
+
+    def _text(self, asked: requests.Explain) -> str:
+        position = self.corpus.position(asked.document)
+        return self.corpus[position] if asked.text is None else asked.text
 
     def _check_rows(self, count: int) -> None:
         cost.check_answer(count * (self._longest_id + 2 * cost.NUMBER))

@@ -130,7 +130,7 @@ class ServedSystem:
         return cost.reranking(self.retriever, query, documents, recipe, not view.salience)
 
     def explaining(self, query: str, text: str | None, view: View) -> tuple[Cost, int]:
-        """Return the cost of an explanation, and the most links that it has."""
+        """Return the cost of explaining a text's score, and the most links. text: None means the longest."""
         total = self.searching(query, CANDIDATES, view) + self.reranking(query, CANDIDATES + 1, view)
         if self.model is None:
             return total, 0

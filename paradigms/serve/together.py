@@ -5,13 +5,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any, TypeVar
 
 TEXTS = 64  # maximum number of texts in a batch
 WAITING = 1024  # maximum number of waiting requests
 T = TypeVar("T")
 Batch = Callable[..., Sequence[Any]]  # (texts, *settings) -> one answer for each text
-Waiting = tuple[str, "asyncio.Future[tuple[Any, float]]"]
+Waiting = tuple[str, float, "asyncio.Future[tuple[Any, float]]"]  # a text, its share of a batch
 
 
 class Busy(Exception):
@@ -36,11 +37,14 @@ class Together:
         with self._one_more():
             return await self._run(compute)
 
-    async def each(self, compute: Batch, text: str, *settings: Any) -> tuple[Any, float]:
-        """Return a text's answer from `compute(texts, *settings)`, and its batch's duration in seconds."""
+    async def each(self, compute: Batch, text: str, share: float, *settings: Any) -> tuple[Any, float]:
+        """Return a text's answer from `compute(texts, *settings)`, and its batch's duration in seconds.
+
+        share: the part of a batch that the text takes up, at least 1 / `TEXTS`; a batch holds 1, or one text.
+        """
         future = asyncio.get_running_loop().create_future()
         with self._one_more():
-            self._texts.setdefault((compute, *settings), []).append((text, future))
+            self._texts.setdefault((compute, *settings), []).append((text, max(share, 1 / TEXTS), future))
             if self._working is None:
                 self._working = asyncio.create_task(self._work())
             answer: tuple[Any, float] = await future
@@ -71,17 +75,19 @@ class Together:
         while self._texts:
             key = next(iter(self._texts))
             waiting = self._texts.pop(key)
-            if len(waiting) > TEXTS:  # queue the rest behind other computations
-                self._texts[key] = waiting[TEXTS:]
-            await self._answer(key, waiting[:TEXTS])
+            filled = accumulate(share for _, share, _ in waiting)
+            count = max(1, sum(total <= 1 for total in filled))
+            if len(waiting) > count:  # queue the rest behind other computations
+                self._texts[key] = waiting[count:]
+            await self._answer(key, waiting[:count])
         self._working = None
 
     async def _answer(self, key: tuple[Any, ...], waiting: list[Waiting]) -> None:
         compute, *settings = key
-        waiting = [one for one in waiting if not one[1].done()]  # clients that left have cancelled
+        waiting = [one for one in waiting if not one[-1].done()]  # clients that left have cancelled
         if not waiting:
             return
-        texts = [text for text, _ in waiting]
+        texts = [text for text, *_ in waiting]
         try:
             answers, seconds = await self._run(lambda: compute(texts, *settings))
             answered = list(zip(answers, waiting, strict=True))
@@ -89,9 +95,9 @@ class Together:
             if len(waiting) > 1:  # so that only the text that causes the error fails
                 for one in waiting:
                     await self._answer(key, [one])
-            elif not (future := waiting[0][1]).done():
+            elif not (future := waiting[0][-1]).done():
                 future.set_exception(error)
             return
-        for answer, (_, future) in answered:
+        for answer, (*_, future) in answered:
             if not future.done():  # the client may have disconnected
                 future.set_result((answer, seconds))

@@ -40,6 +40,7 @@ class Likelihood(Objective):
     """
 
     reads = ("distillation",)
+    learns_alone = True  # to write its identifier
 
     def __init__(self, model: Generative, corpus: Corpus, pairs: Sequence[Pair]) -> None:
         if not pairs:

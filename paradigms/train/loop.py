@@ -221,7 +221,7 @@ def freeze(paradigm: Trainable, trained_layers: int) -> None:
 
 
 def _check_negatives(objective: Objective, s: TrainingSettings, accelerator: Accelerator) -> None:
-    """Raise ValueError if no example of the first batches has a negative; warn if some of them have none."""
+    """Raise ValueError if the first batches teach nothing without negatives; warn if any example has none."""
     size = s.batch_size
     count = alone = 0
     together = size * accelerator.num_processes
@@ -230,13 +230,14 @@ def _check_negatives(objective: Objective, s: TrainingSettings, accelerator: Acc
         examples = [objective.examples[n] for n in drawn]
         count += together
         alone += objective.without_negatives([examples[n : n + size] for n in range(0, together, size)])
-    if (alone and accelerator.is_main_process) or alone == count:
+    refused = alone == count and not objective.learns_alone
+    if refused or (alone and accelerator.is_main_process):
         what = (
             f"{alone:,} of the first {count:,} training examples of {objective.model.name} have no negative "
             f"in their batch of {together}, so ranking them teaches nothing: choose a larger batch_size, or "
             "examples with hard negatives"
         )
-        if alone == count:
+        if refused:
             raise ValueError(what)
         warnings.warn(what, RuntimeWarning, stacklevel=3)
 

@@ -143,6 +143,7 @@ class Objective(ABC):
     examples: Sequence[Any]  # with distinctive reprs: a run resumes only with the same examples
     settings = LossSettings()  # set by `configure`
     reads: Sequence[str] = ()  # the fields of `settings` that change the loss
+    learns_alone: bool = False  # whether an example without negatives teaches something
     renews: bool = False  # whether `prepare` changes what `collate` returns: no batch is made ahead
 
     def configure(self, settings: LossSettings) -> "Objective":

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import pytest
 import torch
 
-from paradigms.align import TopK
+from paradigms.align import Cost, TopK
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Corpus
 from paradigms.evaluate.measures import on_split
@@ -399,7 +399,7 @@ def test_a_batch_with_too_few_answers_is_an_error():
     async def ask():
         together = Together()
         try:
-            return await asyncio.wait_for(together.each(lambda texts: [], "fish"), 30)
+            return await asyncio.wait_for(together.each(lambda texts: [], "fish", 1.0), 30)
         finally:
             together.close()
 
@@ -462,10 +462,55 @@ def test_a_request_that_costs_too_much_is_refused_before_it_runs(retrievers, pat
         assert named in answer["error"]
         if "answer" not in answer["error"]:
             assert re.fullmatch(
-                r"the request takes up to [\d,]+ MiB and [\d.e+]+ multiply-adds, and [\d,]+ MiB and [\d.e+]+ "
-                "multiply-adds are allowed: .*",
+                r"a query of the request takes up to [\d,]+ MiB and [\d.e+]+ multiply-adds, and [\d,]+ MiB and "
+                r"[\d.e+]+ multiply-adds are allowed: .*",
                 answer["error"],
             )
+
+
+def test_what_the_systems_themselves_take_is_always_allowed(retrievers):
+    """By requests with the systems' own A, though nothing is allowed beside them."""
+    texts = ["fish " * 300 + str(n) for n in range(256)]
+    with serving(retrievers, most=Cost()) as port:
+        answered(
+            port,
+            "/search",
+            {
+                "queries": {str(n): text for n, text in enumerate(texts)},
+                "systems": ["bm25", "dpr", "colbert"],
+            },
+        )
+        few = {str(n): text for n, text in enumerate(texts[:3])}
+        answered(port, "/search", {"queries": few, "k": 1000})
+        answered(port, "/rerank", {"queries": few, "run": {"0": CORPUS.ids, "1": CORPUS.ids}})
+        for text in (None, texts[0]):
+            answered(port, "/explain", {"query": texts[0], "document": "7", "text": text})
+        for side in ("query", "document"):
+            answered(port, "/encode", {"system": "dpr", "texts": texts, "side": side})
+        status, answer = asked(port, "/search", QUERIES | COSTLY)
+        assert (status, "are allowed" in answer["error"]) == (400, True)
+
+
+def test_an_explanation_takes_what_its_text_takes(retrievers):
+    """And not what the longest document takes that the model could read."""
+    from paradigms.serve.systems import ServedSystem, View
+
+    system = ServedSystem("colbert", retrievers["colbert"], CORPUS)
+    longest, own = (system.explaining(QUERY, text, View())[0].operations for text in (None, "fish"))
+    assert own < longest
+
+
+def test_a_batch_is_bounded_by_what_its_texts_take():
+    sizes = []
+
+    class Counting(BM25):
+        def search(self, queries, k=100, *, progress=False):
+            sizes.append(len(queries))
+            return super().search(queries, k)
+
+    with serving({"bm25": Counting(CORPUS)}, most=Cost(1 << 29)) as port:  # and thrice 100,000 characters
+        answered(port, "/search", {"queries": {str(n): "fish " * 18_000 for n in range(7)}})
+    assert sizes == [3, 3, 1]
 
 
 def test_texts_of_documents_are_bounded_together(port, monkeypatch):
