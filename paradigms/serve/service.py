@@ -51,8 +51,8 @@ class Service:
     """Answer all requests.
 
     retrievers: name → retriever of the corpus. judged: queries with judgements, which the page lists. most:
-    what a step of a request, which is a query by a system, may cost (`serve.cost`), beside a system's longest
-    search and explanation by its own settings, which are always allowed.
+    what a step of a request, which is a query by a system, may cost (`serve.cost`), beside the system's
+    longest search and, for an explanation, beside one of the same text by the system's own settings.
     """
 
     def __init__(
@@ -68,9 +68,7 @@ class Service:
         self.together = Together()
         longest = "x" * requests.MOST_CHARACTERS
         self.allowed = {
-            name: most
-            + system.searching(longest, requests.MOST_DOCUMENTS, View())
-            + system.explaining(longest, None, View())[0]
+            name: most + system.searching(longest, requests.MOST_DOCUMENTS, View())
             for name, system in self.systems.items()
         }
         self._longest_id = max(map(len, corpus.ids), default=0)
@@ -159,7 +157,7 @@ class Service:
         text, view, links = self._text(asked), asked.view, 0
         for system in self._chosen(asked.systems):
             of_system, of_card = system.explaining(asked.query, text, view)
-            self._check(system, [of_system])
+            self._check(system, [of_system], system.explaining(asked.query, text, View())[0])
             links += of_card
         cost.check_answer(links * 2 * cost.NUMBER)
 
@@ -234,9 +232,9 @@ class Service:
         answers = [await self.together.run(step) for step in steps]
         return [answer for answer, _ in answers], sum(seconds for _, seconds in answers)
 
-    def _check(self, system: ServedSystem, steps: Iterable[Cost]) -> None:
+    def _check(self, system: ServedSystem, steps: Iterable[Cost], *beside: Cost) -> None:
         for step in steps:
-            cost.check_cost(step, self.allowed[system.name])
+            cost.check_cost(step, sum(beside, self.allowed[system.name]))
 
     def _text(self, asked: requests.Explain) -> str:
         position = self.corpus.position(asked.document)

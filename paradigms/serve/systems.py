@@ -129,8 +129,8 @@ class ServedSystem:
         recipe = None if view.plain or self.model is None else self._recipe(view)
         return cost.reranking(self.retriever, query, documents, recipe, not view.salience)
 
-    def explaining(self, query: str, text: str | None, view: View) -> tuple[Cost, int]:
-        """Return the cost of explaining a text's score, and the most links. text: None means the longest."""
+    def explaining(self, query: str, text: str, view: View) -> tuple[Cost, int]:
+        """Return the cost of explaining the score of a text, and the most links that there are."""
         total = self.searching(query, CANDIDATES, view) + self.reranking(query, CANDIDATES + 1, view)
         if self.model is None:
             return total, 0
