@@ -124,7 +124,7 @@ def _query(line: bytes, where: str) -> tuple[str, str]:
 def _judgements(path: Path, problems: Problems) -> Iterator[tuple[str, str, int]]:
     for number, line in numbered_lines(path):
         parts = line.split("\t")
-        if is_header(parts):
+        if is_header(parts, 3):
             continue
         try:
             query, document, value = parts

@@ -8,7 +8,7 @@ import mmap
 import re
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -85,13 +85,16 @@ def read_documents(paths: Sequence[Path], parse: Parse) -> tuple[Iterator[Docume
     return stream(), None if any(path.suffix == ".gz" for path in paths) else stored
 
 
-def is_header(cells: Iterable[str]) -> bool:
-    """Return whether all cells are names of columns.
+def is_header(cells: Sequence[str], count: int) -> bool:
+    """Return whether there are at least `count` cells, and all are names of columns.
 
-    >>> is_header(["query-id", "corpus-id", "score"])
+    The first one is not Q0, which many files have as an id.
+
+    >>> is_header(["query-id", "corpus-id", "score"], 3)
     True
     """
-    return all(NAME.fullmatch(cell.strip()) for cell in cells)
+    named = all(NAME.fullmatch(cell.strip()) for cell in cells)
+    return named and len(cells) >= count and cells[0].strip().lower() != "q0"
 
 
 def columns(line: str, where: str, count: int, quoted: bool = False) -> list[str] | None:
@@ -104,7 +107,7 @@ def columns(line: str, where: str, count: int, quoted: bool = False) -> list[str
     cells = line.split("\t")
     if quoted and '"' in line:
         cells = [cell[2] if cell[1] is None else cell[1].replace('""', '"') for cell in CELL.finditer(line)]
-    if is_header(cells):
+    if is_header(cells, count):
         return None
     if not quoted:
         cells = line.split("\t", count - 1)

@@ -130,7 +130,7 @@ def _rows(path: str | Path, form: str) -> Iterator[tuple[str, list[str]]]:
     for number, line in numbered_lines(path):
         parts = line.split()
         fits = least <= len(parts) <= most
-        if is_header(parts) or (parts[0].startswith("#") and not (fits and parts[1] == names[1])):
+        if is_header(parts, least) or (parts[0].startswith("#") and not (fits and parts[1] == names[1])):
             continue
         if not fits:
             raise ValueError(f"{path}, line {number}: {len(parts)} columns instead of {most} ({form})")

@@ -34,9 +34,10 @@ BYTES = {f"<0x{byte:02X}>" for byte in range(256)}  # SentencePiece's byte piece
 
 # Fields of a config.json that do not change what an encoder computes, besides those named after dropout.
 WITHOUT_EFFECT = """
-    _name_or_path architectures chunk_size_feed_forward dtype gradient_checkpointing id2label
-    initializer_factor initializer_range label2id output_attentions output_hidden_states problem_type
-    return_dict tie_word_embeddings torch_dtype transformers_version use_cache
+    _name_or_path architectures bos_token_id chunk_size_feed_forward cls_token_id decoder_start_token_id dtype
+    eos_token_id gradient_checkpointing id2label initializer_factor initializer_range label2id mask_token_id
+    output_attentions output_hidden_states problem_type return_dict sep_token_id tie_word_embeddings
+    torch_dtype transformers_version use_cache
 """.split()  # noqa: SIM905
 
 _for_search: ContextVar[bool] = ContextVar("for_search", default=False)

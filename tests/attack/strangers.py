@@ -289,7 +289,16 @@ def state_bytes(draw: random.Random, sound: Path, work: Path) -> None:
         raise Lost("states that were to be computed again")
 
 
-NAMED = ("weights", "not finite", "dimensions", "license", "positions", "lora_rank", "must be at most")
+NAMED = (
+    "weights",
+    "but not by this",
+    "not finite",
+    "dimensions",
+    "license",
+    "positions",
+    "lora_rank",
+    "must be at most",
+)
 STRANGERS: dict[str, Attack] = {
     "absurd numbers in a checkpoint": Attack(checkpoints, large_numbers, NAMED, 8),
     "strange files in a checkpoint": Attack(checkpoints, checkpoint_files, fast=10),
