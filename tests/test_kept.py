@@ -574,6 +574,8 @@ class World(RuleBasedStateMachine):
         self.patch.setattr("paradigms.store.shards.SHARD", 1)
         self.patch.setattr(sys, "dont_write_bytecode", True)
         self.patch.setattr(os, "fsync", lambda _: None)
+        self.patch.setattr("paradigms.io.plugins.LOADED", [])
+        self.patch.setitem(ENCODERS, "scaled", None)  # the plug-in's; other tests do not see it
         self.root, self.number, self.client = Path(tempfile.mkdtemp()), 0, None
         self.patch.syspath_prepend(str(self.root))
         self.accelerator = Accelerator(cpu=True)

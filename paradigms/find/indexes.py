@@ -20,7 +20,7 @@ from paradigms.core import TENSORS, Tokens
 from paradigms.data import best_first
 from paradigms.find.encodings import NearDocuments
 from paradigms.find.index import Index
-from paradigms.find.ranking import Ranked, best, retrieved_each, scanned
+from paradigms.find.ranking import Ranked, best, by_id, retrieved_each, scanned
 from paradigms.find.scan import Exact
 from paradigms.identity import differing
 from paradigms.impute import retrieved_rel
@@ -256,7 +256,7 @@ def _near(
             products: dict[str, float] = {}
             for index, (values, rows) in zip(indexes, near, strict=True):
                 there = rows[n] >= 0
-                products |= zip(index.store.names(rows[n][there]), values[n][there].tolist(), strict=True)
+                products |= by_id(index.store, rows[n][there], values[n][there].tolist())
             ids = list(best_first(products, wanted))
             ranked.append(best_first(all_of.rerank_tokens([recipe], queries[n : n + 1], [ids])[0][0], k))
             advance(1)

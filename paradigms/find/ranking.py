@@ -12,6 +12,7 @@ from paradigms.impute import retrieved_rel
 from paradigms.recipe import Recipe
 from paradigms.scoring.stored import PackedQueries, Scanned, compiled, score
 from paradigms.store.build import Advance
+from paradigms.store.kind import DOCUMENTS
 from paradigms.store.store import Store
 
 RETRIEVED = 1 << 22  # maximum number of retrieved tokens in memory, for all tokens of a slice of queries
@@ -125,7 +126,7 @@ def decoded(store: Store, keys: Int[Tensor, " k"]) -> dict[str, float]:
     high, rank = keys >> 32, 0xFFFFFFFF - (keys & 0xFFFFFFFF)
     scores = high.where(high >= 0, high ^ 0x7FFFFFFF).int().view(torch.float32)
     rows = store.whole.once(_order)[0][rank.cpu().numpy()]
-    return dict(zip(store.names(rows), scores.tolist(), strict=True))
+    return by_id(store, rows, scores.tolist())
 
 
 def best(store: Store, scores: Float[Tensor, " n"], rows: np.ndarray, k: int) -> dict[str, float]:
@@ -135,8 +136,16 @@ def best(store: Store, scores: Float[Tensor, " n"], rows: np.ndarray, k: int) ->
     scores = scores.float().cpu() + 0.0  # adding 0 turns −0 into 0
     least = scores.topk(min(k, len(rows))).values[-1]
     there = (scores >= least).numpy()
-    values = zip(store.names(rows[there]), scores[there].tolist(), strict=True)
+    values = by_id(store, rows[there], scores[there].tolist()).items()
     return dict(sorted(values, key=lambda pair: (-pair[1], pair[0]))[:k])
+
+
+def by_id(store: Store, rows: np.ndarray, scores: Sequence[float]) -> dict[str, float]:
+    """Map the ids of the documents at `rows` to their scores. Raises ValueError if two have one id."""
+    ids = store.names(rows)
+    if len(set(ids)) != len(ids):
+        raise store.files.damaged(DOCUMENTS, "two documents have one id")
+    return dict(zip(ids, scores, strict=True))
 
 
 def _order(store: Store) -> tuple[np.ndarray, np.ndarray]:

@@ -253,3 +253,11 @@ def test_some_documents_of_an_index_are_an_index(tiny_bert, tmp_path, name, kind
         Indexed(part, paradigm).rerank(QUERIES, {"q1": {"d3": 0.0}})
     with pytest.raises(KeyError, match="nowhere"):
         index.only(["nowhere"])
+
+
+def test_two_documents_of_one_id_are_damage(made, monkeypatch):
+    paradigm, index = made["colbert"]
+    retriever = Indexed(index, paradigm)
+    monkeypatch.setattr(Store, "names", lambda self, rows: ["d0"] * len(rows))
+    with pytest.raises(ValueError, match=r"documents\.jsonl.*two documents have one id"):
+        retriever.search({"q": "bird"}, 3)

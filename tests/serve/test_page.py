@@ -294,6 +294,7 @@ def test_a_link_holds_the_whole_state(page, address):
     page.open(link)
     page.wait("document.querySelectorAll('#systems .card').length === 3")  # the fusion scores no edited text
     page.wait("document.querySelectorAll('.token.active').length > 0")
+    page.wait("document.querySelectorAll('.entry[data-system=colbert]').length === 5")
     assert state(page) == chosen
     assert page.script("document.querySelector('#query').value") == QUERY
     assert page.script("document.querySelector('#knobs input').value") == "2"
