@@ -93,7 +93,8 @@ def differing(kept: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     A field of the configuration that only one has is new in a version of transformers, and is not compared.
     """
     part = "configuration"
-    old, new = kept.get(part, {}), now.get(part, {})
+    old = kept.get(part, {})
+    new = now.get(part, {})
     if shared := old.keys() & new.keys():
         kept = {**kept, part: {key: old[key] for key in shared}}
         now = {**now, part: {key: new[key] for key in shared}}

@@ -82,7 +82,7 @@ def test_a_setting_of_documents_is_named(changed, said, tiny_bert):
     assert "pooling: mean then, cls now" in differing(identity(means.encoder), identity(first.encoder))
 
 
-def test_the_configuration_the_tokenizer_and_a_plug_in_are_named(tiny_bert, tmp_path, monkeypatch):
+def test_the_configuration_and_the_tokenizer_are_named(tiny_bert, tmp_path):
     model = built("dpr", tiny_bert)
     relu = built("dpr", reconfigured(tiny_bert, tmp_path / "relu", hidden_act="relu"))
     assert differing(identity(model.encoder), identity(relu.encoder)) == (

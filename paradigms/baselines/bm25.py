@@ -240,7 +240,8 @@ class BM25:
             raise FileNotFoundError(f"{folder} holds no saved BM25 index (no settings.json)")
         with naming(folder):
             settings = read_json(file)
-            ids, texts = settings.pop("ids"), settings.pop("texts", None)
+            ids = settings.pop("ids")
+            texts = settings.pop("texts", None)
             if texts is None:
                 raise ValueError(
                     "an older version saved it, without a checksum of the texts: index them anew"

@@ -34,7 +34,10 @@ class QdrantEngine(Engine):
             raise ValueError(
                 "a folder is for QdrantEdgeEngine(path, dim): this one asks a server, by its url"
             )
-        self.dim, self.collection, self.single, self.models = dim, collection, single, models
+        self.dim = dim
+        self.collection = collection
+        self.single = single
+        self.models = models
         self.parameters = models.SearchParams(exact=True) if exact else None
         maxima = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
         expected = models.VectorParams(

@@ -244,7 +244,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """
     found = []
     for name in sorted(old.keys() | new.keys()):
-        a, b = old.get(name), new.get(name)
+        a = old.get(name)
+        b = new.get(name)
         if isinstance(a, Mapping) and isinstance(b, Mapping):
             found.append(differences(a, b))
         elif a != b and (a or b or (name in old and name in new)):

@@ -88,8 +88,11 @@ class Building:
         quantiser: Quantiser | None,
         dim: int,
     ) -> None:
-        self.table, self._files, self._writer = table, files, writer
-        self._quantiser, self._dim = quantiser, dim
+        self.table = table
+        self._files = files
+        self._writer = writer
+        self._quantiser = quantiser
+        self._dim = dim
         self.open_codec()
 
     @property

@@ -66,7 +66,8 @@ def text_shards(
         selected = zlib.crc32(f"{id} {text}".encode()) % max(1, SHARD // 2) == 0
         if len(window) == SHARD or (selected and len(window) >= SHARD // 4):
             yield _shard(window, digest, encode)
-            window, digest = [], Digest()
+            window = []
+            digest = Digest()
     if window:
         yield _shard(window, digest, encode)
 
