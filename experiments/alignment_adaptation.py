@@ -7,17 +7,17 @@ judged queries, among k in {1, 2, 4, 6, 8} and p in {.5, 1, 1.5, 2}%. The report
 folder; collections, alignments and seeds may be added later.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from studies.settings import EncoderStudy, at_least, different, known, launch, lengths_of, refusing
 
-from paradigms.io.command_line import folder_name
+from paradigms.io.command_line import flags, folder_name
 
 
-@dataclass
+@flags()
 class Settings(EncoderStudy):
     """Settings for models, collections, and numbers of judged queries."""
 

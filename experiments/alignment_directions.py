@@ -10,14 +10,16 @@ longer than the training spans.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import comb
 from typing import Any, get_args
 
 from studies.settings import PairSettings, launch
 
+from paradigms.io.command_line import flags
 
-@dataclass
+
+@flags()
 class Settings(PairSettings):
     """Settings for models, training, and evaluation queries."""
 

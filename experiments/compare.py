@@ -11,14 +11,17 @@ import math
 import os
 import time
 from collections.abc import Collection as Names
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from studies.settings import (
-    EncoderTraining,
+    Backbone,
+    CollectionName,
     Results,
+    Seeds,
+    StudyTraining,
     SystemSettings,
     at_least,
     different,
@@ -27,16 +30,13 @@ from studies.settings import (
     refusing,
 )
 
-from paradigms.io.command_line import folder_name
+from paradigms.io.command_line import flags, folder_name
 
 
-@dataclass
-class Settings(Results, EncoderTraining):
+@flags(dev_queries=0, seeds=[0])
+class Settings(Results, CollectionName, StudyTraining, Backbone, Seeds):
     """Settings for the systems to compare, and the training of each paradigm."""
 
-    collection: str = "pydocs"
-    """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or a folder in the layout of BEIR, MIRACL, LoTTE,
-    DPR or EntityQuestions"""
     split: str = "test"
     """split whose queries compare the systems; never used to train or choose. MIRACL has dev; LoTTE has
     search and forum"""
@@ -62,11 +62,6 @@ class Settings(Results, EncoderTraining):
     hard negatives are learned in addition to the labels"""
     options: dict[str, Any] = field(default_factory=dict)
     """settings of every paradigm that is trained here, such as '{"document_length": 256}'"""
-    backbone: str = "offline"
-    """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
-    steps: int = 30
-    """optimizer steps for each encoder; 0 compares untrained encoders. Generative paradigms have a separate
-    number"""
     index: str = "exact"
     """index of encoded documents: exact (for splade an exact inverted index); faiss; fixed (MUVERA); lemur;
     inverted, in 8 bits; or compressed, which approximates in a quarter of the bytes"""
@@ -77,17 +72,11 @@ class Settings(Results, EncoderTraining):
     """a document's score is the sum over this many of its best passages; 1: MaxP"""
     depth: int = 100
     """documents to retrieve per query, and BM25 candidates per query in rerank mode"""
-    dev_queries: int = 0
-    """number of dev queries for choosing a state of training, by nDCG@10 after reranking BM25's first 10
-    documents and the relevant documents; if there are more queries, a hash draws a sample. 0: keep the last
-    state"""
     identical_ids: Literal["auto", "leave_out", "keep"] = "auto"
     """documents whose id equals the query's id: keep; leave_out, as BEIR does; auto: leave_out if most of
     these documents contain the query (ArguAna, Quora), keep if ids are equal by chance"""
     baseline: str = "bm25"
     """system to test the others against"""
-    seeds: list[int] = field(default_factory=lambda: [0])
-    """training seeds of each system; reports have means over seeds, with intervals over queries and seeds"""
     minutes: float = 0.0
     """pause after this many minutes at a checkpoint, with exit status 75; the same command resumes. 0:
     never"""

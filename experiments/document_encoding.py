@@ -16,12 +16,14 @@ arXiv:2212.09744).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import islice, permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from studies.settings import PairSettings, known, launch
+
+from paradigms.io.command_line import flags
 
 SYSTEMS = {  # system -> trained model
     "DPR": "dpr-second",
@@ -57,7 +59,7 @@ SYSTEMS = {  # system -> trained model
 }
 
 
-@dataclass
+@flags()
 class Settings(PairSettings):
     """Settings for models, training, and evaluation queries."""
 

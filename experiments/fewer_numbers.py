@@ -8,16 +8,18 @@ with fewer coordinates, with fewer bits and with pooled tokens. For the control,
 the vectors is compared with storing the first coordinates.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, get_args
 
-from studies.settings import EncoderStudy, OneCollection, at_least, different, launch
+from studies.settings import CollectionName, EncoderStudy, at_least, different, launch
+
+from paradigms.io.command_line import flags
 
 Model = Literal["untrained", "control", "matryoshka", "coded", "both", "spans"]
 
 
-@dataclass
-class Settings(EncoderStudy, OneCollection):
+@flags()
+class Settings(EncoderStudy, CollectionName):
     """Settings for the collection, the training, and the stored vectors."""
 
     models: list[Model] = field(default_factory=lambda: list(get_args(Model)))

@@ -7,13 +7,14 @@ small p is, how each query's candidates are ordered by the logit, by the logit m
 vocabulary, and by log p, and how good these orders are.
 """
 
-from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from studies.settings import PairSettings, at_least, launch
 
+from paradigms.io.command_line import flags
 
-@dataclass
+
+@flags()
 class Settings(PairSettings):
     """Settings for models, training, and evaluation queries."""
 

@@ -8,13 +8,14 @@ last layer, or of all layers through the residual stream alone; and how much a d
 query.
 """
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from studies.settings import PairSettings, launch
 
+from paradigms.io.command_line import flags
 
-@dataclass
+
+@flags()
 class Settings(PairSettings):
     """Settings for models, training, and evaluation queries."""
 

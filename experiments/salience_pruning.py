@@ -9,15 +9,17 @@ model has no salience. Methods, coefficients and seeds may be added to a results
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any
 
-from studies.settings import EncoderStudy, OneCollection, different, known, launch, lengths_of
+from studies.settings import CollectionName, EncoderStudy, different, known, launch, lengths_of
+
+from paradigms.io.command_line import flags
 
 
-@dataclass
-class Settings(EncoderStudy, OneCollection):
+@flags()
+class Settings(EncoderStudy, CollectionName):
     """Settings for the ALIGNER models, their collection, and the shares of tokens to keep."""
 
     methods: list[str] = field(default_factory=lambda: ["entropic", "relu", "hard", "l1", "none"])

@@ -20,8 +20,10 @@ from typing import Any
 
 from studies.settings import PairSettings, launch
 
+from paradigms.io.command_line import flags
 
-@dataclass
+
+@flags()
 class Settings(PairSettings):
     """Settings for models, training, and evaluation queries."""
 

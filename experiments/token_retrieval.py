@@ -5,15 +5,17 @@ objectives of ColBERT and XTR; several values of k_train and of the batch size a
 are measured in the same way. Seeds, k_train and batch sizes may be added to a results folder.
 """
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any
 
-from studies.settings import EncoderStudy, OneCollection, at_least, different, launch, lengths_of
+from studies.settings import CollectionName, EncoderStudy, at_least, different, launch, lengths_of
+
+from paradigms.io.command_line import flags
 
 
-@dataclass
-class Settings(EncoderStudy, OneCollection):
+@flags()
+class Settings(EncoderStudy, CollectionName):
     """Settings for models, collection, and depths of token search."""
 
     backbone: str = "offline"

@@ -8,15 +8,23 @@ config.json and environment.json. To train with several processes or GPUs:
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.settings import OneCollection, Results, launch, refusing, training_fields
+from studies.settings import EncoderTraining, OneCollection, Results, Seed, launch, refusing, training_fields
+
+from paradigms.io.command_line import flags
 
 
-@dataclass
-class Settings(OneCollection, Results):
+@flags(
+    steps=1000,
+    trained_layers=0,
+    salience_learning_rate=None,
+    evaluate_every=100,
+    dev_queries=128,
+)
+class Settings(Results, OneCollection, EncoderTraining, Seed):
     """Settings for the model, the collection and the training."""
 
     paradigm: str = "colbert"
@@ -27,9 +35,6 @@ class Settings(OneCollection, Results):
     generative paradigms a T5; small: a T5 with random weights and few layers. Empty: offline, or small"""
     options: dict[str, Any] = field(default_factory=dict)
     """settings of the paradigm, such as '{"dim": 64, "document_length": 256, "lora_rank": 8}'"""
-    steps: int = 1000
-    batch_size: int = 32
-    """queries per batch and process"""
     chunk: int = 0
     """texts to encode at once with cached gradients, which allows batches of any size but encodes each text
     twice; 0: no caching. Not for generative paradigms and rerankers"""
@@ -61,15 +66,6 @@ class Settings(OneCollection, Results):
     """divisor of the teacher's scores; `temperature` divides the paradigm's"""
     generated: str = ""
     """generated queries for a generative paradigm: a file of JSON lines {"document": id, "query": text}"""
-    learning_rate: float = 1e-4
-    head_learning_rate: float = 1e-3
-    """learning rate of projections, which start untrained"""
-    salience_learning_rate: float | None = None
-    """learning rate of salience heads; null: head_learning_rate. Learning a gate in some 30 steps takes
-    8e-3"""
-    trained_layers: int = 0
-    """number of upper encoder layers to train; 0: all. The layers below are frozen and run once over all
-    texts. Not for generative paradigms"""
     warmup: float = 0.1
     """share of the steps during which the learning rate rises"""
     recompute: bool = False
@@ -84,14 +80,8 @@ class Settings(OneCollection, Results):
     """bits of a compressed index (1, 2, 4 or 8) whose document codes are used in training; 0: no codes"""
     temperature: float | None = None
     """temperature of the softmax over rel; null: the paradigm's default"""
-    evaluate_every: int = 100
-    """steps between dev measures and checkpoints"""
-    dev_queries: int = 128
-    """number of dev queries for measuring nDCG@10 after reranking BM25's first 10 documents and the relevant
-    documents; 0: keep the last state"""
     workers: int = 0
     """number of processes that tokenise in advance"""
-    seed: int = 0
 
     def __post_init__(self) -> None:
         known = PARADIGMS | GENERATIVE | RERANKERS

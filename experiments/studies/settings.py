@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paradigms.io.checks import check_known, check_type, check_types
-from paradigms.io.command_line import command_line, folder_name
+from paradigms.io.command_line import command_line, flags, folder_name
 from paradigms.io.terminal import interruptible, shown
 
 Tracker = Literal["none", "wandb"]
@@ -93,20 +93,13 @@ def quoted(names: Iterable[str]) -> str:
     return ", ".join(f'"{name}"' for name in names)
 
 
-@dataclass(kw_only=True)
-class OneCollection:
-    """Collection settings; subclasses add more settings."""
-
-    collection: str = "pydocs"
-    """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or a folder in the BEIR layout or another layout
-    from paradigms/data/README.md"""
-    documents: int = 0
-    """size of a fixed subset, for pydocs only; 0: all documents"""
+# The flags that several scripts share, each declared once. A script's settings inherit the classes that they
+# need, and change defaults as arguments of `flags`.
 
 
-@dataclass
+@flags()
 class Results:
-    """Settings that all experiments share, such as the results folder; subclasses add more settings."""
+    """Where a script writes, and how it computes."""
 
     output: str = ""
     """results folder; empty: a folder named after the script and the collection"""
@@ -126,62 +119,145 @@ class Results:
         return type(self).__module__.replace("_", "-")
 
 
-def lengths_of(settings: Any) -> dict[str, int]:
-    """Return the maximum lengths that encoders read, in tokens."""
-    return {name: getattr(settings, name) for name in ("query_length", "document_length")}
+@flags()
+class CollectionName:
+    """A collection."""
+
+    collection: str = "pydocs"
+    """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or a folder in the BEIR layout or another layout
+    from paradigms/data/README.md"""
 
 
-def training_fields(settings: Any) -> dict[str, Any]:
-    """Return the settings that are also fields of `TrainingSettings`."""
-    from paradigms.train.loop import TrainingSettings
+@flags()
+class Documents:
+    """Number of documents."""
 
-    return {f.name: getattr(settings, f.name) for f in fields(TrainingSettings) if hasattr(settings, f.name)}
+    documents: int = 0
+    """size of a fixed subset, for pydocs only; 0: all documents"""
 
 
-@dataclass
-class EncoderTraining:
-    """Settings for training an encoder, shared by several studies; subclasses add more settings."""
+@flags()
+class OneCollection(CollectionName, Documents):
+    """A collection, or a part of it."""
+
+
+@flags()
+class Collections:
+    """Several collections, measured one after the other."""
+
+    collections: list[str] = field(default_factory=lambda: ["pydocs"])
+    """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or folders of collections"""
+
+
+@flags()
+class Queries:
+    """Number of measured queries."""
+
+    queries: int = 0
+    """test queries to measure, drawn at random; 0: all"""
+
+
+@flags()
+class OneSplit:
+    """The split with the queries."""
+
+    split: str = "test"
+    """split with the queries"""
+
+
+@flags()
+class Backbone:
+    """The encoder that a script trains or measures."""
+
+    backbone: str = "offline"
+    """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
+
+
+@flags()
+class Lengths:
+    """Maximum lengths that encoders read."""
+
+    query_length: int = 32
+    """maximum number of tokens per query"""
+    document_length: int = 128
+    """maximum number of tokens per document"""
+
+
+@flags()
+class Seed:
+    """The seed of everything random."""
+
+    seed: int = 0
+
+
+@flags()
+class Seeds:
+    """Several training seeds."""
+
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
+    """training seeds"""
+
+
+@flags()
+class Training:
+    """How a model is trained: fields of `TrainingSettings`."""
 
     steps: int = 30
+    """optimizer steps of each model; 0: untrained models"""
     batch_size: int = 32
-    """queries per step and process"""
-    negatives: int = 0
-    """hard negatives per query, mined from BM25's top 100"""
-    own_negatives: bool = False
-    """mine hard negatives from the first 100 documents of the untrained system instead"""
+    """queries per batch and process"""
     learning_rate: float = 1e-4
-    head_learning_rate: float = 1e-3
-    """learning rate of projections, which start untrained"""
-    salience_learning_rate: float = 8e-3
-    """learning rate of salience heads; salience starts equal, and at 1e-3, 30 steps hardly change it"""
     trained_layers: int = 1
     """number of upper encoder layers to train; 0: all. The layers below are frozen: they run once per text,
     and the states are stored on disk, up to 64 GiB and half of the free space. Beyond this limit, the frozen
     layers run in every step"""
+
+
+@flags()
+class HardNegatives:
+    """Hard negatives in training."""
+
+    negatives: int = 0
+    """hard negatives per query, mined from BM25's top 100"""
+
+
+@flags()
+class HeadRate:
+    """The learning rate of what is not pretrained."""
+
+    head_learning_rate: float | None = 1e-3
+    """learning rate of weights outside the backbone, such as projections or a decoder over an encoder, which
+    start untrained; null: learning_rate"""
+
+
+@flags()
+class EncoderTraining(Training, HeadRate, HardNegatives):
+    """How an encoder is trained, and which of its states is kept."""
+
+    salience_learning_rate: float | None = 8e-3
+    """learning rate of salience heads; salience starts equal, and at 1e-3, 30 steps hardly change it; null:
+    head_learning_rate"""
     evaluate_every: int = 30
     """steps between dev measurements. The last state is kept, unless an earlier state (or the untrained
     encoder) is better by more than the measure's standard error"""
-    evaluate_at: list[int] = field(default_factory=list)
-    """more steps at which to measure dev: points of the learning curve"""
     dev_queries: int = 100
     """number of dev queries for measuring nDCG@10 after reranking BM25's first 10 documents and the relevant
     documents; if there are more queries, a hash draws a sample; 0: keep the last state"""
 
 
-@dataclass
-class EncoderStudy(Results, EncoderTraining):
-    """Settings for training and measuring encoders; subclasses add a collection and more settings."""
+@flags()
+class StudyTraining(EncoderTraining):
+    """Training in studies and comparisons."""
 
-    documents: int = 2000
-    """size of a fixed subset, for pydocs only; 0: all documents"""
-    queries: int = 0
-    """test queries to measure, drawn at random; 0: all"""
-    backbone: str = "offline"
-    """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
-    """training seeds"""
-    query_length: int = 32
-    document_length: int = 128
+    own_negatives: bool = False
+    """mine hard negatives from the first 100 documents of the untrained system instead"""
+    evaluate_at: list[int] = field(default_factory=list)
+    """more steps at which to measure dev: points of the learning curve"""
+
+
+@flags(documents=2000)
+class EncoderStudy(Results, Documents, StudyTraining, Backbone, Lengths, Queries, Seeds):
+    """Settings for training and measuring encoders."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -189,9 +265,9 @@ class EncoderStudy(Results, EncoderTraining):
         at_least(self, batch_size=1)
 
 
-@dataclass
-class PairSettings(Results, OneCollection):
-    """Settings for models, training and evaluation queries; subclasses add more settings."""
+@flags(batch_size=64, head_learning_rate=2e-3, document_length=192, queries=100)
+class PairSettings(Results, OneCollection, Training, HeadRate, Backbone, Lengths, Queries, Seeds):
+    """Settings for models, training and evaluation queries."""
 
     documents: int = 600
     """number of documents: the documents with the most queries (for pydocs, a fixed subset); 0: all"""
@@ -207,33 +283,18 @@ class PairSettings(Results, OneCollection):
     frozen: bool = True
     """freeze the encoder of generative models; on a CPU, the encoder's states are stored on disk if they
     fit"""
-    trained_layers: int = 1
-    """number of upper encoder layers to train for DPR and ColBERT; 0: all"""
     second: str = "offline"
     """encoder of DPR and of a second ColBERT, besides ColBERT over `backbone`; offline: all-MiniLM-L6-v2"""
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
-    """training seeds"""
-    steps: int = 30
-    """training steps of DPR and ColBERT"""
     generative_steps: int = 1000
-    """training steps of DSI, GENRE and SEAL"""
-    batch_size: int = 64
-    learning_rate: float = 1e-4
+    """training steps of DSI, GENRE and SEAL; `steps` and `trained_layers` are those of DPR and ColBERT"""
     generative_learning_rate: float | None = None
     """learning rate of DSI, GENRE and SEAL; null: learning_rate"""
-    head_learning_rate: float | None = 2e-3
-    """learning rate of weights outside the backbone, such as a decoder over an encoder; null:
-    learning_rate"""
     passages: int = 16
     """passages per document from which DSI and GENRE learn the identifier"""
     passage_words: int = 12
     """words per passage; about as many as in a query"""
-    query_length: int = 32
-    document_length: int = 192
     span: int = 10
     """tokens per document window that SEAL scores"""
-    queries: int = 100
-    """test queries to measure, drawn at random; 0: all"""
     depth: int = 50
     """BM25 candidates per query; the relevant documents are added"""
     models: str = ""
@@ -248,6 +309,18 @@ class PairSettings(Results, OneCollection):
         suffix = folder_name(self.collection) + "-unseen" * (self.division == "unseen")
         self.models = self.models or f"results/pairs-{suffix}"
         self.output = self.output or f"results/{self.experiment}-{suffix}"
+
+
+def lengths_of(settings: Any) -> dict[str, int]:
+    """Return the maximum lengths that encoders read, in tokens."""
+    return {name: getattr(settings, name) for name in ("query_length", "document_length")}
+
+
+def training_fields(settings: Any) -> dict[str, Any]:
+    """Return the settings that are also fields of `TrainingSettings`."""
+    from paradigms.train.loop import TrainingSettings
+
+    return {f.name: getattr(settings, f.name) for f in fields(TrainingSettings) if hasattr(settings, f.name)}
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from paradigms.data.texts import WORDS
-from paradigms.io.device import HELP, choose_device
-from paradigms.io.plugins import load_plugins
+from paradigms.io.flags import add_device, add_plugin, apply, spelled
 from paradigms.io.terminal import interruptible, shown
 
 OFFLINE = "offline"  # all-MiniLM-L6-v2 as it was trained: one vector per text
@@ -62,13 +61,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "output": {"help": "folder to write: a new one, or a saved model in the same layout, to be replaced"},
     "--output": {"help": "folder to create (default SOURCE.index in the current folder)"},
     "compare --output": {"help": "folder for runs and tables"},
-    "--plugin": {
-        "action": "append",
-        "default": [],
-        "metavar": "FILE.py",
-        "help": "Python file that registers what the model needs, such as your own encoder; may be repeated",
-    },
-    "--device": {"default": "", "help": HELP},
     "--kind": {"default": "exact", "help": f"kind of index: {', '.join(INDEX_KINDS)}, or one of a plug-in"},
     "--model": {"default": OFFLINE, "help": f"checkpoint: a folder or a name on the hub (default {OFFLINE})"},
     "dimensions --model": {
@@ -192,7 +184,7 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command. On invalid input, print one line and exit with code 1."""
     whole = parser()
-    settings, rest = whole.parse_known_args(arguments)
+    settings, rest = whole.parse_known_args(spelled(sys.argv[1:] if arguments is None else arguments, "-"))
     # argparse leaves texts that follow an option unparsed.
     takes_texts = settings.command in ("search", "rerank")
     if any(word.startswith("-") for word in rest) or (rest and not takes_texts):
@@ -207,8 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(settings: argparse.Namespace) -> None:
     """Import the command and run it. Raises SystemExit with a one-line message if the input is invalid."""
     try:
-        choose_device(settings.device)
-        load_plugins(settings.plugin)
+        apply(settings.device, settings.plugin)
         # Imported after argparse has reported errors, as it takes seconds; `dimensions` needs no torch.
         commands = imported(settings.command if settings.command in ASK_THEORY else "commands")
         if getattr(settings, "precision", "auto") != "auto":
@@ -244,7 +235,9 @@ def parser() -> argparse.ArgumentParser:
     commands = whole.add_subparsers(required=True, metavar="COMMAND", dest="command")
     for name, (described, options) in COMMANDS.items():
         command = commands.add_parser(name, help=described, description=described)
-        for option in ("--plugin", "--device", *options.split()):
+        add_plugin(command)
+        add_device(command)
+        for option in options.split():
             short = ["-q"] if option == "--query" else []
             command.add_argument(*short, option, **OPTIONS.get(f"{name} {option}", OPTIONS[option]))
     return whole

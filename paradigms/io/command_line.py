@@ -1,34 +1,64 @@
 """Parse scripts' command lines: a flat dataclass defines the flags, the entries of --config, and --help.
 
-A script reads its command line before its slow imports, so that help and errors appear immediately.
+    @flags(steps=1000, seeds=[0])
+    class Settings(Results, OneCollection, EncoderTraining):
+        "Settings for the model and the candidates."  # a heading in --help
 
-    @dataclass
-    class Settings: ...
+        depth: int = 100
+        "candidates per query"
 
     if __name__ == "__main__":
         values = command_line(Settings, __doc__ or "")
 
     import torch
+
+`flags` makes the class a dataclass. It inherits flags, each with its type and its help text, and lists only
+those of its own; a default that differs from the inherited one is an argument of `flags`, so nothing is
+declared twice. `experiments/studies/settings.py` has the flags that several scripts share. A flag is read
+with dashes or underscores (`io/flags.py`), and shown with dashes.
+
+A script reads its command line before its slow imports, so that help and errors appear immediately.
 """
 
 import logging
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, fields
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import UnionType
-from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
 import yaml  # type: ignore[import-untyped]
 from jsonargparse import ArgumentParser, get_loader, set_parsing_settings
 
-from paradigms.io.device import HELP, choose_device
-from paradigms.io.plugins import load_plugins
+from paradigms.io.flags import add_device, add_plugin, apply, spell, spelled
 from paradigms.io.terminal import shown
 
+Settings = TypeVar("Settings")
 DEEPEST = 50  # levels of lists and mappings in a setting
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(field,))
+def flags(**defaults: Any) -> Callable[[type[Settings]], type[Settings]]:
+    """Make a class a dataclass whose fields are a script's flags, given by keyword.
+
+    defaults: values for inherited fields, in place of their defaults. Raises KeyError if a name is not a
+    field.
+    """
+
+    def make(kind: type[Settings]) -> type[Settings]:
+        hints = get_type_hints(kind)
+        for name, value in defaults.items():
+            kind.__annotations__[name] = hints[name]
+            changes = isinstance(value, list | dict)
+            setattr(kind, name, field(default_factory=partial(copy, value)) if changes else value)
+        return dataclass(kw_only=True)(kind)
+
+    return make
 
 
 class Parser(ArgumentParser):
@@ -50,9 +80,9 @@ class Parser(ArgumentParser):
             try:
                 structure = yaml.safe_load(value)
             except (yaml.YAMLError, RecursionError, ValueError) as error:
-                self.error(f"{name}: not JSON or YAML: {' '.join(str(error).split())}")
+                self.error(f"{spell(name, '-')}: not JSON or YAML: {' '.join(str(error).split())}")
             if _deeper(structure, DEEPEST):
-                self.error(f"{name}: not JSON or YAML of settings: nested more than {DEEPEST} levels deep")
+                self.error(f"{spell(name, '-')}: settings nested more than {DEEPEST} levels deep")
 
 
 def command_line(
@@ -72,25 +102,20 @@ def command_line(
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
     parser = Parser(description=description.strip())
     parser.add_argument("--config", action="config", help="YAML file of settings; flags after it win")
-    parser.add_argument(
-        "--plugin",
-        action="append",
-        default=[],
-        metavar="FILE.py",
-        help="Python file that registers your own paradigm, alignment or encoder; repeatable, a list in YAML",
-    )
+    add_plugin(parser)
     if device:
-        parser.add_argument("--device", default="", help=HELP)
+        add_device(parser)
     parser.add_class_arguments(kind)
-    words = bracketed(sys.argv[1:] if arguments is None else arguments, hints)
+    for action in parser._actions:
+        action.option_strings = [spell(word, "-") for word in action.option_strings]
+    words = bracketed(spelled(sys.argv[1:] if arguments is None else arguments, "_"), hints)
     parser.check_structures(words, hints)
     values = parser.parse_args(words).as_dict()
     logging.basicConfig(format="%(message)s")
     if os.environ.get("RANK", "0") == "0":
         logging.getLogger("paradigms").setLevel(logging.INFO)
     try:
-        choose_device(values.pop("device", "") if device else "")
-        load_plugins(values.pop("plugin"))
+        apply(values.pop("device") if device else "", values.pop("plugin"))
     except (FileNotFoundError, ValueError) as error:
         parser.error(str(error))
     for file in reversed([file for file in values.pop("config", None) or [] if file is not None]):

@@ -1,16 +1,16 @@
 """The command line: strings are taken literally; errors about malformed lists and mappings name them."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paradigms.io.command_line import command_line
+from paradigms.io.command_line import command_line, flags
 
 
-@dataclass
+@flags()
 class Settings:
     folder: str = "x"
     out: Path | None = None
@@ -22,6 +22,36 @@ class Settings:
     rate: float = 0.5
     part: int = -1
     margin: float | None = None
+
+
+@flags(steps=7, seeds=[1], rate=0.25)
+class Study(Settings):
+    """A study's settings."""
+
+    best_passages: int = 1
+    """passages to sum"""
+
+
+def test_a_class_inherits_flags_and_changes_their_defaults() -> None:
+    study = Study(rate=0.5)
+    assert (study.steps, study.seeds, study.rate, study.part) == (7, [1], 0.5, -1)
+    Study().seeds.append(2)
+    assert Study().seeds == [1]
+    assert Settings().steps == 30
+    with pytest.raises(KeyError, match="unknown"):
+        flags(unknown=3)(Settings)
+
+
+@pytest.mark.parametrize("flag", ["--best-passages", "--best_passages"])
+def test_flags_have_dashes_or_underscores(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [f"{flag}=2", "--folder", "my_folder"]
+    values = command_line(Study, "", words)
+    assert (values["best_passages"], values["folder"]) == (2, "my_folder")
+    with pytest.raises(SystemExit):
+        command_line(Study, "", ["--help"])
+    shown = capsys.readouterr().out
+    assert "--best-passages" in shown
+    assert "--best_passages" not in shown
 
 
 @pytest.mark.parametrize("value", ["[old] x", "{old} x", "[old", "{"])
