@@ -52,7 +52,7 @@ class Settings(OneCollection):
     def __post_init__(self) -> None:
         at_least(self, depth=1, best_passages=1)
         if (self.fuse == "sum") != bool(self.dev_run):
-            raise SystemExit("fuse sum chooses its weights on dev: give both --fuse sum and --dev_run FILE")
+            raise SystemExit("fuse sum chooses its weights on dev: give both --fuse sum and --dev-run FILE")
 
 
 launch(__name__, Settings, __doc__, processes=True)  # before the slow imports

@@ -24,6 +24,7 @@ from paradigms.evaluate.claims import Claim, judge
 from paradigms.evaluate.report import format_number
 from paradigms.io.checks import json_or_empty
 from paradigms.io.command_line import folder_name
+from paradigms.io.flags import spelled
 from paradigms.io.device import processor
 from paradigms.io.files import atomic_text, replace_file, write_json, write_text
 from paradigms.io.terminal import Terminal
@@ -243,7 +244,7 @@ def study(
 
 def _command(argv: Sequence[str]) -> str:
     """Format the command line for a page, without the output folder, the tracker and local paths."""
-    script, *given = argv
+    script, *given = spelled(argv, "-")
     place = Path(script).resolve()
     folder = "experiments/benchmarks" if place.parent.name == "benchmarks" else "experiments"
     words = [f"{folder}/{place.name}"]
