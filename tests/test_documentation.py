@@ -28,7 +28,12 @@ from tests.tiny_pages import picture, write_colpali
 
 ROOT = Path(__file__).parents[1]
 ROOMS = [f"{room}/**/*.md" for room in ("paradigms", "theory", "experiments")]
-PAGES = [ROOT / "README.md", *(page for room in ROOMS for page in sorted(ROOT.glob(room)))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    *(page for room in ROOMS for page in sorted(ROOT.glob(room))),
+]
 EXTRAS = {
     "from sentence_transformers": "sentence_transformers",
     "paradigms.engines.pyterrier": "pyterrier",
