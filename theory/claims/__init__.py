@@ -124,4 +124,4 @@ def deviation_above(share: ArrayLike, draws: int, bound: ArrayLike) -> float:
 
 
 # Each of these files registers theorems with the functions above.
-from theory.claims import projections, recall, aligner, xtr, generative, capacity, decoding  # noqa: E402, F401, I001
+from theory.claims import projections, recall, aligner, xtr, imputation, generative, capacity, decoding  # noqa: E402, F401, I001

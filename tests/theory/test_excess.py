@@ -1,0 +1,52 @@
+"""The excess by hand, floors by counting, and errors; the laws are in theory/claims/imputation.py."""
+
+import numpy as np
+import pytest
+
+from theory import excess
+
+
+def test_excess_by_hand():
+    maxima = np.array([[0.9, 0.4], [0.2, 0.6]])
+    np.testing.assert_allclose(excess.excess(maxima, [0.5, 0.3]), [0.2, 0.15])
+
+
+def test_the_floor_of_a_mixture_leaves_the_share_above_it():
+    rng = np.random.default_rng(0)
+    shares, locations, scales = [0.05, 0.15, 0.8], [0.6, 0.5, 0.0], [0.1, 0.05, 0.1]
+    component = rng.choice(3, 400_000, p=shares)
+    drawn = np.take(locations, component) + np.take(scales, component) * rng.exponential(size=component.size)
+    for share in (0.001, 0.02, 0.3):
+        floor = excess.mixture_floor(share, shares, locations, scales)
+        error = np.sqrt(share * (1 - share) / drawn.size)
+        assert abs((drawn > floor).mean() - share) < 4.5 * error
+
+
+def test_documents_reached_by_counting():
+    rng = np.random.default_rng(0)
+    n, tokens, k = 40_000, 40, 500
+    reached = [np.unique(rng.permutation(n)[:k] // tokens).size / (n / tokens) for _ in range(50)]
+    assert np.mean(reached) == pytest.approx(excess.documents_reached(k, n, tokens), abs=0.004)
+
+
+def test_the_best_floor_is_where_a_match_is_as_likely_as_none():
+    floor = excess.best_floor(0.2, 0.05, 0.2, 0.4)
+    none = 0.6 * np.exp(-(floor - 0.2) / 0.05) / 0.05
+    assert none == pytest.approx(0.4 * np.exp(-(floor - 0.2) / 0.2) / 0.2)
+    assert excess.best_share(0.05, 0.2, 0.4) == pytest.approx(np.exp(-(floor - 0.2) / 0.05))
+    assert excess.best_share(0.05, 0.2, 0.99) == 1  # nearly every relevant document matches: no floor acts
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: excess.excess([[0.1]], [0.1, 0.2]), "floors has shape"),
+        (lambda: excess.floor_moments(3, 2), "k = 3"),
+        (lambda: excess.mixture_floor(0.5, [0.2, 0.2], [0, 0], [1, 1]), "share = 0.5"),
+        (lambda: excess.best_floor(0, 0.2, 0.2, 0.5), "match_scale"),
+        (lambda: excess.best_share(0.1, 0.2, 1.0), "match"),
+    ],
+)
+def test_errors(call, match):
+    with pytest.raises(ValueError, match=match):
+        call()
