@@ -98,8 +98,8 @@ def best_share(scale: ArrayLike, match_scale: ArrayLike, match: ArrayLike) -> fl
     """P(M > τ*) = min(1, (s/s₁ · π/(1−π))^(s₁/(s₁−s))): the share of other documents beyond the best floor.
 
     It contains neither a nor the number of documents: one quantile serves rare and frequent tokens, and k'
-    has to grow in proportion to the corpus. Tokens of other scales or match probabilities need another share, and
-    weights 1/t. Of floors without a soft edge the best is lower than τ*: the ratio is not flat below it.
+    has to grow in proportion to the corpus. Tokens of another scale or match probability need another share
+    and weights 1/t. Of floors without a soft edge the best is lower than τ*: the ratio is not flat below it.
     All arguments broadcast; scalars give a float. Raises the same errors as `best_floor`.
     """
     s, s1 = _scales(scale, match_scale)
