@@ -19,6 +19,7 @@ def module(names: str, title: str, how: str = "make extras") -> pytest.MarkDecor
 typst = module("typst", "Typst")
 mkdocs = module("mkdocs material", "mkdocs-material")
 lancedb = module("lancedb", "LanceDB")
+clickhouse = module("chdb", "ClickHouse as a library")
 qdrant = module("qdrant_edge", "Qdrant's engine")
 qdrant_client = module("qdrant_client", "Qdrant's client")
 object_store = module("moto", "an S3 server")

@@ -12,12 +12,14 @@ import torch
 from jaxtyping import Float
 
 from paradigms.align import UNBOUNDED
+from paradigms.core import Tokens
 from paradigms.data import Corpus, Run, best_first, check_queries
 from paradigms.explanation import Explanation
 from paradigms.identity import Identity, differing, identity
 from paradigms.io.checks import check_texts, naming
 from paradigms.io.progress import progress_bar
 from paradigms.model import Paradigm
+from paradigms.recipe import Recipe
 from paradigms.retrieve.indexed import text_of
 from paradigms.store import Store
 
@@ -79,6 +81,25 @@ class Engine(ABC):
             with naming(self.place):
                 self._add(ids, documents)
 
+    def check(self, model: Paradigm) -> None:
+        """Raise ValueError unless the engine can score the model's vectors (`check_maxima`)."""
+        check_maxima(model, self)
+
+    def write(self, ids: Sequence[str], documents: Tokens) -> int:
+        """Store documents [1, n, i, h] as `add` does; return how many had tokens, which the others lack."""
+        pairs = zip(documents.vectors[0], documents.mask[0], strict=True)
+        vectors = {id: v[m].numpy() for id, (v, m) in zip(ids, pairs, strict=True) if m.any()}
+        self.add(list(vectors), list(vectors.values()))
+        return len(vectors)
+
+    def rank(
+        self, query: Tokens, recipe: Recipe, k: int, among: Collection[str] | None = None
+    ) -> list[tuple[str, float]]:
+        """Return the k best documents and their rel for one query [1, 1, j, h]; among: see `top`."""
+        vectors = query.vectors[0, 0][query.mask[0, 0]].float().numpy()
+        Z = float(recipe.normalise_function(torch.ones(1, 1, 1, 1), query, query))  # of the query alone
+        return [(id, score / Z) for id, score in self.top(vectors, k, among)]
+
     def top(self, query: Vectors, k: int, among: Collection[str] | None = None) -> list[tuple[str, float]]:
         """Return the k best documents and their scores for one query, or [] if the query has no vectors.
 
@@ -126,18 +147,14 @@ def hand_over(
     cannot score the model's vectors (`check_maxima`) or has vectors of another model (`Engine.claim`).
     """
     store.check(model)
-    check_maxima(model, engine)
+    engine.check(model)
     engine.claim(identity(model.encoder, anew=True))
     count, wanted = 0, np.arange(len(store.ids)) if rows is None else np.asarray(rows, np.int64)
     wanted = wanted[store.living[wanted]]
     with progress_bar(progress) as bar:
         task = bar.add_task(f"hand over {model.name}", total=len(wanted))
         for block in store.blocks(BLOCK, wanted):
-            tokens = store.tokens(block)
-            parts = [v[m].numpy() for v, m in zip(tokens.vectors[0], tokens.mask[0], strict=True)]
-            documents = {id: part for id, part in zip(store.names(block), parts, strict=True) if len(part)}
-            engine.add(list(documents), list(documents.values()))
-            count += len(documents)
+            count += engine.write(store.names(block), store.tokens(block))
             bar.advance(task, len(block))
     return count
 
@@ -156,7 +173,7 @@ class EngineRetriever:
     corpus: Corpus | None = None
 
     def __post_init__(self) -> None:
-        check_maxima(self.model, self.engine)
+        self.engine.check(self.model)
 
     def size_in_bytes(self) -> int:
         """Return 0, because the engine stores its documents elsewhere."""
@@ -189,14 +206,12 @@ class EngineRetriever:
     ) -> Run:
         """Rank counts[query] documents per query, from among[query] if given, else from all documents."""
         self.engine.check_made(identity(self.model.encoder))
-        normalise, run = self.model.recipe.normalise_function, {}
+        run: Run = {}
         with progress_bar(progress) as bar:
             for name, count in bar.track(counts.items(), description=description):
                 query = self.model.encode_queries([queries[name]]).to("cpu")
-                vectors = query.vectors[0, 0][query.mask[0, 0]].float().numpy()
-                Z = float(normalise(torch.ones(1, 1, 1, 1), query, query))  # depends on neither A nor d
-                ranking = self.engine.top(vectors, count, among.get(name))
-                run[name] = best_first({id: score / Z for id, score in ranking})
+                ranking = self.engine.rank(query, self.model.recipe, count, among.get(name))
+                run[name] = best_first(dict(ranking))
         return run
 
 

@@ -1,0 +1,162 @@
+"""rel(d, q) = 1/Z · Σ(DᵀQ ⊙ A) as SQL of ClickHouse, over a table with a row for each document token.
+
+`relevance` turns an alignment A and a normaliser Z into one statement that groups the rows by document. It
+equals `core.rel` for every A of `ALIGNED`. `imputed` equals `impute.imputed_rel` (Lee et al. 2023, Eq. 4).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf, isnan
+from typing import Any
+
+from paradigms.align import (
+    SMALLEST,
+    Alignment,
+    AllPairs,
+    DocumentToQuery,
+    EqualIds,
+    PoolTopK,
+    PositiveEqualIds,
+    QueryToDocument,
+    TopK,
+    TopP,
+)
+from paradigms.core import Tokens
+
+
+@dataclass(frozen=True)
+class Column:
+    """Query token j over the rows of a document. In SQL, `similarity` is S_ij, and `u` a row's salience.
+
+    number: j, from 1. id: vocabulary id of the query token, if queries have ids. floor: the least similarity
+    that the query token retrieved from the pool, if A reads the pool. weighed: whether salience may not be 1.
+    """
+
+    number: int
+    id: int | None
+    floor: float
+    weighed: bool
+
+    @property
+    def similarity(self) -> str:
+        return f"s{self.number}"
+
+    def maximum(self, condition: str = "") -> tuple[str, str]:
+        """Σ_i S_ij A_ij u_i and Σ_i A_ij u_i if A is the argmax over rows that fulfil the condition."""
+        rows = f"if({condition}, {self.similarity}, -inf)" if condition else self.similarity
+        weight = f"argMax(u, {rows})" if self.weighed else "1"
+        if not condition:
+            return f"max({rows}) * {weight}", weight
+        return f"if(max({rows}) = -inf, 0, max({rows}) * {weight})", f"if(max({rows}) = -inf, 0, {weight})"
+
+    def largest(self, count: str) -> tuple[str, str]:
+        """The same if A is 1 for the `count` rows of the largest similarities."""
+        rows = f"arraySlice(arrayReverseSort(row -> row.1, groupArray(({self.similarity}, u))), 1, {count})"
+        return f"arraySum(row -> row.1 * row.2, {rows})", f"arraySum(row -> row.2, {rows})"
+
+
+def _document_to_query(align: DocumentToQuery, column: Column) -> tuple[str, str]:
+    chosen = f"best = {column.number}"
+    return f"sumIf({column.similarity} * u, {chosen})", f"sumIf(u, {chosen})"
+
+
+def _positive_equal_ids(align: PositiveEqualIds, column: Column) -> tuple[str, str]:
+    positive = f" AND {column.similarity} > 0" if column.id is not None and column.id >= 0 else ""
+    return column.maximum(f"token = {column.id}{positive}")
+
+
+# Class of A -> function (A, column) -> SQL of Σ_i S_ij A_ij u_i and of Σ_i A_ij u_i, as aggregates over a
+# document's rows. A plug-in adds its own A.
+ALIGNED: dict[type[Alignment], Callable[[Any, Column], tuple[str, str]]] = {
+    AllPairs: lambda align, column: (f"sum({column.similarity} * u)", "sum(u)"),
+    QueryToDocument: lambda align, column: column.maximum(),
+    DocumentToQuery: _document_to_query,
+    EqualIds: lambda align, column: column.maximum(f"token = {column.id}"),
+    PositiveEqualIds: _positive_equal_ids,
+    PoolTopK: lambda align, column: column.maximum(f"{column.similarity} >= {column.floor!r}"),
+    TopK: lambda align, column: column.largest(str(align.k)),
+    TopP: lambda align, column: column.largest(
+        f"toUInt32(greatest(floor({align.p!r} * count() + 1e-9), 1))"  # as TopP.kept
+    ),
+}
+
+
+def check_alignment(align: Alignment) -> None:
+    """Raise ValueError unless there is SQL for the alignment."""
+    if type(align) not in ALIGNED:
+        names = ", ".join(kind.__name__ for kind in ALIGNED)
+        raise ValueError(f"{align} has no SQL; ALIGNED of {__name__} has it for {names}")
+
+
+def _normaliser(name: str, weights: Sequence[str]) -> str:
+    match name:
+        case "one":
+            return "1"
+        case "query_tokens":
+            return str(len(weights))
+        case "document_tokens":
+            return "rows"
+        case "total":
+            return f"greatest({' + '.join(weights)}, {SMALLEST})"
+        case "retrieved":
+            counted = " + ".join(f"toFloat64({weight} > 0)" for weight in weights)
+            return f"greatest({counted}, {SMALLEST})"
+    raise ValueError(f"the normaliser {name!r} has no SQL")
+
+
+def similarities(query: Tokens, table: str, numbers: str, weighed: bool, where: str) -> str:
+    """Return SQL of the rows of `table`, with s1, s2, … in place of the vectors, and `best`, their argmax."""
+    vectors = query.vectors[0, 0].double().tolist()
+    products = [f"dotProduct(vector, {vector_of(v, numbers)}) AS s{n}" for n, v in enumerate(vectors, 1)]
+    names = ", ".join(f"s{n}" for n in range(1, len(vectors) + 1))
+    u = "salience" if weighed else "1"
+    best = f"indexOf([{names}], greatest({names})) AS best"
+    return f"SELECT document, token, {u} AS u, {', '.join(products)}, {best} FROM {table} WHERE {where}"
+
+
+def relevance(
+    query: Tokens, align: Alignment, normalise: str, rows: str, floors: Sequence[float], weighed: bool = True
+) -> str:
+    """Return SQL with the columns `document` and `score`, rel(d, q) of each document that has rows.
+
+    query: one query [1, 1, j, h] without padding. rows: SQL as of `similarities`. floors: the least
+    similarity that each query token retrieved from the pool, if A reads it. weighed: whether salience may
+    differ from 1. Raises ValueError if there is no SQL for the alignment or the normaliser.
+    """
+    align, query = align.with_salience(query)
+    check_alignment(align)
+    count = query.mask.shape[-1]
+    ids = [None] * count if query.ids is None else query.ids[0, 0].tolist()
+    salience = [1.0] * count if query.salience is None else query.salience[0, 0].tolist()
+    pairs = [
+        ALIGNED[type(align)](align, Column(n + 1, ids[n], floors[n] if floors else -inf, weighed))
+        for n in range(count)
+    ]
+    aggregates = [f"{value} AS v{n}, {weight} AS w{n}" for n, (value, weight) in enumerate(pairs)]
+    matched = " + ".join(f"{u!r} * v{n}" for n, u in enumerate(salience))
+    Z = _normaliser(normalise, [f"{u!r} * w{n}" for n, u in enumerate(salience)])
+    grouped = f"SELECT document, count() AS rows, {', '.join(aggregates)} FROM ({rows}) GROUP BY document"
+    return f"SELECT document, ({matched}) / {Z} AS score FROM ({grouped})"
+
+
+def imputed(rows: str, floors: Sequence[float], missing: Sequence[float]) -> str:
+    """Return SQL of `impute.imputed_rel`: `document`, `score`, and `reached`, whether a token was retrieved.
+
+    floors: the least similarity that each query token retrieved. missing: what it imputes, or NaN to leave
+    the query token out of the sum and of Z.
+    """
+    values = []
+    counted = []
+    reached = []
+    for n, (floor, value) in enumerate(zip(floors, missing, strict=True), 1):
+        retrieved = f"(max(s{n}) >= {floor!r})"
+        reached.append(retrieved)
+        values.append(f"if({retrieved}, max(s{n}), {0.0 if isnan(value) else value!r})")
+        counted.append(retrieved if isnan(value) else "1")
+    score = f"({' + '.join(values)}) / greatest({' + '.join(counted)}, 1)"
+    any_ = " OR ".join(reached)
+    return f"SELECT document, {score} AS score, {any_} AS reached FROM ({rows}) GROUP BY document"
+
+
+def vector_of(numbers: Sequence[float], kind: str) -> str:
+    return f"[{', '.join(map(repr, numbers))}]::Array({kind})"

@@ -1,0 +1,173 @@
+"""ClickHouse scores by every A that is SQL as `core.rel` does, in this process and over HTTP."""
+
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from urllib.parse import parse_qsl, urlsplit
+
+import pyarrow as pa
+import pytest
+import torch
+
+from paradigms import PARADIGMS
+from paradigms.align import Buckets, Entropic
+from paradigms.core import Tokens, similarity
+from paradigms.engines import EngineRetriever, hand_over
+from paradigms.engines.clickhouse import ClickHouseEngine
+from paradigms.find import Index, Store, kinds
+from paradigms.impute import IMPUTATIONS, imputed_rel
+from paradigms.recipe import Recipe
+from paradigms.retrieve import Indexed
+from tests import needs
+from tests.engines.test_engines import LENGTHS, texts
+from tests.near import assert_same, same_run
+from tests.test_laws import CASES, B, H
+from tests.test_laws import texts as tokens_of
+
+pytestmark = needs.clickhouse
+SQL = {name: case for name, case in CASES.items() if not isinstance(case.A, Buckets | Entropic)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """ClickHouse as a library opens one folder in a process."""
+    return str(tmp_path_factory.getbasetemp() / "clickhouse")
+
+
+@pytest.fixture
+def engine_of(folder, request):
+    name = "".join(c if c.isalnum() else "_" for c in request.node.name)
+
+    def opened(dim=H, **settings):
+        return ClickHouseEngine(folder, dim, database=name, **settings)
+
+    return opened
+
+
+@pytest.mark.parametrize("case", SQL.values(), ids=SQL)
+def test_sql_is_rel(engine_of, case):
+    documents, queries = tokens_of(case)
+    engine = engine_of(numbers="Float64")
+    engine.write(list("abcde"), documents)
+    recipe = Recipe("case", case.A, case.normalise)
+    expected = case.rel(documents, queries)
+    for b in range(B):
+        ranked = dict(engine.rank(queries[b : b + 1], recipe, 5))
+        assert_same(torch.tensor([ranked[id] for id in "abcde"], dtype=torch.float64), expected[b])
+        few = dict(engine.rank(queries[b : b + 1], recipe, 5, among=["b", "d"]))
+        pool = documents.map(lambda t: t[:, [1, 3]])
+        assert_same(
+            torch.tensor([few[id] for id in "bd"], dtype=torch.float64), case.rel(pool, queries[b : b + 1])[0]
+        )
+
+
+@pytest.mark.parametrize("imputation", IMPUTATIONS)
+def test_sql_imputes(engine_of, imputation):
+    case = CASES["colbert"]
+    documents, queries = tokens_of(case)
+    engine = engine_of(numbers="Float64")
+    engine.write(list("abcde"), documents)
+    recipe = Recipe("case", case.A, "one", search="impute", search_tokens=4, imputation=imputation)
+    S, valid = similarity(documents, queries)
+    for b in range(B):
+        real = queries.mask[b, 0]
+        expected = imputed_rel(S[b : b + 1, ..., real], valid[b : b + 1, ..., real], 4, imputation)[0]
+        ranked = dict(engine.rank(queries[b : b + 1], recipe, 5))
+        assert len(ranked) > 1
+        rows = ["abcde".index(id) for id in ranked]
+        assert_same(torch.tensor(list(ranked.values()), dtype=torch.float64), expected[rows])
+
+
+@pytest.mark.parametrize("name", ["dpr", "me_bert", "colbert", "coil", "aligner", "xtr"])
+def test_it_answers_as_exact_search_does(tiny_bert, engine_of, name):
+    torch.manual_seed(0)
+    model = PARADIGMS[name](tiny_bert, **LENGTHS, **({"search_tokens": 30} if name == "xtr" else {}))
+    documents = texts(80, 0) | {"empty": ""}
+    store = Store.build(kinds.exact(), model, list(documents), list(documents.values()))
+    engine = engine_of(model.encoder.dim)
+    assert hand_over(store, model, engine) == 80
+    engine.close()
+    retriever = EngineRetriever(engine_of(model.encoder.dim), model)
+    queries = texts(4, 1)
+    exact = Indexed(Index(store), model)
+    ranked = retriever.search(queries, 10)
+    same_run(ranked, exact.search(queries, 10))
+    run = {query: dict.fromkeys(list(scores)[2:6], 0.0) for query, scores in ranked.items()}
+    same_run(retriever.rerank(queries, run), exact.rerank(queries, run))
+
+
+def test_filters_candidates_and_deletions(engine_of):
+    engine = engine_of(2)
+    vectors = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-1.0, 0.0]])
+    engine.write(list("abcd"), Tokens(vectors[None, :, None], torch.ones(1, 4, 1, dtype=torch.bool)))
+    engine.describe({id: {"language": "de" if id in "ac" else "it's"} for id in "abcd"})
+    query = vectors[:1].numpy()
+    assert [id for id, _ in engine.top(query, 4)] == ["a", "b", "c", "d"]
+    engine.where = r"metadata['language'] = 'it\'s'"
+    assert [id for id, _ in engine.top(query, 4)] == ["b", "d"]
+    engine.candidates = 1
+    assert [id for id, _ in engine.top(query, 4)] == ["b"]
+    engine.where = ""
+    engine.delete(["a", "unknown"])
+    assert [id for id, _ in engine.top(query, 4)] == ["b"]
+    with pytest.raises(ValueError, match="no document 'a'"):
+        engine.describe({"a": {}})
+
+
+def test_what_it_cannot_take_is_refused(tiny_bert, engine_of):
+    engine = engine_of(4)
+    engine.write(["a"], Tokens(torch.ones(1, 1, 1, 4), torch.ones(1, 1, 1, dtype=torch.bool)))
+    with pytest.raises(ValueError, match="its vectors have 4 numbers, not 5"):
+        engine_of(5)
+    with pytest.raises(ValueError, match=r"are Array\(Float32\), not Array\(BFloat16\)"):
+        engine_of(4, numbers="BFloat16")
+    model = PARADIGMS["colbert"](tiny_bert, dim=4).with_alignment("Entropic(k=1, eps=0.1)")
+    with pytest.raises(ValueError, match=r"Entropic.* has no SQL"):
+        EngineRetriever(engine, model)
+    with pytest.raises(ValueError, match="no_such_column"):
+        engine_of(4, where="no_such_column").top(torch.ones(1, 4).numpy(), 1)
+
+
+@pytest.fixture
+def server(folder):
+    """ClickHouse's HTTP interface over the library: statements, and rows for one in the address."""
+    engine = ClickHouseEngine(folder, H)
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            parameters = dict(parse_qsl(urlsplit(self.path).query))
+            asked.append((self.headers["X-ClickHouse-User"], self.headers["X-ClickHouse-Key"]))
+            try:
+                if "query" in parameters:
+                    rows = pa.ipc.open_stream(body).read_all()
+                    engine.connection.insert(parameters["query"].split(" INTO ")[1].split(" FORMAT")[0], rows)
+                    answer = b""
+                else:
+                    answer = engine.connection.session.query(body.decode(), "ArrowStream").bytes() or b""
+                self.send_response(200)
+            except RuntimeError as error:
+                self.send_response(404)
+                answer = str(error).encode()
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *arguments):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        Thread(target=http.serve_forever, daemon=True).start()
+        yield f"http://reader:secret%40@127.0.0.1:{http.server_port}", asked
+        http.shutdown()
+
+
+def test_a_server_is_asked_over_http(server, engine_of):
+    address, asked = server
+    engine = ClickHouseEngine(address, 2, database="over_http")
+    engine.write(["a", "b"], Tokens(torch.eye(2)[None, :, None], torch.ones(1, 2, 1, dtype=torch.bool)))
+    assert engine.top(torch.tensor([[0.0, 1.0]]).numpy(), 1) == [("b", pytest.approx(1.0))]
+    assert set(asked) == {("reader", "secret@")}
+    assert "secret" not in engine.place
+    engine.where = "nothing"
+    with pytest.raises(ValueError, match=r"127\.0\.0\.1:\d+/over_http: .*nothing"):
+        engine.top(torch.eye(2).numpy(), 1)
