@@ -24,9 +24,9 @@ from paradigms.evaluate.claims import Claim, judge
 from paradigms.evaluate.report import format_number
 from paradigms.io.checks import json_or_empty
 from paradigms.io.command_line import folder_name
-from paradigms.io.flags import spelled
 from paradigms.io.device import processor
 from paradigms.io.files import atomic_text, replace_file, write_json, write_text
+from paradigms.io.flags import spelled
 from paradigms.io.terminal import Terminal
 
 if TYPE_CHECKING:
