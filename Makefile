@@ -21,7 +21,6 @@ explore: .venv/.run
 # A worker for each of at most four processors, and one thread in each. Files in the order of tests/conftest.py,
 # the slow ones first: by default those with few tests, which are the slow ones, come last, and a worker is idle.
 THREADS ?= 1
-export FAST_CPU
 PYTEST := OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 test: .venv/.test
 	$(PYTEST) $(ARGS)
@@ -30,7 +29,7 @@ test: .venv/.test
 # older x86 processors compute: without vector instructions, and with AVX2 and no bfloat16. numba's loops are for
 # AVX2 in both (with no list of features, or it adds this processor's). Shapes are checked in `make test` alone: a
 # third of the time. SUITE=tests runs all tests so, THREADS=4 with as many threads in each worker, here and in
-# `make test`, and FAST_CPU=1 or 0 with oneDNN's products in every training, or in none.
+# `make test`.
 SUITE ?= $(NUMERICAL:%=tests/%.py)
 NUMERICAL := test_laws test_relax $(addprefix scoring/test_,equals_rel in_batch stored) \
 	$(addprefix find/test_,near_tokens search) $(addprefix store/test_,pruning residuals) \

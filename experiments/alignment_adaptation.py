@@ -65,8 +65,8 @@ from paradigms.find import Index
 from paradigms.io.checks import read_json
 from paradigms.retrieve import Indexed
 from paradigms.retrieve.strategies import MEASURED, Strategies, rerank_strategies
+from paradigms.train.processes import by_main
 from paradigms.train.script import begin, keep_settings
-from paradigms.train.state import by_main
 
 MEASURE = "nDCG@10"
 FREE = {"collections", "trained_with", "seeds", "shots"}

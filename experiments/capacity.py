@@ -118,10 +118,10 @@ from paradigms.evaluate.tuning import tune_raw
 from paradigms.io.checks import json_or_empty
 from paradigms.io.files import remove_folder, write_json
 from paradigms.retrieve import Fused, Model, Retriever, fuse, retriever_of
-from paradigms.train.checkpoint import TRAINED
 from paradigms.train.fit import fit
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.script import begin, open_collection
+from paradigms.train.state import TRAINED
 
 SPREAD = 64  # training queries, and evenly spaced passages, for measuring the spread of scores
 POOLING = "mean"  # pooling to one vector, as in all-MiniLM-L6-v2; the paper has cls

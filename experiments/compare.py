@@ -120,10 +120,10 @@ from paradigms.io.files import remove_folder, write_json
 from paradigms.io.plugins import LOADED, plugin_of
 from paradigms.retrieve import WithoutOwn
 from paradigms.store.building import BUILT
-from paradigms.train.fit import STATES, deleted_after
 from paradigms.train.loop import Paused
+from paradigms.train.processes import by_main
 from paradigms.train.script import begin, content, environment, keep_settings, open_collection
-from paradigms.train.state import by_main
+from paradigms.train.states import STATES, deleted_after
 
 SMALL = 2000  # documents of pydocs that fit the whole job in ten minutes on 2 cores
 # Seconds on two CPU cores with the default encoder: per training pair, document and query of an encoder; the

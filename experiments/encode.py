@@ -73,8 +73,8 @@ from paradigms.find import INDEXES, Index, Indexes, Store, open_indexes
 from paradigms.identity import identity
 from paradigms.io.files import write_json
 from paradigms.registry import as_paradigm
+from paradigms.train.processes import by_main
 from paradigms.train.script import begin, environment, keep_settings, open_collection
-from paradigms.train.state import by_main
 
 
 def main(settings: Settings) -> None:

@@ -70,7 +70,7 @@ from paradigms.io.device import chosen_device
 from paradigms.io.files import held, write_text
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
-from paradigms.train.mining import mine
+from paradigms.train.negatives import mine
 from paradigms.train.script import content, keep_settings, open_collection
 
 TOP_P = 0.95  # for sampling

@@ -64,8 +64,8 @@ from paradigms.io.files import write_json
 from paradigms.io.progress import progress_bar
 from paradigms.registry import as_paradigm
 from paradigms.store.columns import MANIFEST
+from paradigms.train.processes import by_main
 from paradigms.train.script import begin, checksum, keep_settings
-from paradigms.train.state import by_main
 
 
 def main(settings: Settings) -> None:

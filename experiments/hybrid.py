@@ -93,9 +93,9 @@ from paradigms.data import Run, Split, best_first
 from paradigms.evaluate import per_query
 from paradigms.evaluate.tuning import tune_raw
 from paradigms.retrieve import Fused, Indexed, Reranking, Retriever, fuse, union
-from paradigms.train.fit import NEGATIVES_DEPTH, fit
+from paradigms.train.fit import fit
 from paradigms.train.loop import TrainingSettings
-from paradigms.train.mining import mine
+from paradigms.train.negatives import NEGATIVES_DEPTH, mine
 from paradigms.train.script import begin
 
 # Pooling of DE-BERT's vectors and ME-BERT's query. The paper has cls, but all-MiniLM-L6-v2 was trained with

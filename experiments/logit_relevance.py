@@ -50,8 +50,8 @@ from paradigms.evaluate.claims import READOUT, Claim
 from paradigms.generative.outputs import ScoreName
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.io.files import remove_folder
-from paradigms.train.checkpoint import TRAINED
 from paradigms.train.generative import fit_pairs
+from paradigms.train.state import TRAINED
 
 SCORERS: tuple[ScoreName, ...] = get_args(ScoreName)
 LOGITS = ("logit", "centred_logit")

@@ -80,9 +80,8 @@ from paradigms.io.files import held, write_json, write_text
 from paradigms.io.terminal import Terminal
 from paradigms.registry import as_paradigm
 from paradigms.retrieve import AllProcesses, Indexed, Model, Passages, Retriever, fuse, retriever_of
-from paradigms.train.script import open_collection
-from paradigms.train.state import check_shared
-from paradigms.train.tracking import PATIENCE
+from paradigms.train.processes import check_shared
+from paradigms.train.script import PATIENCE, open_collection
 
 
 def main(settings: Settings) -> None:

@@ -38,8 +38,6 @@ class Settings(Results, OneCollection, EncoderTraining, Seed):
     chunk: int = 0
     """texts to encode at once with cached gradients, which allows batches of any size but encodes each text
     twice; 0: no caching. Not for generative paradigms and rerankers"""
-    accumulation: int = 1
-    """batches per optimizer step"""
     negatives: int = 0
     """hard negatives per query, from the first 100 documents of `run`; cross_attention needs at least one.
     Generative paradigms take them from BM25's results for each training text"""
@@ -121,12 +119,12 @@ from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Run, Split, read_run
 from paradigms.io.files import write_json
 from paradigms.train import fit, script
-from paradigms.train.fit import DEV_DEPTH, NEGATIVES_DEPTH
+from paradigms.train.fit import DEV_DEPTH
 from paradigms.train.generative import fit_generative, t5_folder
 from paradigms.train.loop import TrainingSettings, training_seconds
 from paradigms.train.losses import Distillation
-from paradigms.train.state import by_main
-from paradigms.train.teacher import FalseNegatives, ScorePairs, pair_scores
+from paradigms.train.negatives import NEGATIVES_DEPTH, FalseNegatives, ScorePairs, pair_scores
+from paradigms.train.processes import by_main
 
 FREE = {
     "tracker",
@@ -243,4 +241,4 @@ def mined_run(run: str, collection: Collection, split: Split, folder: Path, acce
     """
     if not Path(run).is_dir():
         return read_run(run)
-    return fit.own_run(lambda: load(run), collection.corpus, split, folder, accelerator)
+    return mined_run(lambda: load(run), collection.corpus, split, folder, accelerator)

@@ -10,7 +10,7 @@ import torch
 from accelerate.state import AcceleratorState
 
 from tests.experiments.scripts import write_words
-from tests.near import choose_fast_cpu, compute_throughout_in_float64
+from tests.near import compute_throughout_in_float64
 from tests.tiny import DECODERS, FAMILIES, SEQ2SEQ, write_checkpoint, write_seq2seq
 
 # Tests compute on CPUs, also where GPUs are; `make test-gpu` names one.
@@ -79,11 +79,10 @@ def threads():
 
 @pytest.fixture(autouse=True, scope="session")
 def arithmetic():
-    """Models compute in the type of their weights; FAST_CPU decides whether trainings use `fast_cpu`."""
+    """Models compute in the type of their weights."""
     with pytest.MonkeyPatch.context() as patch:
         compute_throughout_in_float64(patch)
         patch.setattr("paradigms.encoder.precision._native_on_cpu", lambda: False)  # as tests/forks.py does
-        choose_fast_cpu(patch)
         yield
 
 

@@ -14,7 +14,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils.launch import prepare_multi_gpu_env
 
 from tests.forks import fork_group
-from tests.near import choose_fast_cpu, compute_throughout_in_float64
+from tests.near import compute_throughout_in_float64
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "experiments" / "configs"
@@ -62,7 +62,6 @@ def forked(checks: Sequence[Check], backbone: Path, folder: Path, **environment:
 def checked(checks: Sequence[Check], backbone: str, folder: str) -> None:
     """Run every check as one of the two processes, and note how each ended."""
     compute_throughout_in_float64(pytest.MonkeyPatch())  # as in conftest.py, which forks do not read
-    choose_fast_cpu(pytest.MonkeyPatch())
     accelerator = Accelerator()
     assert accelerator.num_processes == 2
     for check in checks:

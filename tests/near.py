@@ -7,9 +7,7 @@ what is tested, the tolerance follows from its ε and the number of terms (`asse
 compared only where one machine ran the same code twice.
 """
 
-import os
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -61,15 +59,6 @@ def compute_throughout_in_float64(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         modeling_modernbert, "apply_rotary_pos_emb", _rotation(modeling_modernbert.apply_rotary_pos_emb)
     )
-
-
-def choose_fast_cpu(patch: pytest.MonkeyPatch) -> None:
-    """Let FAST_CPU=0 train without `fast_cpu`, and FAST_CPU=1 with oneDNN's products on any processor."""
-    match os.environ.get("FAST_CPU"):
-        case "0":
-            patch.setattr("paradigms.train.loop.fast_cpu", lambda _: nullcontext())
-        case "1":
-            patch.setattr("paradigms.train.fast_cpu._onednn_is_faster", lambda: True)
 
 
 def _norm(rounded: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -17,8 +17,8 @@ from paradigms.find import open_index
 from paradigms.identity import differing, identity
 from paradigms.io.checks import differences
 from paradigms.retrieve import Indexed
-from paradigms.train.fit import keep_states
 from paradigms.train.state import note_moved, start_of
+from paradigms.train.states import keep_states
 from tests.near import same_run
 from tests.tiny import FAMILIES, write_checkpoint
 

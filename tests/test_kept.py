@@ -46,8 +46,8 @@ from paradigms.io.plugins import load_plugins
 from paradigms.retrieve import Indexed
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
-from paradigms.train.fit import keep_states
 from paradigms.train.loop import Paused, TrainingSettings, train
+from paradigms.train.states import keep_states
 from tests.near import assert_within_rounding
 from tests.tiny import write_checkpoint
 

@@ -1,14 +1,11 @@
 """Measure training steps of DPR and ColBERT in queries per CPU second, beside sentence-transformers.
 
 One table trains the upper layer, whose inputs, the states of the frozen layers, are stored before the rounds
-(`train.fit.keep_states`), and all layers, in float32 and in bf16. The other compares a step that trains all
-layers with the trainers of sentence-transformers. All systems start from the same encoder and see the same
-batches in the same order; each system has a process of its own, and systems take turns within a round, so
-that other load affects all alike. A step includes reading and tokenising its batch. Compare ratios: seconds
-depend on the machine.
-
-`train` enters `train.fast_cpu`, and a peer does not. The peer is therefore measured in it, too: on AMD
-processors with AVX-512, it replaces torch's matrix products, by MKL, with oneDNN's.
+(`train.states.keep_states`), and all layers, in float32 and in bf16. The other compares a step that trains
+all layers with the trainers of sentence-transformers. All systems start from the same encoder and see the
+same batches in the same order; each system has a process of its own, and systems take turns within a round,
+so that other load affects all alike. A step includes reading and tokenising its batch. Compare ratios:
+seconds depend on the machine.
 """
 
 from __future__ import annotations
@@ -61,7 +58,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from importlib.util import find_spec
 from tempfile import TemporaryDirectory
 
@@ -74,21 +71,20 @@ from paradigms import PARADIGMS
 from paradigms.align import QueryToDocument
 from paradigms.data import Collection, Corpus, load_collection
 from paradigms.encoder.backbone import packaged
-from paradigms.encoder.batches import keep_freed_memory
 from paradigms.encoder.precision import native_precision
 from paradigms.io.device import processor
 from paradigms.io.files import held
 from paradigms.train.contrastive import Contrastive
-from paradigms.train.examples import Example, step_batches
-from paradigms.train.fast_cpu import fast_cpu
-from paradigms.train.fit import keep_states
-from paradigms.train.loop import TrainingSettings, train
+from paradigms.train.examples import Example
+from paradigms.train.loop import TrainingSettings, step_batches, train
+from paradigms.train.states import keep_states
 
 TEMPERATURES = {"dpr": 0.05, "colbert": 1.0}  # of the softmax over rel; the peer's defaults
 CHECKED = 8  # pairs for the loss that must be equal in all systems
 WARMUP = 1  # untimed steps of a round
 RATE = 2e-5
-OURS, PEER, PEER_FAST = "ours", "sentence-transformers", "sentence-transformers in fast_cpu"
+OURS = "ours"
+PEER = "sentence-transformers"
 OF_ROUNDS = "Means of the rounds; brackets: the lowest and the highest ratio of a round."
 Pairs = list[tuple[str, str]]
 
@@ -137,7 +133,7 @@ def main(settings: Settings) -> None:
 
 def cases(settings: Settings, bf16: bool) -> list[Case]:
     """Return the cases of a round: kept states by batch size, then all layers in every system."""
-    systems = (OURS, PEER, PEER_FAST) if find_spec("sentence_transformers") else (OURS,)
+    systems = (OURS, PEER) if find_spec("sentence_transformers") else (OURS,)
     made = []
     for paradigm in settings.paradigms:
         for precision in ("no", "bf16") if bf16 else ("no",):
@@ -261,10 +257,7 @@ def sentence_transformers(settings: Settings, case: Case, pairs: Pairs, folder: 
     trainer.model.eval()
     with torch.no_grad(), trainer.compute_loss_context_manager():
         before = trainer.compute_loss(trainer.model, batch).item()
-    if case.system == PEER_FAST:
-        keep_freed_memory()
-    with fast_cpu(model) if case.system == PEER_FAST else nullcontext():
-        trainer.train()
+    trainer.train()
     return before
 
 
@@ -288,9 +281,8 @@ def sections(measured: Mapping[Case, Sequence[Answer]]) -> dict[str, Section]:
             peers.append(row | speed | {"ours / system": ratio(first, answers)})
     equal = " and ".join(f"{value:.0e} in {precision}" for precision, value in apart.items())
     text = (
-        f"{OF_ROUNDS} Our `train` enters `fast_cpu`, and a peer does not: on AMD with AVX-512, its float32 "
-        "products are torch's, by MKL, and ours are oneDNN's. The peer in `fast_cpu` has ours. The losses of "
-        f"{CHECKED} pairs without dropout differ by at most {equal}, relative to ours."
+        f"{OF_ROUNDS} The losses of {CHECKED} pairs without dropout differ by at most {equal}, relative to "
+        "ours."
     )
     several = any(case.system != OURS for case in measured)
     return {

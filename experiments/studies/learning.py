@@ -45,7 +45,7 @@ def learning(settings: Any, processes: int) -> Learning:
             took.setdefault(trial.system, []).append(training_cost(folder / run)["seconds"])
         for step, dev in values.items():
             assert training is not None
-            pairs = step * training.batch_size * training.accumulation * processes
+            pairs = step * training.batch_size * processes
             points.setdefault(trial.system, {}).setdefault(pairs, []).append(dev)
     return Learning(points, {name: float(np.mean(seconds)) for name, seconds in took.items()})
 

@@ -25,19 +25,13 @@ from paradigms.evaluate.claims import ALPHA
 from paradigms.find import Index, Store, kinds
 from paradigms.io.checks import read_json
 from paradigms.io.files import remove_folder, write_json
-from paradigms.train.checkpoint import TRAINED
-from paradigms.train.fit import (
-    DEV_DEPTH,
-    NEGATIVES_DEPTH,
-    STATES,
-    deleted_after,
-    fit,
-    keep_states,
-    training_splits,
-)
+from paradigms.train.fit import DEV_DEPTH, fit, training_splits
 from paradigms.train.loop import TrainingSettings, dev_values, kept_step, training_seconds
+from paradigms.train.negatives import NEGATIVES_DEPTH
+from paradigms.train.processes import by_main
 from paradigms.train.script import content, keep_settings, open_collection
-from paradigms.train.state import by_main
+from paradigms.train.state import TRAINED
+from paradigms.train.states import STATES, deleted_after, keep_states
 
 DEV = "dev nDCG@10"  # key of dev values in the results of `encoder_job`
 LEARNED = 0.5  # share of BM25's measure; a system below this share says nothing about its paradigm

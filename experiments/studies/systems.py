@@ -32,11 +32,12 @@ from paradigms.model import autocast
 from paradigms.recipe import Recipe, recipe_fields
 from paradigms.registry import as_paradigm
 from paradigms.retrieve import AllProcesses, Indexed, Model, Passages, Retriever, retriever_of
-from paradigms.train.fit import STATES, fit, keep_states, training_splits
+from paradigms.train.fit import fit, training_splits
 from paradigms.train.generative import fit_generative, t5_folder
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.losses import Distillation
-from paradigms.train.teacher import ScorePairs, scored_once
+from paradigms.train.negatives import ScorePairs, scored_once
+from paradigms.train.states import STATES, keep_states
 
 STAGES = ("retrieve", "rerank")  # stages for the queries of `split`
 CUT, UNTRAINED = "bm25-cut", ".untrained"  # BM25 on truncated texts; suffix of an untrained system's runs

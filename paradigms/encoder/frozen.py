@@ -2,7 +2,7 @@
 
 `SplitBackbone` cuts a backbone in two; `LowerStates` stores the lower part's output on disk, in float16, and
 the output of a whole untrained backbone, which paradigms share. Encoders read these states, so this module is
-part of `encoder`; `train.fit` decides what to store and where.
+part of `encoder`; `train.states` decides what to store and where.
 """
 
 import hashlib

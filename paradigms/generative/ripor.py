@@ -5,7 +5,7 @@ Their output vectors are initialised with k-means centroids of the document vect
 earlier positions. Documents are scored by logits. If the decoder state were one vector s(q) at every
 position, rel would be s(q)ᵀ Σᵢ E_{i,cᵢ}: single-vector retrieval (DPR) with residual-quantised document
 vectors. Training maximises log p, as for the other generative paradigms. With a teacher, it also learns the
-teacher's margins on every prefix, as RIPOR does (`train.likelihood.Likelihood`).
+teacher's margins on every prefix, as RIPOR does (`train.generative.Likelihood`).
 """
 
 from collections.abc import Sequence

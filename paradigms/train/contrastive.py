@@ -1,25 +1,55 @@
 """−(1/b) Σ log softmax(rel/τ)[positive] over all processes' negatives, or over the query's own negatives."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
-from paradigms.baselines.cross_attention import CrossAttention
 from paradigms.bge_m3 import PARTS, BgeM3Settings, part_of
 from paradigms.core import Tokens
-from paradigms.data import Corpus
-from paradigms.encoder.text import Batch, first_coordinates
-from paradigms.model import Paradigm
+from paradigms.encoder.batches import Batch
+from paradigms.encoder.text import first_coordinates
+from paradigms.model import Paradigm, Trainable
 from paradigms.scoring.in_batch import in_batch_rel
 from paradigms.splade import SpladeSettings
-from paradigms.train.coded import straight_through
-from paradigms.train.examples import Example, TrainingBatch, own_count
-from paradigms.train.losses import LossSettings, Objective, contrastive, sparsity
-from paradigms.train.parallel import gather, gather_documents, place_among
+from paradigms.store.residuals import PER_CENTROID, Codec
+from paradigms.train.examples import Example
+from paradigms.train.losses import (
+    LossSettings,
+    Objective,
+    candidate_count,
+    contrastive,
+    first_candidate,
+    sparsity,
+)
+from paradigms.train.processes import gather, gather_documents, place_among
+
+
+class TrainingBatch(NamedTuple):
+    """b queries and n = b · (1 + k) documents: every query's positive, then each query's k negatives."""
+
+    queries: Batch
+    documents: Batch
+    positions: Int[Tensor, " n"]  # the documents' positions in the corpus
+    relevant: Int[Tensor, "b r"]  # positions relevant to each query, padded with −1
+    teacher: Float[Tensor, "b c"] | None = None  # t of each query's c = 1 + k documents
+
+    def excluded(self, positions: Int[Tensor, " m"]) -> Bool[Tensor, "b m"]:
+        """Return a mask of the pool's documents, over all processes, that are relevant to each query."""
+        mask = torch.zeros(len(self.relevant), len(positions), dtype=torch.bool, device=positions.device)
+        for relevant in self.relevant.T:  # [b, r, m] may not fit into memory if r is large
+            mask |= relevant[:, None] == positions
+        return mask
+
+    def candidates(self, first: int = 0) -> Int[Tensor, "b c"]:
+        """Places of each query's documents, positive first, in a pool where the batch starts at `first`."""
+        b = len(self.relevant)
+        places = torch.arange(len(self.positions), device=self.positions.device) + first
+        return torch.cat([places[:b, None], places[b:].view(b, -1)], 1)
 
 
 class Contrastive(Objective):
@@ -32,14 +62,16 @@ class Contrastive(Objective):
     not, only the query's hard negatives count, as in ColBERTv1 (Khattab and Zaharia 2020, §3.4). matryoshka:
     numbers h′ < h; for each, the loss on the first h′ coordinates, renormalised, is added to the loss on all
     coordinates (Kusupati et al. 2022, arXiv:2205.13147, Eq. 1 with weights 1). coded_bits: bits per dimension
-    of the codes that replace document vectors (`coded.straight_through`). Only encoders use mixed precision:
-    rel, softmax and loss are float32.
+    of the codes that replace document vectors (`straight_through`). Only encoders use mixed precision: rel,
+    softmax and loss are float32.
     """
 
     reads = "chunk", "temperature", "in_batch", "matryoshka", "coded_bits", "distillation"
 
-    def __init__(self, model: Paradigm, corpus: Corpus, examples: Sequence[Example]) -> None:
-        self.model, self.corpus, self.examples = model, corpus, examples
+    def __init__(self, model: Paradigm, corpus: Sequence[str], examples: Sequence[Example]) -> None:
+        self.model = model
+        self.corpus = corpus
+        self.examples = examples
         self.share = 1.0  # of SPLADE's term
 
     def configure(self, settings: LossSettings) -> Objective:
@@ -52,7 +84,7 @@ class Contrastive(Objective):
                 "not of vectors that a pooled one joins"
             )
         if settings.distillation is not None or not settings.in_batch:
-            own_count(self.examples, self.model.name, settings.distillation is not None)
+            candidate_count(self.examples, self.model.name, settings.distillation is not None)
         return super().configure(settings)
 
     def without_negatives(self, batches: Sequence[Sequence[Example]]) -> int:
@@ -79,22 +111,13 @@ class Contrastive(Objective):
         queries, documents = model(batch.queries, batch.documents, self.settings.chunk)
         pool = gather_documents(documents)
         positions = gather(batch.positions[None])[0]
-        which = torch.arange(len(positions), device=positions.device)
-        if "pool" in getattr(self.model.align, "reads", ()):  # the pool has each document once
-            places, which = distinct(positions)
-            pool = pool.map(lambda t: t[:, places])
         settings = self.model.encoder.settings
-        loss = pool.vectors.new_zeros(())
-        for dim in (None, *self.settings.matryoshka):
-            sides = [first_coordinates(t, dim, settings.normalize) if dim else t for t in (pool, queries)]
-            if self.settings.coded_bits:
-                sides[0] = straight_through(sides[0], self.settings.coded_bits)
-            scores = in_batch_rel(sides[0], sides[1], self.model.align, self.model.normalise)
-            loss = loss + self._of_scores(scores[:, which], batch, positions)
+        loss = self._of_rel(pool, queries, batch, positions)
         if isinstance(settings, BgeM3Settings):
             for part, share in settings.losses.items():
-                recipe, sides = PARTS[part], [part_of(t, part) for t in (pool, queries)]
-                scores = in_batch_rel(sides[0], sides[1], recipe.align, recipe.normalise_function)
+                recipe = PARTS[part]
+                d, q = part_of(pool, part), part_of(queries, part)
+                scores = in_batch_rel(d, q, recipe.align, recipe.normalise_function)
                 scores = scores / settings.weights[part]  # which Q has
                 loss = loss + share * self._of_scores(scores, batch, positions)
             loss = loss / (1 + len(settings.losses))
@@ -102,25 +125,45 @@ class Contrastive(Objective):
             all_queries = gather_documents(queries.map(lambda t: t.transpose(0, 1)))
             few = settings.query_sparsity * sparsity(all_queries, settings.sparsity)
             loss = loss + self.share * (few + settings.document_sparsity * sparsity(pool, settings.sparsity))
-        gamma = settings.salience_l1
-        return loss + gamma * (mean_salience(queries) + mean_salience(documents)) if gamma else loss
-
-    def _of_scores(self, scores: Tensor, batch: TrainingBatch, positions: Tensor) -> Tensor:
-        """Compute the loss on labels and, if there is a teacher, on its scores. scores: rel [b, n]."""
-        first = place_among(len(batch.positions))
-        distillation = self.settings.distillation
-        temperature = self.settings.temperature or self.model.recipe.temperature
-        target = torch.arange(first, first + len(batch.relevant), device=scores.device)
-        if self.settings.in_batch:
-            loss = contrastive(scores, target, batch.excluded(positions), temperature)
-        else:
-            candidates = scores.gather(1, batch.own(first)) / temperature
-            loss = cross_entropy(candidates, torch.zeros_like(target))
-        if distillation is not None:
-            assert batch.teacher is not None
-            candidates = scores.gather(1, batch.own(first)) / temperature
-            loss = distillation.joined(loss, candidates, batch.teacher)
+        if settings.salience_l1:
+            loss = loss + settings.salience_l1 * (mean_salience(queries) + mean_salience(documents))
         return loss
+
+    def _of_rel(
+        self, pool: Tokens, queries: Tokens, batch: TrainingBatch, positions: Int[Tensor, " n"]
+    ) -> Tensor:
+        """Sum the losses on rel with all coordinates, and with each number of first ones."""
+        which = torch.arange(len(positions), device=positions.device)
+        if "pool" in getattr(self.model.align, "reads", ()):  # the pool has each document once
+            places, which = distinct(positions)
+            pool = pool.map(lambda t: t[:, places])
+        normalize = self.model.encoder.settings.normalize
+        loss = pool.vectors.new_zeros(())
+        for dim in (None, *self.settings.matryoshka):
+            d = pool if dim is None else first_coordinates(pool, dim, normalize)
+            q = queries if dim is None else first_coordinates(queries, dim, normalize)
+            if self.settings.coded_bits:
+                d = straight_through(d, self.settings.coded_bits)
+            scores = in_batch_rel(d, q, self.model.align, self.model.normalise)
+            loss = loss + self._of_scores(scores[:, which], batch, positions)
+        return loss
+
+    def _of_scores(
+        self, scores: Float[Tensor, "b n"], batch: TrainingBatch, positions: Int[Tensor, " n"]
+    ) -> Tensor:
+        """Compute the loss on labels and, if there is a teacher, on its scores. scores: rel."""
+        s = self.settings
+        first = place_among(len(batch.positions))
+        temperature = s.temperature or self.model.recipe.temperature
+        if s.in_batch:
+            target = torch.arange(first, first + len(batch.relevant), device=scores.device)
+            loss = contrastive(scores, target, batch.excluded(positions), temperature)
+            if s.distillation is None:  # queries may then have different numbers of hard negatives
+                return loss
+        candidates = scores.gather(1, batch.candidates(first)) / temperature
+        if not s.in_batch:
+            loss = first_candidate(candidates)
+        return s.distilled(loss, candidates, batch.teacher)
 
 
 def distinct(positions: Int[Tensor, " m"]) -> tuple[Int[Tensor, " d"], Int[Tensor, " m"]]:
@@ -144,12 +187,14 @@ class Listwise(Objective):
 
     reads = "temperature", "distillation"
 
-    def __init__(self, model: CrossAttention, corpus: Corpus, examples: Sequence[Example]) -> None:
-        self.candidates = own_count(examples, model.name, taught=False)
-        self.model, self.corpus, self.examples = model, corpus, examples
+    def __init__(self, model: Trainable, corpus: Sequence[str], examples: Sequence[Example]) -> None:
+        self.candidates = candidate_count(examples, model.name, taught=False)
+        self.model = model
+        self.corpus = corpus
+        self.examples = examples
 
     def configure(self, settings: LossSettings) -> Objective:
-        own_count(self.examples, self.model.name, settings.distillation is not None)
+        candidate_count(self.examples, self.model.name, settings.distillation is not None)
         return super().configure(settings)
 
     def collate(self, examples: list[Example]) -> tuple[Batch, Tensor | None]:
@@ -161,13 +206,8 @@ class Listwise(Objective):
 
     def loss(self, model: nn.Module, batch: tuple[Batch, Tensor | None]) -> Tensor:
         pairs, teacher = batch
-        distillation = self.settings.distillation
         scores = model(pairs).view(-1, self.candidates) / (self.settings.temperature or 1.0)
-        loss = cross_entropy(scores, torch.zeros(len(scores), dtype=torch.long, device=scores.device))
-        if distillation is None:
-            return loss
-        assert teacher is not None
-        return distillation.joined(loss, scores, teacher)
+        return self.settings.distilled(first_candidate(scores), scores, teacher)
 
 
 def mean_salience(tokens: Tokens) -> Tensor:
@@ -181,3 +221,23 @@ def mean_salience(tokens: Tokens) -> Tensor:
         return tokens.vectors.new_zeros(())
     length = tokens.mask.sum(-1).clamp(min=1)
     return (tokens.salience.where(tokens.mask, 0).sum(-1) / length).mean()
+
+
+def straight_through(documents: Tokens, bits: int) -> Tokens:
+    """x + (x̂ − x), with no gradient through the difference: train with the codes of a compressed index.
+
+    x̂ is the version of a document token x that the index stores: its nearest centroid, plus b bits for each
+    dimension of the residual (`store.residuals`). The loss and its gradient are computed at x̂, and the
+    gradient passes to x unchanged: the straight-through estimator of Bengio et al. 2013 (arXiv:1308.3432). As
+    in a search, queries are not coded.
+
+    The codec is trained on these vectors alone, with one centroid per `PER_CENTROID` tokens, as in the sample
+    that trains an index. It depends only on the batch, so that an interrupted training run resumes exactly.
+    """
+    vectors = documents.vectors.detach()[documents.mask].float().cpu()
+    codec = Codec.fit(vectors, max(1, len(vectors) // PER_CENTROID), bits, seed=0)
+    coded = codec.encode_vectors(vectors)
+    decoded = codec.decode_vectors(coded["codes"], coded["scales"], coded["centroids"])
+    error = documents.vectors.new_zeros(documents.vectors.shape)
+    error[documents.mask] = (decoded - vectors).to(error)
+    return replace(documents, vectors=documents.vectors + error)

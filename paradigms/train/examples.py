@@ -1,19 +1,12 @@
 """Training examples (query, relevant document, hard negatives) from a collection, runs and a teacher."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from itertools import chain
-from typing import Any, NamedTuple
-
-import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from typing import NamedTuple
 
 from paradigms.data import Corpus, Problems, Run, Split, best_first
-from paradigms.encoder.batches import Batch
-from paradigms.train.teacher import FalseNegatives, ScorePairs, score_of
+from paradigms.train.negatives import FalseNegatives, ScorePairs, teacher_scores
 
 
 @dataclass(frozen=True)
@@ -23,6 +16,18 @@ class Example:
     negatives: tuple[int, ...]
     relevant: tuple[int, ...]  # judged or presumed relevant to the query; never negatives
     teacher: tuple[float, ...] = ()  # the teacher's scores of the positive and of each negative
+
+
+class Query(NamedTuple):
+    """Training queries with equal texts, whose judgements are joined."""
+
+    ids: list[str]  # the first one names them all
+    text: str
+    relevant: list[str]  # documents without copies
+
+    @property
+    def id(self) -> str:
+        return self.ids[0]
 
 
 def build_examples(
@@ -47,53 +52,74 @@ def build_examples(
     """
     if negatives and run is None:
         raise ValueError(f"{negatives} hard negatives per query were requested, but no run to mine them from")
-    same: dict[str, list[str]] = {}  # text -> ids of queries; the first id names them all
-    for query, judged in sorted(split.judgements.items()):
-        if any(grade > 0 for grade in judged.values()):
-            same.setdefault(split.queries[query], []).append(query)
-    if not same:
-        raise ValueError("the training split has no relevant document: nothing to train on")
-
-    def joined(found: Run) -> Run:
-        """Join the scores of equal queries and of equal documents; the larger score counts."""
-        run: Run = {}
-        for first, *others in same.values():
-            scores = run[first] = {}
-            for document, score in chain(*(found.get(id, {}).items() for id in (first, *others))):
-                name = corpus.copies.get(document, document)
-                scores[name] = max(score, scores.get(name, score))
-        return run
-
-    gold: dict[str, list[str]] = {}
-    for ids in same.values():
-        relevant = sorted({d for id in ids for d, grade in split.judgements[id].items() if grade > 0})
-        gold[ids[0]] = list(dict.fromkeys(corpus.ids[corpus.first(d)] for d in relevant))
-    found = {id: best_first((run or {}).get(id, {}), depth) for ids in same.values() for id in ids}
-    ranked = {query: list(best_first(scores, depth)) for query, scores in joined(found).items()}
+    problems = Problems() if problems is None else problems
+    queries = _distinct_queries(corpus, split)
+    ranked = _ranked(run or {}, queries, corpus, depth)
     rated: Run = {}
     if suspects is not None:
-        rated = joined(suspects.scores({q: list(dict.fromkeys((*gold[q], *ranked[q]))) for q in gold}))
-    problems = Problems() if problems is None else problems
-    pairs: list[tuple[str, Example]] = []
-    for query, relevant in gold.items():
-        for document in relevant:
-            likely: set[str] = set()
+        judged = {q.id: list(dict.fromkeys((*q.relevant, *ranked[q.id]))) for q in queries}
+        rated = _joined(suspects.scores(judged), queries, corpus)
+    ids: list[str] = []
+    examples: list[Example] = []
+    for query in queries:
+        for document in query.relevant:
+            likely: list[str] = []
             if suspects is not None:
-                likely = suspects.of(query, document, ranked[query], rated).difference(relevant)
-                for dropped in sorted(likely):
-                    problems.add("hard negative that may be relevant (left out)", f"{query} -> {dropped}")
-            never = [corpus.position(d) for d in (*relevant, *sorted(likely))]
+                presumed = suspects.of(query.id, document, ranked[query.id], rated)
+                likely = sorted(presumed.difference(query.relevant))
+            for dropped in likely:
+                problems.add("hard negative that may be relevant (left out)", f"{query.id} -> {dropped}")
             positive = corpus.position(document)
-            avoided = set(never)
-            hard = [p for p in map(corpus.position, ranked[query]) if p not in avoided]
+            relevant = [corpus.position(d) for d in (*query.relevant, *likely)]
+            avoided = set(relevant)
+            hard = [p for p in map(corpus.position, ranked[query.id]) if p not in avoided]
             if suspects is not None and len(hard) < negatives:
-                problems.add("example with too few hard negatives left (others drawn at random)", query)
-            rng = random.Random(f"{seed} {query} {positive}")
-            drawn = draw(hard, avoided, negatives, corpus, rng, query)
-            pairs.append((query, Example(split.queries[query], positive, tuple(drawn), tuple(never))))
+                problems.add("example with too few hard negatives left (others drawn at random)", query.id)
+            rng = random.Random(f"{seed} {query.id} {positive}")
+            others = draw(hard, avoided, negatives, corpus, rng, query.id)
+            ids.append(query.id)
+            examples.append(Example(query.text, positive, tuple(others), tuple(relevant)))
     if teacher is None:
-        return [example for _, example in pairs]
-    return _taught(pairs, corpus, lambda wanted: joined(teacher(wanted)))
+        return examples
+    documents = [[corpus.ids[p] for p in (example.positive, *example.negatives)] for example in examples]
+    scores = teacher_scores(
+        list(zip(ids, documents, strict=True)), lambda pairs: _joined(teacher(pairs), queries, corpus)
+    )
+    return [replace(example, teacher=row) for example, row in zip(examples, scores, strict=True)]
+
+
+def _distinct_queries(corpus: Corpus, split: Split) -> list[Query]:
+    """Join queries with equal texts and a relevant document. Raises ValueError if there is none."""
+    ids_of: dict[str, list[str]] = {}
+    for query, judged in sorted(split.judgements.items()):
+        if any(grade > 0 for grade in judged.values()):
+            ids_of.setdefault(split.queries[query], []).append(query)
+    if not ids_of:
+        raise ValueError("the training split has no relevant document: nothing to train on")
+    queries = []
+    for text, ids in ids_of.items():
+        relevant = sorted({d for id in ids for d, grade in split.judgements[id].items() if grade > 0})
+        originals = dict.fromkeys(corpus.ids[corpus.first(document)] for document in relevant)
+        queries.append(Query(ids, text, list(originals)))
+    return queries
+
+
+def _ranked(run: Run, queries: Sequence[Query], corpus: Corpus, depth: int) -> dict[str, list[str]]:
+    """Return the first `depth` documents of each query, without copies."""
+    first = {id: best_first(run.get(id, {}), depth) for query in queries for id in query.ids}
+    return {id: list(best_first(scores, depth)) for id, scores in _joined(first, queries, corpus).items()}
+
+
+def _joined(run: Mapping[str, Mapping[str, float]], queries: Sequence[Query], corpus: Corpus) -> Run:
+    """Join the scores of equal queries and of equal documents; the larger score counts."""
+    joined: Run = {}
+    for query in queries:
+        scores = joined[query.id] = {}
+        for id in query.ids:
+            for document, score in run.get(id, {}).items():
+                name = corpus.copies.get(document, document)
+                scores[name] = max(score, scores.get(name, score))
+    return joined
 
 
 def draw(
@@ -104,93 +130,12 @@ def draw(
     hard, never: positions of documents that are not copies (`Corpus.first`). Raises ValueError, which names
     the query, if the corpus has too few documents.
     """
-    drawn = rng.sample(hard, min(count, len(hard)))
+    positions = rng.sample(hard, min(count, len(hard)))
     different = len(corpus) - len(corpus.copies)
-    if different - len(never.union(drawn)) < count - len(drawn):
+    if different - len(never.union(positions)) < count - len(positions):
         raise ValueError(f"query {query!r}: {different} different documents hold no {count} negatives")
-    while len(drawn) < count:
+    while len(positions) < count:
         p = rng.randrange(len(corpus))
-        if p not in never and p not in drawn and corpus.ids[p] not in corpus.copies:
-            drawn.append(p)
-    return drawn
-
-
-def _taught(pairs: Sequence[tuple[str, Example]], corpus: Corpus, teacher: ScorePairs) -> list[Example]:
-    """Add the teacher's scores to examples. pairs: (query id, example)."""
-    documents = [[corpus.ids[p] for p in (example.positive, *example.negatives)] for _, example in pairs]
-    wanted: dict[str, list[str]] = {}
-    for (query, _), ids in zip(pairs, documents, strict=True):
-        wanted[query] = list(dict.fromkeys(wanted.get(query, []) + ids))
-    scores = teacher(wanted)
-    return [
-        replace(example, teacher=tuple(score_of(scores, query, d, "teacher") for d in ids))
-        for (query, example), ids in zip(pairs, documents, strict=True)
-    ]
-
-
-class TrainingBatch(NamedTuple):
-    """b queries and n = b · (1 + k) documents: every query's positive, then each query's k negatives."""
-
-    queries: Batch
-    documents: Batch
-    positions: Int[Tensor, " n"]  # the documents' positions in the corpus
-    relevant: Int[Tensor, "b r"]  # positions relevant to each query, padded with −1
-    teacher: Float[Tensor, "b c"] | None = None  # t of each query's c = 1 + k documents
-
-    def excluded(self, positions: Int[Tensor, " m"]) -> Bool[Tensor, "b m"]:
-        """Return a mask of the pool's documents, over all processes, that are relevant to each query."""
-        mask = torch.zeros(len(self.relevant), len(positions), dtype=torch.bool, device=positions.device)
-        for relevant in self.relevant.T:  # [b, r, m] may not fit into memory if r is large
-            mask |= relevant[:, None] == positions
-        return mask
-
-    def own(self, first: int = 0) -> Int[Tensor, "b c"]:
-        """Each query's document positions, positive first, in a pool where the batch starts at `first`."""
-        b = len(self.relevant)
-        places = torch.arange(len(self.positions), device=self.positions.device) + first
-        return torch.cat([places[:b, None], places[b:].view(b, -1)], 1)
-
-
-def own_count(examples: Sequence[Any], name: str, taught: bool) -> int:
-    """Return 1 + k, the number of documents per example (`Example`, or `Pair` of a generative model).
-
-    Raises ValueError if k is 0 or varies, or if `taught` examples lack a teacher's scores.
-    """
-    counts = sorted({len(example.negatives) for example in examples})
-    if len(counts) != 1 or counts[0] < 1:
-        raise ValueError(
-            f"{name} needs the same number of hard negatives for every query, at least one, but has "
-            f"{' or '.join(map(str, counts)) or 'no examples'}: set negatives"
-        )
-    if taught and any(len(example.teacher) != 1 + counts[0] for example in examples):
-        raise ValueError(f"{name} learns a teacher's scores: build the examples with a teacher")
-    return 1 + counts[0]
-
-
-def step_batches(
-    examples: int, batch_size: int, steps: int, *, start: int = 0, rank: int = 0, world: int = 1, seed: int
-) -> Iterator[list[int]]:
-    """Yield one process's batches from step `start`; each batch depends only on (seed, step).
-
-    Step t takes the t-th block of W·batch_size examples from an endless sequence of seeded permutations, and
-    process w of W takes the block's w-th part. Each permutation's incomplete last block is left out. Runs can
-    therefore resume exactly.
-    """
-    total = batch_size * world
-    if total > examples:
-        raise ValueError(
-            f"a batch of {batch_size} on {world} process(es) is larger than the {examples} training "
-            "examples: choose a smaller batch"
-        )
-
-    @lru_cache(maxsize=1)
-    def order(epoch: int) -> list[int]:
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-        return torch.randperm(examples, generator=generator).tolist()
-
-    def batch(step: int) -> list[int]:
-        epoch, within = divmod(step, examples // total)
-        first = within * total + rank * batch_size
-        return order(epoch)[first : first + batch_size]
-
-    return map(batch, range(start, steps))
+        if p not in never and p not in positions and corpus.ids[p] not in corpus.copies:
+            positions.append(p)
+    return positions

@@ -1,4 +1,4 @@
-"""Train generative models in scripts: the backbone, training pairs and stored encoder states."""
+"""Train generative models: the likelihood of identifiers, the pairs, and stored states of the encoder."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -6,10 +6,16 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from accelerate import Accelerator
+import torch
+from accelerate import Accelerator, PartialState
+from accelerate.utils import broadcast, broadcast_object_list
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
 
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Corpus, Problems, Run, Split
+from paradigms.encoder.text import Batch
+from paradigms.generative.identifiers import Targets
 from paradigms.generative.model import Generative
 from paradigms.generative.pairs import (
     Pair,
@@ -24,22 +30,145 @@ from paradigms.generative.small import small_t5
 from paradigms.io.terminal import shown
 from paradigms.model import autocast
 from paradigms.train.examples import draw
-from paradigms.train.fit import (
-    NEGATIVES_DEPTH,
-    STATES,
-    DevMeasure,
-    add_states,
-    deleted_after,
-    drawn,
-    training_splits,
-)
-from paradigms.train.likelihood import Likelihood
+from paradigms.train.fit import dev_measure, training_splits
 from paradigms.train.loop import Dev, TrainingSettings, train
-from paradigms.train.state import by_main
-from paradigms.train.teacher import ScorePairs, pair_scores, score_of
+from paradigms.train.losses import LossSettings, Objective, candidate_count, contrastive
+from paradigms.train.negatives import NEGATIVES_DEPTH, ScorePairs, pair_scores, teacher_scores
+from paradigms.train.processes import by_main
+from paradigms.train.states import STATES, add_states, deleted_after, used_examples
 
-PASSAGES, PASSAGE_WORDS = 6, 16  # passages per document to index, and words per passage, as in a query
+PASSAGES = 6  # passages per document to index
+PASSAGE_WORDS = 16  # words per passage, as in a query
 SPANS = 3  # spans per document if texts are identifiers
+NEGATIVES = 7  # documents of other pairs in the batch, for sets of tokens without hard negatives
+
+# Sources, targets, and where several documents are ranked, their positions and a teacher's scores of them.
+Pairs = tuple[Batch, Targets] | tuple[Batch, Targets, Int[Tensor, "b n"], Float[Tensor, "b c"]]
+
+
+class Likelihood(Objective):
+    """Minus the mean over targets of Σ_tokens log p (Wu et al. 2024, Eq. 8).
+
+    If documents have token sets (PAG: Zeng et al. 2024, arXiv:2404.14600), or pairs have hard negatives, the
+    softmax cross-entropy over the pair's document and its negatives is added, with rel under the model's
+    ranking score. With distillation, `Distillation.joined` combines the likelihood with the teacher's scores
+    instead, averaged over prefix lengths i: the teacher's scores are multiplied by √(i/m), and the student's
+    score is the sum over the first i tokens plus the set part. With "margin_mse", this is RIPOR's loss on
+    prefixes (Zeng et al. 2024, arXiv:2311.09134, §3.3), whose factor 1 − 2/i also rises with falling
+    increments, but is negative for short identifiers.
+
+    corpus: documents from which NP-decoding's clusters are rebuilt every `model.settings.refresh` steps.
+    """
+
+    reads = ("distillation",)
+    learns_alone = True  # to write its identifier
+
+    def __init__(self, model: Generative, corpus: Corpus, pairs: Sequence[Pair]) -> None:
+        if not pairs:
+            raise ValueError(f"{model.name} has no training pairs: no judged query, and no text to index")
+        if any(pair.negatives for pair in pairs):
+            candidate_count(pairs, model.name, taught=False)
+        self.model, self.corpus, self.examples = model, corpus, pairs
+        self.ranks = model.sets is not None or bool(pairs[0].negatives)
+        if self.ranks and model.identifiers.end is None:
+            raise ValueError(f"{model.name} has no identifier to rank: its negatives would be n-grams")
+        self.renews = model.settings.refresh > 0
+        self.relevant: dict[str, set[int]] = {}  # source -> documents that any pair gives it
+        for pair in pairs if self.ranks else ():
+            self.relevant.setdefault(pair.source, set()).add(self._first(pair.document))
+
+    def configure(self, settings: LossSettings) -> Objective:
+        if settings.distillation is not None and not all(
+            pair.negatives and len(pair.teacher) == 1 + len(pair.negatives) for pair in self.examples
+        ):
+            raise ValueError(
+                f"{self.model.name} learns a teacher's scores: build the pairs with negatives and a teacher"
+            )
+        return super().configure(settings)
+
+    def without_negatives(self, batches: Sequence[Sequence[Pair]]) -> int:
+        return sum(
+            {pair.document}.issuperset(negatives)
+            for batch in (batches if self.ranks else ())
+            for pair, negatives in zip(batch, self.negatives(batch), strict=True)
+        )
+
+    def negatives(self, batch: Sequence[Pair]) -> list[list[int]]:
+        """Return each pair's hard negatives or, without any, the documents of the next pairs in the batch.
+
+        Other documents of the same source and their copies are replaced by the pair's own, which `ranking`
+        excludes.
+        """
+        own = [pair.document for pair in batch]
+        around = [(own[n + 1 :] + own[:n])[:NEGATIVES] for n in range(len(own))]
+        return [
+            list(pair.negatives)
+            or [pair.document if self._first(d) in self.relevant[pair.source] else d for d in others]
+            for pair, others in zip(batch, around, strict=True)
+        ]
+
+    def collate(self, examples: list[Pair]) -> Pairs:
+        """Tokenise b sources and their targets; for a ranking loss, also the negatives' identifiers."""
+        model, sources = self.model, self.model.tokenize([pair.source for pair in examples])
+        targets = [[model.written(pair.document, pair.target)] for pair in examples]
+        if not self.ranks:
+            return sources, model.targets(targets)
+        ranked = [
+            [pair.document, *others] for pair, others in zip(examples, self.negatives(examples), strict=True)
+        ]
+        for row, (_, *others) in zip(targets, ranked, strict=True):
+            row += [model.names(document)[0] for document in others]
+        documents = torch.tensor(ranked)
+        teacher = torch.tensor([pair.teacher if self.settings.distillation else () for pair in examples])
+        return sources, model.targets(targets), documents, teacher
+
+    def _first(self, document: int) -> int:
+        return self.corpus.first(self.corpus.ids[document])
+
+    def loss(self, model: nn.Module, batch: Pairs) -> Tensor:
+        if len(batch) == 2:
+            return -model(*batch).sum() / len(batch[1].ids)
+        sources, targets, documents, teacher = batch
+        sets = documents if self.model.sets is not None else None
+        parts = model(sources, targets, "log_probability", self.model.settings.score, documents=sets)
+        return self.ranking(parts, targets.ids.shape[-1], documents, teacher)
+
+    def ranking(
+        self,
+        parts: Float[Tensor, "two b n m"],
+        tokens: int,
+        documents: Int[Tensor, "b n"],
+        teacher: Float[Tensor, "b c"],
+    ) -> Tensor:
+        """Compute the loss from log p and from the contributions to rel.
+
+        parts: log p and the contributions, each with `tokens` columns, plus one column for the set part if
+        documents have sets.
+        """
+        likelihood = -parts[0, :, 0, :tokens].sum(-1).mean()
+        prefixes = parts[1, ..., :tokens].cumsum(-1) + parts[1, ..., tokens:].sum(-1, keepdim=True)
+        if self.settings.distillation is None:
+            first = torch.zeros(len(documents), dtype=torch.long, device=documents.device)
+            excluded: Bool[Tensor, "b n"] = documents == documents[:, :1]
+            return likelihood + contrastive(prefixes[..., -1], first, excluded, 1.0)
+        scores = teacher.to(prefixes.dtype)
+        losses = [
+            self.settings.distillation.joined(
+                likelihood, prefixes[..., i], scores * ((i + 1) / tokens) ** 0.5
+            )
+            for i in range(tokens)
+        ]
+        return torch.stack(losses).mean()
+
+    def prepare(self, step: int, steps: int) -> None:
+        """Rebuild NP-decoding's clusters on the first process, if due, and send them to the others."""
+        every, clusters = self.model.settings.refresh, self.model.clusters
+        due = every > 0 and step > 0 and step % every == 0
+        if due and PartialState().is_main_process:
+            self.model.refresh(self.corpus)
+        if clusters is not None and (due or step == 0):
+            broadcast(clusters.vectors.data)
+            (clusters.labels,) = broadcast_object_list([clusters.labels])
 
 
 def fit_generative(
@@ -61,20 +190,17 @@ def fit_generative(
     `with_negatives`; the teacher is a model for `pair_scores`.
     """
     problems = Problems()
-    pairs = training_pairs(model, collection.corpus, splits[0], problems, training.seed)
+    corpus = collection.corpus
+    pairs = training_pairs(model, corpus, splits[0], problems, training.seed)
     if generated is not None:
         pairs += generated_pairs(read_generated(generated), model.identifiers, problems)
     if negatives:
 
         def scores(queries: dict[str, str]) -> ScorePairs:
-            return pair_scores(teacher, folder / "teacher.run", queries, collection.corpus, accelerator)
+            return pair_scores(teacher, folder / "teacher.run", queries, corpus, accelerator)
 
-        pairs = with_negatives(
-            pairs, collection.corpus, negatives, training.seed, scores if teacher else None
-        )
-    corpus, dev = collection.corpus, None
-    if splits[1].queries and dev_queries:
-        dev = DevMeasure(corpus, splits[1], dev_run, dev_queries, accelerator.mixed_precision)
+        pairs = with_negatives(pairs, corpus, negatives, training.seed, scores if teacher else None)
+    dev = dev_measure(corpus, splits[1], dev_run, dev_queries, accelerator)
     return fit_pairs(model, corpus, pairs, training, folder, accelerator, dev=dev, problems=problems)
 
 
@@ -101,14 +227,13 @@ def fit_pairs(
             accelerator.print(shown(f"{model.name}: {report}"))
     objective = Likelihood(model, corpus, pairs).configure(training)
     stored = model.settings.frozen and accelerator.device.type == "cpu"
-    with (
-        deleted_after(folder / STATES, accelerator) if stored and not states else nullcontext(states) as place
-    ):
-        if stored and place:
+    temporary = stored and states is None
+    with deleted_after(folder / STATES, accelerator) if temporary else nullcontext(states) as place:
+        if stored and place is not None:
+            used = used_examples(pairs, training, accelerator)
+            sources = list(dict.fromkeys(pair.source for pair in used))
             with model.evaluating(), autocast(accelerator.device, accelerator.mixed_precision):
-                store = model.keep_states(place)
-                sources = list(dict.fromkeys(pair.source for pair in drawn(pairs, training, accelerator)))
-                add_states(store, sources, model.tokenize, model.encode, accelerator)
+                add_states(model.keep_states(place), sources, model.tokenize, model.encode, accelerator)
         trained = train(model, objective, training, folder, accelerator=accelerator, dev=dev)
     return trained.to(accelerator.device)
 
@@ -127,32 +252,28 @@ def with_negatives(
     corpus has too few documents.
     """
     numbers: dict[str, int] = {}
-    own: dict[int, set[int]] = {}
+    paired: dict[str, set[int]] = {}  # source -> its documents
     for pair in pairs:
-        first = corpus.first(corpus.ids[pair.document])
-        own.setdefault(numbers.setdefault(pair.source, len(numbers)), set()).add(first)
+        numbers.setdefault(pair.source, len(numbers))
+        paired.setdefault(pair.source, set()).add(corpus.first(corpus.ids[pair.document]))
     sources = {str(n): source for source, n in numbers.items()}
     run = BM25(corpus).search(sources, NEGATIVES_DEPTH, progress=True)
     ranked = []
     for pair in pairs:
-        n = numbers[pair.source]
-        hard = list(dict.fromkeys(p for id in run[str(n)] if (p := corpus.first(id)) not in own[n]))
+        never = paired[pair.source]
+        positions = dict.fromkeys(map(corpus.first, run[str(numbers[pair.source])]))
+        hard = [p for p in positions if p not in never]
         rng = random.Random(f"{seed} {pair.source} {pair.document}")
-        others = draw(hard, own[n], negatives, corpus, rng, pair.source)
+        others = draw(hard, never, negatives, corpus, rng, pair.source)
         ranked.append(replace(pair, negatives=tuple(others)))
     if teacher is None:
         return ranked
-    wanted: dict[str, dict[str, None]] = {id: {} for id in sources}
-    for pair in ranked:
-        documents = (pair.document, *pair.negatives)
-        wanted[str(numbers[pair.source])] |= dict.fromkeys(corpus.ids[p] for p in documents)
-    scores = teacher(sources)({id: list(documents) for id, documents in wanted.items()})
-
-    def taught(pair: Pair) -> tuple[float, ...]:
-        id, documents = str(numbers[pair.source]), (pair.document, *pair.negatives)
-        return tuple(score_of(scores, id, corpus.ids[p], "teacher") for p in documents)
-
-    return [replace(pair, teacher=taught(pair)) for pair in ranked]
+    documents = [
+        (str(numbers[pair.source]), [corpus.ids[p] for p in (pair.document, *pair.negatives)])
+        for pair in ranked
+    ]
+    scores = teacher_scores(documents, teacher(sources))
+    return [replace(pair, teacher=row) for pair, row in zip(ranked, scores, strict=True)]
 
 
 def t5_folder(
@@ -180,10 +301,12 @@ def training_pairs(
     itself. Otherwise, targets are identifiers, and sources are the queries and `PASSAGES` passages of each
     document.
     """
-    ids, length = model.identifiers, model.settings.document_length
+    ids = model.identifiers
+    length = model.settings.document_length
+    tokenizer = model.tokenizer
     if ids.kind == "text":
-        common = {"length": length, "seed": seed}
-        spans = span_pairs(corpus, split, model.tokenizer, problems, **common)
-        return spans + document_span_pairs(corpus, model.tokenizer, problems, spans=SPANS, **common)
+        spans = span_pairs(corpus, split, tokenizer, problems, length=length, seed=seed)
+        more = document_span_pairs(corpus, tokenizer, problems, spans=SPANS, length=length, seed=seed)
+        return spans + more
     passages = indexing_pairs(corpus, ids, problems, words=PASSAGE_WORDS, passages=PASSAGES, seed=seed)
     return retrieval_pairs(split, ids) + passages

@@ -4,14 +4,19 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from paradigms.core import Tokens
-from paradigms.io.checks import check_types
+from paradigms.io.checks import Range, check_types
+
+AtLeast0 = Annotated[int, Range(0, math.inf)]
+AtLeast1 = Annotated[int, Range(1, math.inf)]
+Positive = Annotated[float, Range(0, math.inf, above=True)]
+PositiveOrNone = Annotated[float | None, Range(0, math.inf, above=True)]
 
 
 def contrastive(
@@ -27,12 +32,17 @@ def contrastive(
     return torch.nn.functional.cross_entropy(logits, target)
 
 
+def first_candidate(scores: Float[Tensor, "b c"]) -> Float[Tensor, ""]:
+    """−(1/b) Σ log softmax(s)[0], with s = rel/τ: softmax cross-entropy of each query's first candidate."""
+    target = torch.zeros(len(scores), dtype=torch.long, device=scores.device)
+    return torch.nn.functional.cross_entropy(scores, target)
+
+
 def kl(student: Float[Tensor, "b c"], teacher: Float[Tensor, "b c"]) -> Float[Tensor, ""]:
     """(1/b) Σ_q KL(softmax(t_q) ‖ softmax(s_q)) over each query's c candidates (ColBERTv2, §3.2)."""
-    log = torch.nn.functional.log_softmax
-    return torch.nn.functional.kl_div(
-        log(student, -1), log(teacher, -1), reduction="batchmean", log_target=True
-    )
+    log_p = teacher.log_softmax(-1)
+    log_q = student.log_softmax(-1)
+    return torch.nn.functional.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
 
 
 def margin_mse(student: Float[Tensor, "b c"], teacher: Float[Tensor, "b c"]) -> Float[Tensor, ""]:
@@ -94,15 +104,12 @@ class Distillation:
     """
 
     loss: Literal["kl", "margin_mse"] = "kl"  # ℓ: a key of DISTILLATIONS
-    weight: float = 0.5  # w in (0, 1]; with 1, labels only choose the positive document
-    temperature: float = 1.0  # τ_t: 1 for the logits of a cross-encoder
+    # w; with 1, labels only choose the positive document
+    weight: Annotated[float, Range(0, 1, above=True)] = 0.5
+    temperature: Positive = 1.0  # τ_t: 1 for the logits of a cross-encoder
 
     def __post_init__(self) -> None:
         check_types(self)
-        if not 0 < self.weight <= 1:
-            raise ValueError(f"the weight of a distillation must lie in (0, 1], got {self.weight}")
-        if self.temperature <= 0:
-            raise ValueError(f"the temperature of a teacher must be positive, got {self.temperature}")
 
     def joined(
         self, supervised: Float[Tensor, ""], student: Float[Tensor, "b c"], teacher: Float[Tensor, "b c"]
@@ -116,24 +123,33 @@ class Distillation:
 class LossSettings:
     """Settings of a loss. `TrainingSettings` inherits them, and `train` gives them to the objective."""
 
-    chunk: int = 0  # texts per part with cached gradients, for batches of any size; 0 = no caching
-    temperature: float | None = None  # τ; None = the paradigm's τ
+    chunk: AtLeast0 = 0  # texts per part with cached gradients, for batches of any size; 0 = no caching
+    temperature: PositiveOrNone = None  # τ; None = the paradigm's τ
     in_batch: bool = True  # whether other queries' documents are also negatives
     matryoshka: list[int] = field(default_factory=list)  # numbers of first coordinates whose losses are added
-    # Train with documents coded as a compressed index of so many bits codes them (`train.coded`); 0 = uncoded
+    # Train with documents coded as a compressed index of so many bits codes them
+    # (`contrastive.straight_through`); 0 = uncoded.
     coded_bits: int = 0
     distillation: Distillation | None = None  # learn a teacher's scores; None = labels only
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.chunk < 0:
-            raise ValueError(f"chunk must be at least 0, got {self.chunk}")
-        if self.temperature is not None and self.temperature <= 0:
-            raise ValueError(f"temperature must be positive, got {self.temperature}")
         if self.coded_bits not in (0, 1, 2, 4, 8):
             raise ValueError(f"coded_bits must be 1, 2, 4 or 8, or 0 for none, got {self.coded_bits}")
         if any(dim < 1 for dim in self.matryoshka):
             raise ValueError(f"matryoshka are numbers of coordinates, at least 1, got {self.matryoshka}")
+
+    def distilled(
+        self,
+        supervised: Float[Tensor, ""],
+        student: Float[Tensor, "b c"],
+        teacher: Float[Tensor, "b c"] | None,
+    ) -> Float[Tensor, ""]:
+        """Combine L with ℓ as in `Distillation.joined`; without a distillation, return L."""
+        if self.distillation is None:
+            return supervised
+        assert teacher is not None
+        return self.distillation.joined(supervised, student, teacher)
 
 
 class Objective(ABC):
@@ -169,3 +185,19 @@ class Objective(ABC):
 
     def prepare(self, step: int, steps: int) -> None:  # noqa: B027 - most objectives keep nothing
         """Update state before step `step` of `steps`, on every process."""
+
+
+def candidate_count(examples: Sequence[Any], name: str, taught: bool) -> int:
+    """Return 1 + k, the number of documents per example (`Example`, or `Pair` of a generative model).
+
+    Raises ValueError if k is 0 or varies, or if `taught` examples lack a teacher's scores.
+    """
+    counts = sorted({len(example.negatives) for example in examples})
+    if len(counts) != 1 or counts[0] < 1:
+        raise ValueError(
+            f"{name} needs the same number of hard negatives for every query, at least one, but has "
+            f"{' or '.join(map(str, counts)) or 'no examples'}: set negatives"
+        )
+    if taught and any(len(example.teacher) != 1 + counts[0] for example in examples):
+        raise ValueError(f"{name} learns a teacher's scores: build the examples with a teacher")
+    return 1 + counts[0]

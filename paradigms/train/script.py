@@ -1,9 +1,13 @@
 """Start a training script: check settings, lock the output folder, open the collection."""
 
 import hashlib
+import netrc
+import os
 import platform
+import secrets
 from collections.abc import Collection as Names
 from dataclasses import asdict
+from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,25 +17,21 @@ from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs
 from rich.console import Console
 
-from paradigms.data import (
-    Collection,
-    check_collection,
-    load_collection,
-)
+from paradigms.data import Collection, check_collection, load_collection
 from paradigms.data.trec import check_ids
 from paradigms.encoder.backbone import cached, check_backbone
 from paradigms.encoder.precision import choose_precision, native_precision
 from paradigms.io.checks import differences, parse_json
 from paradigms.io.device import chosen_device
-from paradigms.io.files import write_json
+from paradigms.io.files import held, write_json, write_text
 from paradigms.io.manifest import sha256
 from paradigms.io.plugins import LOADED
 from paradigms.io.terminal import Terminal, shown
-from paradigms.train import tracking
-from paradigms.train.fit import STATES, sweep_states
-from paradigms.train.parallel import sharded
-from paradigms.train.state import by_main
+from paradigms.train.processes import by_main, check_shared, sharded
+from paradigms.train.states import STATES, sweep_states
 
+# How long processes wait while another one searches a corpus; torch's default on GPUs is 10 minutes.
+PATIENCE = timedelta(days=2)
 BEFORE_RESULTS = {"config.json", "environment.json", "wandb", STATES}  # left by a run that fails at the start
 
 
@@ -50,16 +50,16 @@ def begin(settings: Any) -> tuple[Accelerator, Console]:
         mixed_precision=native_precision(chosen_device()) if automatic else settings.precision,
         log_with=None if tracker == "none" else tracker,
         project_dir=folder,
-        kwargs_handlers=[InitProcessGroupKwargs(timeout=tracking.PATIENCE)],
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)],
     )
     choose_precision(accelerator.mixed_precision)
     if settings.precision == "fp16" and accelerator.device.type == "cpu":
         raise SystemExit("precision fp16 needs a GPU: a processor would silently compute in float32")
-    tracking.take(folder, accelerator)  # before joining the folder's W&B run
+    lock_output(folder, accelerator)  # before joining the folder's W&B run
     for place in by_main(lambda: sweep_states(folder), accelerator):
         accelerator.print(f"Deleted {place}, which a killed run left behind")
     if tracker == "wandb" and accelerator.is_main_process:  # only the main process logs
-        tracking.start_wandb(accelerator, asdict(settings), folder)
+        start_wandb(accelerator, asdict(settings), folder)
     return accelerator, Terminal(quiet=not accelerator.is_main_process)
 
 
@@ -158,3 +158,57 @@ def environment(accelerator: Accelerator) -> dict[str, Any]:
         "precision": accelerator.mixed_precision,
         **{f"plug-in {file.name}": sha256(file) for file in LOADED},
     } | {name: version(name) for name in packages}
+
+
+def lock_output(folder: Path, accelerator: Accelerator) -> None:
+    """Lock the results folder. All processes raise SystemExit if it is locked or one does not see it."""
+    by_main(lambda: held(folder), accelerator)
+    try:
+        check_shared(folder, accelerator)
+    except FileNotFoundError as error:
+        raise SystemExit(str(error)) from error
+
+
+def start_wandb(accelerator: Accelerator, settings: dict[str, Any], folder: Path) -> None:
+    """Join the results folder's W&B run without prompts.
+
+    W&B logs offline, and a line is printed, if there is neither a key nor WANDB_MODE, or if the server does
+    not answer within 15 s.
+    """
+    import wandb
+
+    file = folder / "wandb" / "run-id.txt"  # one W&B run per folder, over all interruptions
+    if not file.is_file():
+        write_text(file, secrets.token_hex(4))
+    options = {
+        "id": file.read_text(encoding="utf-8"),
+        "resume": "allow",
+        "dir": str(folder),
+        "settings": wandb.Settings(init_timeout=15, silent=True),
+    }
+    config = {  # W&B does not accept lists
+        name: value if isinstance(value, int | float | str) else str(value)
+        for name, value in settings.items()
+    }
+
+    def join(**mode: str) -> None:
+        accelerator.init_trackers("retrieval-paradigms", config, {"wandb": options | mode})
+
+    try:
+        if "WANDB_MODE" not in os.environ and not _has_wandb_key():
+            raise wandb.errors.CommError("no key")
+        join()
+    except wandb.errors.CommError as error:
+        where = folder / "wandb"
+        accelerator.print(f"W&B: {error}, logging offline to {where} (--tracker none: not at all)")
+        join(mode="offline")
+
+
+def _has_wandb_key() -> bool:
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").split("//")[-1]
+    try:
+        return netrc.netrc().authenticators(host) is not None
+    except (FileNotFoundError, netrc.NetrcParseError):
+        return False

@@ -1,33 +1,58 @@
-"""Save and resume the state of a training run between two steps, and check that processes agree."""
+"""Save and resume the state of a training run between two steps, bit for bit and without pickles.
+
+A training folder's checkpoints/step-N contains the paradigm (`Trainable.write`), optimizer.safetensors
+(AdamW's moments by parameter name), random.safetensors (generator states of each process), progress.json, and
+manifest.json with the size and SHA-256 of every other file, so that damage is detected.
+"""
 
 import hashlib
 import json
 import math
-import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
-from accelerate import Accelerator, PartialState
-from accelerate.utils import broadcast_object_list, gather_object
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from paradigms.encoder.weights import state_of
 from paradigms.identity import checksum_of, design_of, differing
-from paradigms.io.files import atomic_folder, flush, locked, settle, sweep, write_json
+from paradigms.io.checks import parse_json, read_json
+from paradigms.io.files import (
+    atomic_folder,
+    check_locks,
+    contents,
+    flush,
+    remove_folder,
+    settle,
+    sweep,
+    write_json,
+    write_text,
+)
+from paradigms.io.manifest import damage, write_manifest
 from paradigms.model import Trainable
-from paradigms.train import checkpoint
-from paradigms.train.parallel import gathered, spread
+from paradigms.saving.layouts import SAVED
+from paradigms.train.processes import by_main, gathered, spread
 
-Result = TypeVar("Result")
-# Errors that all processes raise with the main process's type; scripts print them.
-TOLD = (OSError, ValueError, FloatingPointError, KeyError, SystemExit)
+CHECKPOINTS = "checkpoints"
+PREFIX = "step-"
+HISTORY = "history.jsonl"
+WRITTEN = contents(*SAVED, marks=["progress.json", "optimizer.safetensors"])  # the files of a checkpoint
+# Files and folders of a training run, and of a trained model next to it.
+TRAINED = contents(
+    *SAVED, "*.jsonl", "checkpoint/", "training/", f"{CHECKPOINTS}/", f"{PREFIX}[0-9]*/", "best/"
+)
 
+
+# --- what must match to resume ----------------------------------------------------------------------------
 
 # The models that runs of this process have moved: the folder, values of the weights when the run ended, and
 # the checksum of the weights with which it began.
@@ -42,7 +67,7 @@ def start_of(paradigm: Trainable, folder: Path) -> str:
     model with which it began.
     """
     last = _moved.get(paradigm)
-    if last is not None and last[:2] == _place(paradigm, folder):
+    if last is not None and last[:2] == _folder_and_values(paradigm, folder):
         return last[2]
     named = paradigm.state_dict().items()
     read = (weight for name, weight in named if "backbone" in name.split(".") and ".lora_" not in name)
@@ -53,10 +78,10 @@ def start_of(paradigm: Trainable, folder: Path) -> str:
 def note_moved(paradigm: Trainable, folder: Path, start: str) -> None:
     """Remember a model that a run in `folder` leaves, for `start_of`."""
     if not isinstance(paradigm, FSDPModule):
-        _moved[paradigm] = *_place(paradigm, folder), start
+        _moved[paradigm] = *_folder_and_values(paradigm, folder), start
 
 
-def _place(paradigm: Trainable, folder: Path) -> tuple[Path, tuple[Any, ...]]:
+def _folder_and_values(paradigm: Trainable, folder: Path) -> tuple[Path, tuple[Any, ...]]:
     """Return the folder, and values of the weights, which a model that moves to another device keeps."""
     return folder.resolve(), state_of(paradigm.parameters())[1:]
 
@@ -90,12 +115,93 @@ def signature(
     return json.loads(written) | {"weights": by_main(lambda: start_of(paradigm, folder), accelerator)}
 
 
+def _digest(examples: Sequence[Any]) -> str:
+    """SHA-256 of repr(list(examples)), with one example's repr in memory at a time."""
+    digest = hashlib.sha256(b"[")
+    for n, example in enumerate(examples):
+        digest.update(f"{', ' if n else ''}{example!r}".encode("utf-8", "surrogatepass"))
+    digest.update(b"]")
+    return digest.hexdigest()
+
+
+# --- checkpoints and history, by the folder of a run ------------------------------------------------------
+
+
+def checkpoint_folder(run: Path, step: int) -> Path:
+    """Return the path of the checkpoint after `step` steps of the run in the folder `run`."""
+    return run / CHECKPOINTS / f"{PREFIX}{step}"
+
+
+def checkpoint_steps(run: Path) -> list[int]:
+    """List the steps with a checkpoint in the folder `run`, ascending; some checkpoints may be damaged."""
+    numbers = (entry.name.removeprefix(PREFIX) for entry in (run / CHECKPOINTS).glob(f"{PREFIX}*"))
+    return sorted(int(number) for number in numbers if number.isdecimal())
+
+
+def newest_checkpoint(run: Path) -> int | None:
+    """Return the newest intact checkpoint's step, or None; warn about each newer, damaged checkpoint."""
+    for step in reversed(checkpoint_steps(run)):
+        folder = checkpoint_folder(run, step)
+        wrong = damage(folder)
+        if wrong is None:
+            return step
+        warnings.warn(f"{folder} is damaged and is skipped: {wrong}", RuntimeWarning, stacklevel=2)
+    return None
+
+
+def remove_checkpoints(run: Path, keep: int, last: int) -> None:
+    """Remove all checkpoints, oldest first, except the newest `keep` at or before step `last`.
+
+    If a checkpoint contains files that training did not write, it is kept, and a warning names one of them.
+    """
+    steps = checkpoint_steps(run)
+    newest = [step for step in steps if step <= last][-keep:]
+    check_locks(run / CHECKPOINTS)
+    for step in steps:
+        if step not in newest:
+            folder = checkpoint_folder(run, step)
+            try:
+                remove_folder(folder, WRITTEN)
+            except FileExistsError as error:
+                warnings.warn(f"{folder} is not removed: {error}", RuntimeWarning, stacklevel=2)
+
+
+def read_progress(run: Path) -> dict[str, Any] | None:
+    """Read the newest checkpoint's progress.json without checking it; return None if there is none."""
+    steps = checkpoint_steps(run)
+    return read_json(checkpoint_folder(run, steps[-1]) / "progress.json") if steps else None
+
+
+def append_history(run: Path, values: Mapping[str, Any]) -> None:
+    file = run / HISTORY
+    check_locks(file)
+    with file.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(values) + "\n")
+
+
+def cut_history(run: Path, step: int) -> None:
+    """Remove the log lines after `step`, because those steps will run again."""
+    file = run / HISTORY
+    lines = []
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []:
+        try:
+            values = parse_json(line, str(file))
+        except ValueError:
+            break  # after a checkpoint, a killed process may leave half a line, and a power failure anything
+        if values["step"] <= step:
+            lines.append(line + "\n")
+    write_text(file, "".join(lines))
+
+
+# --- the state of a run -----------------------------------------------------------------------------------
+
+
 @dataclass
 class RunState:
     """The state of a training run, as stored in a checkpoint."""
 
     paradigm: Trainable  # the trained model
-    full: Trainable  # the model that is saved and measured (see `parallel.prepare`)
+    full: Trainable  # the model that is saved and measured (see `processes.prepare`)
     optimizer: Optimizer
     folder: Path
     accelerator: Accelerator
@@ -117,44 +223,50 @@ class RunState:
 
     def resume(self) -> int:
         """Load the newest intact checkpoint and return its step, or 0. Every process calls this."""
-        history = self.folder / "history.jsonl"
 
         def find() -> int | None:
             self.folder.mkdir(parents=True, exist_ok=True)
             settle(self.folder / "best")
-            sweep(self.folder / checkpoint.FOLDER)
-            step = checkpoint.newest(self.folder)
+            sweep(self.folder / CHECKPOINTS)
+            step = newest_checkpoint(self.folder)
             if step is None:
-                history.unlink(missing_ok=True)
+                (self.folder / HISTORY).unlink(missing_ok=True)
             else:
-                checkpoint.remove(self.folder, self.keep, step)  # removes damaged ones after it, too
+                remove_checkpoints(self.folder, self.keep, step)  # removes damaged ones after it, too
             return step
 
         step = by_main(find, self.accelerator)
         if step is None:
             return 0
-        progress = self._load(checkpoint.place(self.folder, step))
-        self.best, self.best_step, self.seconds = progress["best"], progress["best_step"], progress["seconds"]
-        by_main(lambda: checkpoint.cut_history(history, step), self.accelerator)
+        self._load(checkpoint_folder(self.folder, step))
+        by_main(lambda: cut_history(self.folder, step), self.accelerator)
         return step
 
-    def _load(self, place: Path) -> dict[str, Any]:
-        """Load weights, moments, generator states and gradient scale; return progress.json."""
-        progress = checkpoint.read_json(place / "progress.json")
+    def _load(self, checkpoint: Path) -> None:
+        """Load weights, moments, generator states, the gradient scale and the best dev measure."""
+        progress = read_json(checkpoint / "progress.json")
         if other := differing(progress["signature"], self.signature):
             raise ValueError(
-                f"{place} was trained with other settings ({other}); choose another folder, or delete "
+                f"{checkpoint} was trained with other settings ({other}); choose another folder, or delete "
                 f"{self.folder} to start again"
             )
-        tensors = load_file(place / "optimizer.safetensors")
-        current, model = self.paradigm.state_dict(), type(self.paradigm).from_pretrained(place)
-        weights = {name: spread(tensor, current[name]) for name, tensor in model.state_dict().items()}
-        self.paradigm.load_state_dict(weights)
-        checkpoint.put_optimizer(self.optimizer, self.paradigm, tensors)
-        checkpoint.load_random(place / "random.safetensors", self.accelerator.process_index)
+        moments = load_file(checkpoint / "optimizer.safetensors")
+        current = self.paradigm.state_dict()
+        model = type(self.paradigm).from_pretrained(checkpoint)
+        self.paradigm.load_state_dict(
+            {name: spread(tensor, current[name]) for name, tensor in model.state_dict().items()}
+        )
+        self._load_moments(moments)
+        random = load_file(checkpoint / "random.safetensors")
+        process = self.accelerator.process_index
+        torch.set_rng_state(random["cpu"][process].clone())
+        if "cuda" in random and torch.cuda.is_available():
+            torch.cuda.set_rng_state(random["cuda"][process].clone())
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(progress["scaler"])
-        return progress
+        self.best = progress["best"]
+        self.best_step = progress["best_step"]
+        self.seconds = progress["seconds"]
 
     def save(self, step: int) -> None:
         """Save the state after `step` steps, and remove all but the newest `keep` checkpoints.
@@ -162,13 +274,15 @@ class RunState:
         Every process calls this. All processes raise OSError if the disk is full; earlier checkpoints stay
         intact.
         """
+        generators = {"cpu": torch.get_rng_state()}  # dropout draws from them
+        if torch.cuda.is_available():
+            generators["cuda"] = torch.cuda.get_rng_state()
         random = {
             name: self.accelerator.gather(state[None].to(self.accelerator.device)).cpu()
-            for name, state in checkpoint.random_states().items()
+            for name, state in generators.items()
         }
-        main = self.accelerator.is_main_process
         model = self.full_model()
-        optimizer = checkpoint.optimizer_tensors(self.optimizer, self.paradigm, keep=main)
+        moments = self._moments()
         scaler = self.accelerator.scaler
         progress = {
             "step": step,
@@ -180,104 +294,44 @@ class RunState:
         }
 
         def write() -> None:
-            place, history = checkpoint.place(self.folder, step), self.folder / "history.jsonl"
-            with atomic_folder(place, checkpoint.WRITTEN) as folder:
+            history = self.folder / HISTORY
+            with atomic_folder(checkpoint_folder(self.folder, step), WRITTEN) as folder:
                 if history.is_file():
                     flush(history)
                 model.write(folder)
-                save_file(optimizer, folder / "optimizer.safetensors")
+                save_file(moments, folder / "optimizer.safetensors")
                 save_file(random, folder / "random.safetensors")
                 write_json(folder / "progress.json", progress)
-                checkpoint.write_manifest(folder)
-            checkpoint.remove(self.folder, self.keep, step)
+                write_manifest(folder)
+            remove_checkpoints(self.folder, self.keep, step)
 
         by_main(write, self.accelerator)
 
     def save_best(self, model: Trainable, value: float, step: int) -> None:
         """Save `model` as the best so far. Only the main process calls this."""
         model.save_pretrained(self.folder / "best")
-        self.best, self.best_step = value, step
+        self.best = value
+        self.best_step = step
 
+    def _moments(self) -> dict[str, Tensor]:
+        """Gather the optimizer's full tensors, on the main process's CPU, keyed by PARAMETER/KEY."""
+        tensors = {}
+        for name, parameter in self.paradigm.named_parameters():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                full = gathered(torch.as_tensor(value).detach())
+                if self.accelerator.is_main_process:
+                    tensors[f"{name}/{key}"] = full.cpu().contiguous()
+        return tensors
 
-def check_shared(folder: Path, accelerator: Accelerator | PartialState) -> None:
-    """Raise FileNotFoundError on every process unless all see a file that the main process writes."""
-    if accelerator.num_processes == 1:
-        return
-
-    def write() -> str:
-        file = folder / f".seen-{secrets.token_hex(8)}"
-        file.touch()
-        return file.name
-
-    file = folder / by_main(write, accelerator)
-    blind = [n for n, seen in enumerate(gather_object([file.is_file()])) if not seen]
-    by_main(lambda: file.unlink(missing_ok=True), accelerator)
-    if blind:
-        raise FileNotFoundError(
-            f"process {blind[0]} of {accelerator.num_processes} does not see what process 0 writes to "
-            f"{folder}: give all processes a folder on a disk that they share"
-        )
-
-
-@contextmanager
-def locked_by_main(folder: Path, accelerator: Accelerator) -> Iterator[None]:
-    """Create and lock a folder on the main process, and check that all processes see it (`check_shared`).
-
-    All processes raise BlockingIOError while another run writes to the folder.
-    """
-    with ExitStack() as stack:
-        by_main(lambda: stack.enter_context(locked(folder, make=True)), accelerator)
-        check_shared(folder, accelerator)
-        yield
-
-
-def by_main(action: Callable[[], Result], accelerator: Accelerator | PartialState) -> Result:
-    """Run `action` on the main process while the others wait; all return the result or raise the error.
-
-    The action must not call functions in which processes wait for each other.
-    """
-    failed: BaseException | None = None
-    outcome: list[Any] = [None]
-    if accelerator.is_main_process:
-        try:
-            outcome = [(action(), None, "")]
-        except (Exception, SystemExit) as error:
-            failed, kinds = error, (kind for kind in TOLD if isinstance(error, kind))
-            outcome = [(None, next(kinds, RuntimeError), str(error))]
-    broadcast_object_list(outcome)
-    if failed is not None:
-        raise failed
-    result, kind, message = outcome[0]
-    if kind is not None:
-        raise kind(f"process 0 failed: {message}")
-    return result
-
-
-@contextmanager
-def ending_all(accelerator: Accelerator, step: int) -> Iterator[None]:
-    """Convert an error in one of several processes into a RuntimeError, so that the launcher ends them all.
-
-    Otherwise, the other processes would wait forever. FloatingPointError is not converted: every process
-    raises it.
-    """
-    try:
-        yield
-    except FloatingPointError:
-        raise
-    except Exception as error:
-        if accelerator.num_processes == 1:
-            raise
-        raise RuntimeError(
-            f"process {accelerator.process_index} of {accelerator.num_processes} failed at step {step + 1}, "
-            "which ends the training of all. A closed connection means that another process failed first: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-
-
-def _digest(examples: Sequence[Any]) -> str:
-    """SHA-256 of repr(list(examples)), with one example's repr in memory at a time."""
-    digest = hashlib.sha256(b"[")
-    for n, example in enumerate(examples):
-        digest.update(f"{', ' if n else ''}{example!r}".encode("utf-8", "surrogatepass"))
-    digest.update(b"]")
-    return digest.hexdigest()
+    def _load_moments(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load `_moments` into the optimizer, on each parameter's device and with its sharding."""
+        parameters = dict(self.paradigm.named_parameters())
+        ordered = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        places = {parameter: n for n, parameter in enumerate(ordered)}
+        state: dict[int, dict[str, Tensor]] = {}
+        for full_name, value in tensors.items():
+            name, key = full_name.rsplit("/", 1)
+            parameter = parameters[name]
+            placed = value if key == "step" else spread(value, parameter)
+            state.setdefault(places[parameter], {})[key] = placed
+        self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": state})

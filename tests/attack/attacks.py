@@ -56,7 +56,7 @@ from paradigms.recipe import Recipe
 from paradigms.retrieve import Indexed, Reranking
 from paradigms.store import store as store_module
 from paradigms.store.columns import FolderWriter
-from paradigms.train import checkpoint
+from paradigms.train import state
 from tests.attack.harness import Attack, Crashed, Lost, Process, Silent, copied, damaged, succeed, together
 from tests.test_kept import World
 from tests.tiny import write_checkpoint, write_collection, write_seq2seq
@@ -417,11 +417,11 @@ REPLACED |= {
     "bm25": (lambda folder: BM25(BIRDS).save(folder), lambda folder: BM25(BIRDS).save(folder)),
     "checkpoint": (
         lambda folder: write_json(folder / "progress.json", {}),
-        lambda folder: remove_folder(folder, checkpoint.WRITTEN),
+        lambda folder: remove_folder(folder, state.WRITTEN),
     ),
     "training": (
         lambda folder: write_json(folder / "best" / "paradigm.json", {}),
-        lambda folder: remove_folder(folder, checkpoint.TRAINED),
+        lambda folder: remove_folder(folder, state.TRAINED),
     ),
     "states": (
         lambda folder: write_json(folder / ("0" * 16) / "states.safetensors", []),

@@ -16,7 +16,7 @@ from paradigms import PARADIGMS
 from paradigms.encoder.frozen import SCALE, LowerStates, _find_layers, keys, scaled
 from paradigms.encoder.text import Side, TextEncoder
 from paradigms.io.files import locked
-from paradigms.train.fit import add_states, deleted_after, keep_states, sweep_states
+from paradigms.train.states import add_states, deleted_after, keep_states, sweep_states
 from tests.near import assert_same, assert_within_rounding
 from tests.tiny import FAMILIES, write_headed
 

@@ -11,11 +11,11 @@ from paradigms.data import Collection, Corpus, Problems, Split
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments" / "benchmarks"))
 
 import training
-from training import OURS, PEER, PEER_FAST, Answer, Case
+from training import OURS, PEER, Answer, Case
 
 from paradigms import PARADIGMS
 from paradigms.train.contrastive import Contrastive
-from paradigms.train.examples import step_batches
+from paradigms.train.loop import step_batches
 from tests import needs
 from tests.experiments.scripts import settings as told
 from tests.near import assert_within_rounding
@@ -77,7 +77,6 @@ def test_our_trainer_measures_the_case(
 
 
 @needs.module("sentence_transformers", "sentence-transformers")
-@pytest.mark.parametrize("system", [PEER, PEER_FAST])
 @pytest.mark.parametrize("name", ["dpr", "colbert"])
 def test_the_peer_does_the_same_work(
     settings: training.Settings,

@@ -10,12 +10,19 @@ import numpy as np
 import pytest
 import torch
 from papers.luan2021.capacity_claims import PAPER_LENGTHS, STAGES, TABLE_A1, CapacityResults
-from papers.luan2021.capacity_tasks import open_task, projected_ranks, question_passages, read_answers, worth
+from papers.luan2021.capacity_tasks import (
+    open_task,
+    projected_ranks,
+    question_passages,
+    read_answers,
+    with_random,
+    worth,
+)
 from scipy import sparse
 from studies.model_runs import DEV
 
 from paradigms import Paradigm, load
-from paradigms.data import load_collection, write_folder
+from paradigms.data import Corpus, Run, load_collection, write_folder
 from paradigms.data.collection import assemble
 from paradigms.encoder.backbone import load_tokenizer
 from paradigms.evaluate import per_query
@@ -279,3 +286,16 @@ def test_a_claim_about_a_system_that_has_not_learned_is_not_decided() -> None:
     assert found.learned(system)
     found.values["rerank"]["CROSS-ATTENTION"][length] *= 0.2
     assert not found.learned("CROSS-ATTENTION")
+
+
+def test_random_documents_follow_the_runs_own() -> None:
+    corpus = Corpus([f"d{n}" for n in range(30)], [f"text {n}" for n in range(30)])
+    run: Run = {"q0": {"d3": 5.0, "d9": 7.0, "d1": -2.0}, "q1": {}}
+    joined = with_random(run, corpus, 10, seed=3)
+    assert joined == with_random(run, corpus, 10, seed=3) != with_random(run, corpus, 10, seed=4)
+    assert list(joined["q0"])[:3] == ["d3", "d9", "d1"]
+    assert joined["q0"].items() >= run["q0"].items()
+    assert [len(scores) for scores in joined.values()] == [13, 10]
+    scores = list(joined["q0"].values())
+    assert max(scores[3:]) < min(scores[:3])
+    assert set(with_random(run, corpus, 100)["q0"]) == set(corpus.ids)

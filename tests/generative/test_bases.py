@@ -19,7 +19,7 @@ from paradigms.generative.pairs import Pair
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.seal import first_step
 from paradigms.train import generative as generative_training
-from paradigms.train.likelihood import Likelihood
+from paradigms.train.generative import Likelihood
 from paradigms.train.loop import TrainingSettings
 from tests.near import assert_same, assert_within_rounding
 from tests.tiny import WIDTH

@@ -17,11 +17,10 @@ from paradigms.data import Corpus, Problems, Split, read_run, write_run
 from paradigms.generative.pairs import retrieval_pairs
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.small import small_t5
-from paradigms.train.generative import training_pairs, with_negatives
-from paradigms.train.likelihood import Likelihood
+from paradigms.train.generative import Likelihood, training_pairs, with_negatives
 from paradigms.train.loop import TrainingSettings, train
 from paradigms.train.losses import Distillation, LossSettings, contrastive
-from paradigms.train.teacher import ScorePairs
+from paradigms.train.negatives import ScorePairs
 from tests import launch
 from tests.experiments.scripts import SMALL, run
 from tests.near import assert_same, same_scores

@@ -15,13 +15,13 @@ from paradigms.core import Tokens
 from paradigms.data import Corpus
 from paradigms.encoder import frozen
 from paradigms.encoder.text import Side
-from paradigms.train import tracking
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
-from paradigms.train.fit import deleted_after, keep_states
 from paradigms.train.loop import TrainingSettings, train
 from paradigms.train.losses import Distillation, LossSettings
+from paradigms.train.script import lock_output
 from paradigms.train.state import signature
+from paradigms.train.states import deleted_after, keep_states
 from tests import launch
 from tests.near import assert_same, assert_within_rounding
 from tests.tiny import built
@@ -87,13 +87,11 @@ def equal_losses_and_gradients(accelerator: Accelerator, backbone: Path, folder:
 
 
 def cached_steps(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
-    """Accumulated steps with gradients cached are those of whole batches: losses and gradients' norms."""
+    """Steps with gradients cached are those of whole batches: losses and gradients' norms."""
     lines = []
     for chunk in (0, 1):
         paradigm, target = without_dropout(build("xtr", backbone)), folder / f"chunk{chunk}"
-        settings = TrainingSettings(
-            steps=2, batch_size=2, accumulation=2, chunk=chunk, log_every=1, learning_rate=1e-4
-        )
+        settings = TrainingSettings(steps=2, batch_size=2, chunk=chunk, log_every=1, learning_rate=1e-4)
         objective = Contrastive(paradigm, CORPUS, EXAMPLES)
         train(paradigm, objective, settings, target, accelerator=accelerator, progress=False)
         lines.append(history(target))
@@ -140,10 +138,10 @@ def apart(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
     with pytest.raises(FileNotFoundError, match=named):
         train(paradigm, objective, settings, own, accelerator=accelerator, progress=False)
     with pytest.raises(SystemExit, match=named):
-        tracking.take(own, accelerator)
+        lock_output(own, accelerator)
     with pytest.raises(FileNotFoundError, match=named), deleted_after(own / "states", accelerator):
         pass
-    tracking.take(folder / "shared", accelerator)
+    lock_output(folder / "shared", accelerator)
     assert list((folder / "shared").iterdir()) == []
 
 

@@ -13,8 +13,8 @@ from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example, build_examples
 from paradigms.train.generative import with_negatives
 from paradigms.train.losses import contrastive
+from paradigms.train.negatives import FalseNegatives
 from paradigms.train.rows import examples_from_rows
-from paradigms.train.teacher import FalseNegatives
 from tests.near import assert_same
 
 # One question has two ids, each judged with another document; C is a copy of a.

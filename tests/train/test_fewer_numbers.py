@@ -12,8 +12,7 @@ from paradigms.encoder.text import first_coordinates
 from paradigms.find import Store, kinds
 from paradigms.retrieve import Indexed
 from paradigms.store.residuals import Codec
-from paradigms.train.coded import straight_through
-from paradigms.train.contrastive import Contrastive
+from paradigms.train.contrastive import Contrastive, straight_through
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.losses import LossSettings
 from tests.near import assert_same, assert_within_rounding, same_run

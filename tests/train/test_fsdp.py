@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm, load
 from paradigms.generative.pairs import Pair
 from paradigms.train.contrastive import Contrastive
-from paradigms.train.likelihood import Likelihood
+from paradigms.train.generative import Likelihood
 from paradigms.train.loop import TrainingSettings, train
 from paradigms.train.losses import Objective
 from tests import launch
@@ -34,7 +34,7 @@ CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "aligner": (
         "bert",
         lambda f: PARADIGMS["aligner"](f, eps=0.002, dim=128, **LENGTHS),
-        {"accumulation": 2},
+        {},
     ),
     "xtr": ("t5", lambda f: PARADIGMS["xtr"](f, k_train=20, lora_rank=2, dora=True, **LENGTHS), {"chunk": 2}),
     "colbert": ("modernbert", lambda f: PARADIGMS["colbert"](f, **LENGTHS), {"recompute": True}),
@@ -108,7 +108,7 @@ def half_of_everything(accelerator: Accelerator, root: Path, folder: Path) -> No
         found.append(sum(held(optimizer.state[weight]["exp_avg"]) for weight in weights))
 
     handle = register_optimizer_step_post_hook(keep)
-    run("aligner", root, folder / "half", accelerator, paradigm=paradigm, steps=1, accumulation=1)
+    run("aligner", root, folder / "half", accelerator, paradigm=paradigm, steps=1)
     handle.remove()
     assert len(found) == 3
     assert max(found) <= (sum(sizes) + sum(rows)) / 2

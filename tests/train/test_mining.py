@@ -12,10 +12,10 @@ from paradigms.data import Collection, Corpus, Problems, Run, Split, hold_out, l
 from paradigms.find import Index, Store, kinds
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.retrieve import Indexed
-from paradigms.train import fit
+from paradigms.train import fit, negatives
 from paradigms.train.examples import Example, build_examples
 from paradigms.train.loop import TrainingSettings
-from paradigms.train.mining import mine, with_random
+from paradigms.train.negatives import mine
 from tests.experiments.scripts import run as run_script
 from tests.experiments.scripts import training
 from tests.near import same_run
@@ -59,22 +59,6 @@ def test_a_reranker_mines_nothing(tiny_bert: Path) -> None:
         mine(cross_attention(tiny_bert), CORPUS, SPLIT)
 
 
-def test_random_documents_follow_the_runs_own() -> None:
-    run: Run = {"q0": {"d3": 5.0, "d9": 7.0, "d1": -2.0}, "q1": {}}
-    found = with_random(run, CORPUS, 10, seed=3)
-    assert found == with_random(run, CORPUS, 10, seed=3) != with_random(run, CORPUS, 10, seed=4)
-    assert list(found["q0"])[:3] == ["d3", "d9", "d1"]
-    assert found["q0"].items() >= run["q0"].items()
-    assert len(found["q0"]) == 13
-    assert len(found["q1"]) == 10
-    own, others = list(found["q0"].values())[:3], list(found["q0"].values())[3:]
-    assert max(others) < min(own)
-    assert set(found["q0"]) - set(run["q0"]) != set(found["q1"])  # each query has a draw of its own
-    assert set(with_random(run, CORPUS, 100)["q0"]) == set(CORPUS.ids)
-    drawn = {id for seed in range(60) for id in list(with_random(run, CORPUS, 2, seed)["q0"])[3:]}
-    assert drawn == set(CORPUS.ids) - {"d3", "d9", "d1"}
-
-
 def test_a_training_draws_negatives_from_what_the_model_finds_before_it(
     tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,13 +73,13 @@ def test_a_training_draws_negatives_from_what_the_model_finds_before_it(
     given: Run = {q: {f"d{3 * n + 5}": 1.0} for n, q in enumerate(list(QUERIES)[:7])}
     found = mine(dense(tiny_bert), CORPUS, SPLIT, depth=100)
     for own in (False, True, True):  # the last time from the file, though the model is another one
-        training = TrainingSettings(steps=1, batch_size=4, fast_cpu=False)
+        training = TrainingSettings(steps=1, batch_size=4)
         runs, folder = (given, {}), tmp_path / f"own-{own}"
         model = dense(tiny_bert)
         rest = training, folder, Accelerator(cpu=True)
         fit.fit(model, collection, (SPLIT, none), runs, 2, 0, *rest, own_negatives=own)
         same_run(drawn[-1], found if own else given)
-        monkeypatch.setattr(fit, "mine", lambda *_, **__: None) if own else None
+        monkeypatch.setattr(negatives, "mine", lambda *_, **__: None) if own else None
 
 
 def test_the_script_trains_a_second_round(words: Path, tiny_bert: Path, tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from studies import model_runs
 from studies.model_runs import Job, run_jobs
 
 from paradigms.data import Collection, Corpus, Problems, Run, Split
-from paradigms.train import generative, teacher
-from paradigms.train.state import by_main
+from paradigms.train import generative, negatives
+from paradigms.train.processes import by_main
 from tests import launch
 
 COLLECTION: Any = SimpleNamespace(name="none", corpus=Corpus(["d"], ["text"]))
@@ -54,9 +54,9 @@ def pairs_cannot_be_kept(accelerator: Accelerator, backbone: Path, folder: Path)
         ones = {"q": {"d": 1.0}}
         return SimpleNamespace(rerank=lambda queries, run, progress: ones)
 
-    scores = teacher.scored_once(folder / "teacher.run", load, {}, accelerator)
+    scores = negatives.scored_once(folder / "teacher.run", load, {}, accelerator)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(teacher, "remove_folder", full_disk)
+        patch.setattr(negatives, "remove_folder", full_disk)
         fails_for_both(lambda: scores({"q": ["d"]}), accelerator)
     assert scores({"q": ["d"]}) == {"q": {"d": 1.0}}
 
@@ -68,7 +68,7 @@ def shares_the_teachers_work(accelerator: Accelerator, backbone: Path, folder: P
         asked.extend(run)
         return {q: {d: float(len(q) + len(d)) for d in documents} for q, documents in run.items()}
 
-    scores = teacher.scored_once(
+    scores = negatives.scored_once(
         folder / "shared.run", lambda: SimpleNamespace(rerank=rerank), {}, accelerator, pairs=2
     )
     wanted = {f"q{n}": ["d1", "d12"] for n in range(5)}

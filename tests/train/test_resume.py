@@ -25,7 +25,7 @@ from torch.utils.data import get_worker_info
 
 from paradigms import Paradigm
 from paradigms.io.files import write_json
-from paradigms.train import checkpoint, script
+from paradigms.train import script, state
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.loop import TrainingSettings, train
 from tests.forks import Fork, fork
@@ -43,7 +43,7 @@ from tests.train.test_loop import (
 from tests.train.test_tracking import Settings
 
 STEPS = 8
-OWN: dict[str, Any] = {"steps": STEPS, "batch_size": 4, "accumulation": 2, "learning_rate": 2e-3}
+OWN: dict[str, Any] = {"steps": STEPS, "batch_size": 4, "learning_rate": 2e-3}
 OWN |= {"evaluate_every": 4, "save_every": 2, "log_every": 1}
 Trap = Callable[[Contrastive, Path], None]
 
@@ -56,7 +56,7 @@ def dev(paradigm: Paradigm) -> np.ndarray:
 def go(backbone: Path, folder: Path, trap: Trap | None = None, **changes: Any) -> None:
     """Train in `folder`, or go on there from whatever weights: what a fork does."""
     torch.set_num_threads(1)
-    paradigm = build(backbone, seed=len(checkpoint.steps(folder)))
+    paradigm = build(backbone, seed=len(state.checkpoint_steps(folder)))
     settings = TrainingSettings(**OWN | changes)
     objective = Contrastive(paradigm, CORPUS, EXAMPLES)
     if trap is not None:
@@ -78,12 +78,12 @@ def run(backbone: Path, folder: Path, trap: Trap | None = None, **changes: Any) 
 def same(folder: Path, other: Path) -> None:
     """AssertionError unless two runs logged the same and ended with the same bytes."""
     assert history(folder) == history(other)
-    one, two = (checkpoint.read_json(checkpoint.place(f, STEPS) / "manifest.json") for f in (folder, other))
+    one, two = (state.read_json(state.checkpoint_folder(f, STEPS) / "manifest.json") for f in (folder, other))
     for told in (one, two):
         del told["progress.json"]  # which tells the time
     assert one == two
     assert {"optimizer.safetensors", "random.safetensors", "heads.safetensors"} <= one.keys()
-    first, second = (checkpoint.read_progress(f) or {} for f in (folder, other))
+    first, second = (state.read_progress(f) or {} for f in (folder, other))
     assert (first["best"], first["best_step"]) == (second["best"], second["best_step"])
     best, expected = (weights(Paradigm.from_pretrained(f / "best")) for f in (folder, other))
     assert torch.equal(best, expected)
@@ -110,30 +110,30 @@ def at(owner: Any, name: str, call: int, act: Callable[[], None], after: bool = 
     setattr(owner, name, trapped)
 
 
-def in_batch(batch: int, objective: Contrastive, folder: Path) -> None:
-    """Killed in the middle of a step, when the loss of that batch is wanted, and of a line of the curve."""
+def in_step(step: int, objective: Contrastive, folder: Path) -> None:
+    """Killed in the middle of a step, when its loss is computed, and of a line of the curve."""
 
     def die() -> None:
         with (folder / "history.jsonl").open("a") as file:
             file.write('{"step": 4, "lo')
         kill()
 
-    at(objective, "loss", batch, die)
+    at(objective, "loss", step, die)
 
 
 def in_save(moment: str, objective: Contrastive, folder: Path) -> None:
     """Killed in the second save: that of step 4, which is to remove the one of step 2."""
 
     def half_removed() -> None:
-        (checkpoint.place(folder, 2) / "heads.safetensors").unlink()
+        (state.checkpoint_folder(folder, 2) / "heads.safetensors").unlink()
         kill()
 
     name, act, after = {
         "before the rename": ("write_manifest", kill, True),
-        "before the old one goes": ("remove", kill, False),
-        "while the old one goes": ("remove", half_removed, False),
+        "before the old one goes": ("remove_checkpoints", kill, False),
+        "while the old one goes": ("remove_checkpoints", half_removed, False),
     }[moment]
-    at(checkpoint, name, 2, act, after)
+    at(state, name, 2, act, after)
 
 
 def slowly(objective: Contrastive, folder: Path) -> None:
@@ -147,7 +147,7 @@ def slowly(objective: Contrastive, folder: Path) -> None:
     objective.loss = slow  # type: ignore[method-assign]
 
 
-def deleted(batch: int, objective: Contrastive, folder: Path) -> None:
+def deleted(step: int, objective: Contrastive, folder: Path) -> None:
     """Its folder is deleted, and it continues after another training has ended there."""
 
     def act() -> None:
@@ -156,12 +156,12 @@ def deleted(batch: int, objective: Contrastive, folder: Path) -> None:
         while not folder.with_suffix(".trained").exists():
             time.sleep(0.01)
 
-    at(objective, "loss", batch, act)
+    at(objective, "loss", step, act)
 
 
 def full_disk(step: int, objective: Contrastive, folder: Path) -> None:
     """From that step on, the disk has room for the weights but not for all of the larger optimizer file."""
-    at(objective, "loss", 2 * step, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000)))
+    at(objective, "loss", step, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000)))
 
 
 def dead_worker(batch: int, objective: Contrastive, folder: Path) -> None:
@@ -174,7 +174,7 @@ def dead_sender(batch: int, objective: Contrastive, folder: Path) -> None:
     receive = resource_sharer.DupFd.detach
 
     def reset(sent: Any) -> int:
-        if checkpoint.steps(folder):
+        if state.checkpoint_steps(folder):
             raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
         return receive(sent)
 
@@ -214,10 +214,10 @@ def test_killed_at_any_time_until_it_is_done(whole: Path, tiny_bert: Path, tmp_p
     same(folder, whole)
 
 
-@pytest.mark.parametrize("batch", [5, 12], ids=["before a checkpoint", "before a line of the curve"])
-def test_a_training_whose_folder_was_deleted_leaves_the_next_one_alone(batch, whole, tiny_bert, tmp_path):
+@pytest.mark.parametrize("step", [3, 6], ids=["before a checkpoint", "before a line of the curve"])
+def test_a_training_whose_folder_was_deleted_leaves_the_next_one_alone(step, whole, tiny_bert, tmp_path):
     folder = tmp_path / "run"
-    first = start(tiny_bert, folder, partial(deleted, batch))
+    first = start(tiny_bert, folder, partial(deleted, step))
     first.until(folder.with_suffix(".deleted").exists)
     os.rename(first.log, log := tmp_path / "first.log")
     first.log = log
@@ -237,7 +237,7 @@ def test_killed_while_a_checkpoint_is_written(moment, left, whole, tiny_bert, tm
     folder = tmp_path / "run"
     code, said = run(tiny_bert, folder, partial(in_save, moment), keep=1)
     assert code == -signal.SIGKILL, said
-    assert checkpoint.steps(folder) == left
+    assert state.checkpoint_steps(folder) == left
     # Nothing to warn of: no half of a checkpoint has a name. And what has none goes, whatever is saved next.
     assert run(tiny_bert, folder, keep=1, save_every=STEPS) == (0, "")
     same(folder, whole)
@@ -257,18 +257,18 @@ def flipped(folder: Path) -> None:
 
 def test_the_newest_whole_checkpoint_is_gone_on_with(whole: Path, tiny_bert: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    assert run(tiny_bert, folder, partial(in_batch, 2 * 7), keep=3)[0] == -signal.SIGKILL
-    assert checkpoint.steps(folder) == [2, 4, 6]
-    truncated(checkpoint.place(folder, 6))
-    flipped(checkpoint.place(folder, 4))
+    assert run(tiny_bert, folder, partial(in_step, 7), keep=3)[0] == -signal.SIGKILL
+    assert state.checkpoint_steps(folder) == [2, 4, 6]
+    truncated(state.checkpoint_folder(folder, 6))
+    flipped(state.checkpoint_folder(folder, 4))
     code, said = run(tiny_bert, folder, keep=3)
     assert code == 0, said
     assert re.search(r"step-6 is damaged and is skipped: optimizer.safetensors has \d+ bytes, not the", said)
     assert "step-4 is damaged and is skipped: heads.safetensors is not what was written" in said
     assert "step-2 is" not in said
     same(folder, whole)
-    assert checkpoint.steps(folder) == [4, 6, 8]  # written anew
-    assert [checkpoint.damage(checkpoint.place(folder, step)) for step in (4, 6, 8)] == [None] * 3
+    assert state.checkpoint_steps(folder) == [4, 6, 8]  # written anew
+    assert [state.damage(state.checkpoint_folder(folder, step)) for step in (4, 6, 8)] == [None] * 3
 
 
 @pytest.mark.parametrize(
@@ -286,23 +286,23 @@ def test_the_newest_whole_checkpoint_is_gone_on_with(whole: Path, tiny_bert: Pat
 )
 def test_damage_is_told(harm: Callable[[Path], None], told: str, whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "run")
-    harm(checkpoint.place(tmp_path / "run", STEPS))
+    harm(state.checkpoint_folder(tmp_path / "run", STEPS))
     with pytest.warns(RuntimeWarning, match=rf"step-{STEPS} is damaged and is skipped: {told}"):
-        assert checkpoint.newest(tmp_path / "run") == STEPS - 2
-    shutil.rmtree(checkpoint.place(tmp_path / "run", STEPS - 2))
+        assert state.newest_checkpoint(tmp_path / "run") == STEPS - 2
+    shutil.rmtree(state.checkpoint_folder(tmp_path / "run", STEPS - 2))
     with pytest.warns(RuntimeWarning):
-        assert checkpoint.newest(tmp_path / "run") is None
+        assert state.newest_checkpoint(tmp_path / "run") is None
 
 
 def test_what_somebody_put_into_a_checkpoint_stays(tiny_bert: Path, whole: Path, tmp_path: Path) -> None:
     """A folder with a checkpoint's name that someone else made or changed is never deleted."""
     shutil.copytree(whole, tmp_path / "run")
-    notes = checkpoint.place(tmp_path / "run", STEPS - 2) / "notes.txt"
+    notes = state.checkpoint_folder(tmp_path / "run", STEPS - 2) / "notes.txt"
     notes.write_text("mine")
     with pytest.warns(RuntimeWarning, match=rf"step-{STEPS - 2} is not removed: .* holds notes\.txt"):
-        checkpoint.remove(tmp_path / "run", 1, STEPS)
+        state.remove_checkpoints(tmp_path / "run", 1, STEPS)
     assert notes.read_text() == "mine"
-    strange = checkpoint.place(tmp_path / "other", 6)
+    strange = state.checkpoint_folder(tmp_path / "other", 6)
     strange.mkdir(parents=True)
     (strange / "config.json").write_text("{}")
     with pytest.raises(FileExistsError, match=r"step-6 would be replaced, but .* holds config\.json"):
@@ -314,8 +314,8 @@ def test_without_a_whole_checkpoint_training_starts_anew(tiny_bert: Path, tmp_pa
     settings = replace(SETTINGS, steps=2, save_every=1)
     fit(tiny_bert, tmp_path, settings)
     expected = history(tmp_path)
-    for step in checkpoint.steps(tmp_path):
-        truncated(checkpoint.place(tmp_path, step))
+    for step in state.checkpoint_steps(tmp_path):
+        truncated(state.checkpoint_folder(tmp_path, step))
     with pytest.warns(RuntimeWarning, match="damaged") as told:
         fit(tiny_bert, tmp_path, settings)
     assert len(told) == 2
@@ -325,16 +325,16 @@ def test_without_a_whole_checkpoint_training_starts_anew(tiny_bert: Path, tmp_pa
 def test_damaged_checkpoints_take_no_place_of_whole_ones(tiny_bert: Path, tmp_path: Path) -> None:
     fit(tiny_bert, tmp_path, replace(SETTINGS, save_every=2, keep=3))
     for step in (4, 6):
-        truncated(checkpoint.place(tmp_path, step))
+        truncated(state.checkpoint_folder(tmp_path, step))
     with pytest.warns(RuntimeWarning, match="damaged"):
         fit(tiny_bert, tmp_path, replace(SETTINGS, save_every=5, keep=3))
-    assert checkpoint.steps(tmp_path) == [2, 5, 6]
-    assert checkpoint.newest(tmp_path) == 6
+    assert state.checkpoint_steps(tmp_path) == [2, 5, 6]
+    assert state.newest_checkpoint(tmp_path) == 6
 
 
 def test_as_many_checkpoints_are_kept_as_asked(tiny_bert: Path, tmp_path: Path) -> None:
     fit(tiny_bert, tmp_path, replace(SETTINGS, save_every=1, keep=3))
-    assert checkpoint.steps(tmp_path) == [4, 5, 6]
+    assert state.checkpoint_steps(tmp_path) == [4, 5, 6]
 
 
 def test_a_full_disk_ends_with_a_line_and_loses_nothing(whole: Path, tiny_bert: Path, tmp_path: Path) -> None:
@@ -345,8 +345,8 @@ def test_a_full_disk_ends_with_a_line_and_loses_nothing(whole: Path, tiny_bert: 
     assert error.startswith("OSError: ")
     assert "step-6 cannot be written" in error
     assert "File too large" in error
-    assert checkpoint.steps(folder) == [2, 4]
-    assert checkpoint.newest(folder) == 4
+    assert state.checkpoint_steps(folder) == [2, 4]
+    assert state.newest_checkpoint(folder) == 4
     assert len(list((folder / "checkpoints").iterdir())) == 2  # what was half written is gone
     assert run(tiny_bert, folder) == (0, "")
     same(folder, whole)
@@ -355,10 +355,10 @@ def test_a_full_disk_ends_with_a_line_and_loses_nothing(whole: Path, tiny_bert: 
 @pytest.mark.parametrize("death", [dead_worker, dead_sender])
 def test_a_worker_that_dies_ends_the_training(death, whole, tiny_bert, tmp_path):
     folder = tmp_path / "run"
-    code, said = run(tiny_bert, folder, partial(death, 9), workers=1)
+    code, said = run(tiny_bert, folder, partial(death, 6), workers=1)
     assert code == 1
     assert re.search("^RuntimeError: .*DataLoader worker", said, re.M), said
-    assert checkpoint.newest(folder) is not None
+    assert state.newest_checkpoint(folder) is not None
     assert run(tiny_bert, folder, workers=1) == (0, "")
     same(folder, whole)
 
@@ -371,7 +371,7 @@ def test_the_scale_of_fp16_goes_on(tiny_bert: Path, tmp_path: Path) -> None:
         accelerator.scaler = torch.amp.GradScaler("cpu")
         with suppress(Interrupted):
             fit(tiny_bert, folder, settings, paradigm=paradigm, accelerator=accelerator)
-        last = checkpoint.read_progress(folder)
+        last = state.read_progress(folder)
         return last["scaler"]
 
     expected = scaled(tmp_path / "whole", build(tiny_bert))
@@ -383,18 +383,16 @@ def test_the_scale_of_fp16_goes_on(tiny_bert: Path, tmp_path: Path) -> None:
 
 def test_gradients_of_a_run_that_was_interrupted_are_none_of_the_next(tiny_bert, tmp_path):
     """In a notebook, a model may be trained again after Ctrl-C between its backward pass and its step."""
-    settings = replace(SETTINGS, accumulation=2)
-    fit(tiny_bert, tmp_path / "whole", settings)
-    paradigm = build(tiny_bert)
-    objective = Contrastive(paradigm, CORPUS, EXAMPLES)
+    fit(tiny_bert, tmp_path / "whole")
+    paradigm, accelerator = build(tiny_bert), Accelerator(cpu=True)
 
     def interrupt() -> None:
         raise Interrupted
 
-    at(objective, "loss", 6, interrupt)
+    at(accelerator, "clip_grad_norm_", 3, interrupt)
     for expected in (pytest.raises(Interrupted), nullcontext()):
         with expected:
-            train(paradigm, objective, settings, tmp_path / "parts", accelerator=Accelerator(cpu=True))
+            fit(tiny_bert, tmp_path / "parts", paradigm=paradigm, accelerator=accelerator)
     assert history(tmp_path / "parts") == history(tmp_path / "whole")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from paradigms.train import checkpoint
+from paradigms.train import state
 from paradigms.train.contrastive import Contrastive
 from tests.forks import Fork, fork, fork_group
 from tests.train.test_resume import Trap, at, go, kill, same
@@ -36,16 +36,16 @@ def ended(group: list[Fork]) -> list[tuple[int, str]]:
     return [process.ended() for process in group]
 
 
-def of_process(rank: int, act: Callable[[], None], batch: int, objective: Contrastive, folder: Path) -> None:
-    """Let one process act in the middle of a step, when the batch's loss is computed."""
+def of_process(rank: int, act: Callable[[], None], step: int, objective: Contrastive, folder: Path) -> None:
+    """Let one process act in the middle of a step, when its loss is computed."""
     if int(os.environ["RANK"]) == rank:
-        at(objective, "loss", batch, act)
+        at(objective, "loss", step, act)
 
 
 def in_save(objective: Contrastive, folder: Path) -> None:
     """The process that writes the second checkpoint is killed there; the other waits for it."""
     if int(os.environ["RANK"]) == 0:
-        at(checkpoint, "write_manifest", 2, kill)
+        at(state, "write_manifest", 2, kill)
 
 
 def killed_beside_a_busy_one(objective: Contrastive, folder: Path) -> None:
@@ -55,8 +55,8 @@ def killed_beside_a_busy_one(objective: Contrastive, folder: Path) -> None:
         (folder / "killed").write_text(str(time.time()))
         kill()
 
-    of_process(0, partial(time.sleep, 10 * SOON), 7, objective, folder)
-    of_process(1, told, 7, objective, folder)
+    of_process(0, partial(time.sleep, 10 * SOON), 4, objective, folder)
+    of_process(1, told, 4, objective, folder)
 
 
 def fail() -> None:
@@ -80,8 +80,8 @@ def whole(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_one_of_two_is_killed_at_a_random_step(whole: Path, tiny_bert: Path, tmp_path: Path) -> None:
-    batch, folder = random.Random(1).randint(5, 15), tmp_path / "run"
-    other, killed = start(tiny_bert, folder, partial(of_process, 1, kill, batch))
+    step, folder = random.Random(1).randint(3, 8), tmp_path / "run"
+    other, killed = start(tiny_bert, folder, partial(of_process, 1, kill, step))
     code, said = killed.ended()
     assert code == -signal.SIGKILL, said
     at = time.monotonic()
@@ -89,7 +89,7 @@ def test_one_of_two_is_killed_at_a_random_step(whole: Path, tiny_bert: Path, tmp
     assert time.monotonic() - at < SOON
     assert code == 1, said
     assert "Connection" in said.splitlines()[-1]  # reset, or closed, by the other
-    assert checkpoint.newest(folder) is not None
+    assert state.newest_checkpoint(folder) is not None
     assert [code for code, _ in ended(start(tiny_bert, folder))] == [0, 0]
     same(folder, whole)
 
@@ -98,21 +98,21 @@ def test_the_one_that_writes_a_checkpoint_is_killed(whole: Path, tiny_bert: Path
     folder = tmp_path / "run"
     (first, said), (second, _) = ended(start(tiny_bert, folder, in_save))
     assert (first, second) == (-signal.SIGKILL, 1), said
-    assert checkpoint.steps(folder) == [2]
+    assert state.checkpoint_steps(folder) == [2]
     assert [code for code, _ in ended(start(tiny_bert, folder))] == [0, 0]
     same(folder, whole)
 
 
 def test_an_error_of_one_process_ends_both(tiny_bert: Path, tmp_path: Path) -> None:
     """No script continues after this kind of error: the other process would be at another point."""
-    group = start(tiny_bert, tmp_path / "run", partial(of_process, 1, fail, 9))
+    group = start(tiny_bert, tmp_path / "run", partial(of_process, 1, fail, 5))
     (first, one), (second, two) = ended(group)
     assert (first, second) == (1, 1)
     last = two.splitlines()[-1]
     assert last.startswith("RuntimeError: process 1 of 2 failed at step 5, which ends the training of all")
     assert last.endswith("ValueError: no such passage")
     assert "Connection" in one.splitlines()[-1]
-    assert checkpoint.newest(tmp_path / "run") == 4
+    assert state.newest_checkpoint(tmp_path / "run") == 4
 
 
 def test_a_launcher_ends_a_process_that_has_not_noticed(tiny_bert: Path, tmp_path: Path) -> None:
@@ -121,4 +121,4 @@ def test_a_launcher_ends_a_process_that_has_not_noticed(tiny_bert: Path, tmp_pat
     assert code == 1
     assert "SIGKILL" in said
     assert ended - float((tmp_path / "run" / "killed").read_text()) < SOON
-    assert checkpoint.newest(tmp_path / "run") == 2
+    assert state.newest_checkpoint(tmp_path / "run") == 2

@@ -15,7 +15,7 @@ from paradigms.baselines.cross_attention import SequenceClassifier, cross_attent
 from paradigms.data import Corpus, Problems, Run, Split, hold_out, load_collection, read_run, write_run
 from paradigms.retrieve import Reranking
 from paradigms.train.examples import build_examples
-from paradigms.train.teacher import FalseNegatives, ScorePairs, pair_scores, scored_once
+from paradigms.train.negatives import FalseNegatives, ScorePairs, pair_scores, scored_once
 from tests.experiments.scripts import run as run_script
 from tests.experiments.scripts import training
 from tests.near import assert_same, same_run

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 
 from paradigms.io.command_line import folder_name
 from paradigms.io.files import locked
-from paradigms.train import launcher, script, tracking
+from paradigms.train import launcher, script
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             return torch.device(given["device"])
 
     monkeypatch.setattr(script, "Accelerator", Recorder)
-    monkeypatch.setattr(tracking, "take", lambda *given: None)
+    monkeypatch.setattr(script, "lock_output", lambda *given: None)
     return given
 
 
@@ -50,7 +50,7 @@ def test_fp16_on_a_processor_ends_with_a_line(given: dict[str, Any]) -> None:
 
 def test_a_run_of_wandb_is_joined_by_the_process_alone_that_holds_the_folder(tmp_path, monkeypatch):
     joined: list[Path] = []
-    monkeypatch.setattr(tracking, "start_wandb", lambda *given: joined.append(given[-1]))
+    monkeypatch.setattr(script, "start_wandb", lambda *given: joined.append(given[-1]))
     settings = Settings(str(tmp_path), tracker="wandb")
     with locked(tmp_path), pytest.raises(SystemExit, match=f"{tmp_path} is being written by another process"):
         script.begin(settings)

@@ -5,6 +5,7 @@ answers: check whether the first passages, with a fixed total number of tokens, 
 """
 
 import json
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -17,12 +18,12 @@ from studies.model_runs import some_queries
 
 from paradigms.baselines.bm25 import BM25
 from paradigms.baselines.lexical_vectors import count_terms, weigh
-from paradigms.data import Collection, Problems, Run, Split
+from paradigms.data import Collection, Corpus, Problems, Run, Split
 from paradigms.data.collection import body
 from paradigms.evaluate import candidates, has_answer, on_split, with_judgements
 from paradigms.io.gzipped import existing, numbered_lines
-from paradigms.train.fit import DEV_DEPTH, NEGATIVES_DEPTH
-from paradigms.train.mining import with_random
+from paradigms.train.fit import DEV_DEPTH
+from paradigms.train.negatives import NEGATIVES_DEPTH
 from theory.collection import Draw, Problem, exact_thresholds, projected_dimension
 
 UNI, BI = "BM25-uni", "BM25-bi"
@@ -67,6 +68,20 @@ def open_task(
     return PassageTask(
         length, collection, measure, bm25, mined, dev_run, with_random(pool, corpus, depth - half, 0)
     )
+
+
+def with_random(run: Run, corpus: Corpus, count: int, seed: int = 0) -> Run:
+    """Append `count` random documents from the corpus to each query's ranking.
+
+    Luan et al. 2021 (§4.2, §5) use 100 documents from BM25 and 100 random documents as candidates.
+    """
+    joined: Run = {}
+    for query, scores in run.items():
+        sample = random.Random(f"{seed} {query}").sample(corpus.ids, min(len(corpus), count + len(scores)))
+        additions = [id for id in sample if id not in scores][:count]
+        last = min(scores.values(), default=0.0)
+        joined[query] = scores | {id: last - 1 - n for n, id in enumerate(additions)}
+    return joined
 
 
 def question_passages(

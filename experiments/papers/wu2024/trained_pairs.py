@@ -31,12 +31,12 @@ from paradigms.evaluate import per_query
 from paradigms.generative.pairs import Pair, indexing_pairs, retrieval_pairs
 from paradigms.model import autocast
 from paradigms.retrieve import Reranking
-from paradigms.train.fit import STATES, DevMeasure, fit
+from paradigms.train.fit import DevMeasure, fit
 from paradigms.train.generative import fit_pairs, training_pairs
 from paradigms.train.loop import TrainingSettings
-from paradigms.train.script import begin, content, keep_settings
-from paradigms.train.state import by_main
-from paradigms.train.tracking import take
+from paradigms.train.processes import by_main
+from paradigms.train.script import begin, content, keep_settings, lock_output
+from paradigms.train.states import STATES
 
 TRAINING = (  # settings of the models; a folder with models of other settings is refused
     *("collection", "documents", "division", "backbone", "second", "decoder_layers", "frozen"),
@@ -200,7 +200,7 @@ def study(
     of_models |= content(backbone=settings.backbone, second=settings.second)
     of_models |= {"fingerprint": data.collection.fingerprint, "processes": accelerator.num_processes}
     of_models |= {"precision": accelerator.mixed_precision}
-    take(models, accelerator)
+    lock_output(models, accelerator)
     by_main(lambda: keep_settings(of_models, models, free=()), accelerator)
     model_runs.bind(settings, accelerator, ("systems", "seeds", "models"), **of_models)
 

@@ -1,26 +1,82 @@
-"""Get a teacher's scores t(q, d) from a run or a model, for distillation and to detect false negatives."""
+"""Mine hard negatives, and score pairs t(q, d) once, for distillation and to detect false negatives.
+
+    run = mine(trained, corpus, split, depth=100)
+    examples = build_examples(corpus, split, run, negatives=7, depth=100, seed=0)
+
+Hard negatives are documents that a model ranks highly but that are not judged relevant. Relevant documents
+without a judgement become negatives, too, and a better model finds more of them. `FalseNegatives` therefore
+leaves out documents that another model scores highly.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from accelerate import Accelerator
 
-from paradigms.baselines.cross_attention import HEAD, is_classifier
-from paradigms.data import Corpus, Run, read_run, write_run
+from paradigms.data import Corpus, Run, Split, read_run, write_run
 from paradigms.data.trec import check_ids
+from paradigms.encoder.precision import AUTO
 from paradigms.io.files import contents, remove_folder
 from paradigms.io.progress import progress_bar
+from paradigms.model import Trainable
 from paradigms.registry import load
-from paradigms.retrieve import Reranking, Retriever
-from paradigms.train.state import by_main
+from paradigms.retrieve import Model, Reranking, Retriever, retriever_of
+from paradigms.train.processes import by_main
 
 # (query id -> ids of documents to score) -> run with at least these scores.
 ScorePairs: TypeAlias = Callable[[Mapping[str, Sequence[str]]], Run]
 
+NEGATIVES_DEPTH = 100  # documents per training query from which hard negatives are drawn
 PAIRS = 1 << 13  # pairs per file, which is about the most that an interruption can lose
+
+
+def mine(
+    model: Model,
+    corpus: Corpus,
+    split: Split,
+    depth: int = 100,
+    *,
+    precision: str = AUTO,
+    progress: bool = False,
+) -> Run:
+    """For each query with a relevant document, find the top `depth` documents by exact search.
+
+    precision: precision of encoding, as in `encoder.precision`. Raises ValueError if the model cannot search.
+    """
+    relevant = (query for query, judged in split.judgements.items() if any(g > 0 for g in judged.values()))
+    queries = {query: split.queries[query] for query in relevant}
+    retriever = retriever_of(model, corpus, precision=precision, progress=progress)
+    return retriever.search(queries, depth, progress=progress)
+
+
+def mined_run(
+    open_model: Callable[[], Trainable], corpus: Corpus, split: Split, folder: Path, accelerator: Accelerator
+) -> Run:
+    """Use a model to find NEGATIVES_DEPTH documents for each query; cache the run in folder/mined.run.
+
+    One process opens the model and searches. Raises ValueError if the model cannot search, if the file is
+    damaged, or if it cannot hold an id.
+    """
+    file = folder / "mined.run"
+    check_ids([*split.queries, *corpus.ids], "id")
+
+    def search() -> None:
+        if not file.is_file():
+            model: Any = open_model().to(accelerator.device)
+            precision = accelerator.mixed_precision
+            run = mine(model, corpus, split, NEGATIVES_DEPTH, precision=precision, progress=True)
+            write_run(file, run, tag=model.name)
+
+    by_main(search, accelerator)
+    run = read_run(file)
+    if split.queries and not run:
+        raise ValueError(
+            f"{file} is damaged: it holds no query. Delete it, and the queries are searched again"
+        )
+    return run
 
 
 def score_of(scores: Run, query: str, document: str, whose: str) -> float:
@@ -36,6 +92,23 @@ def score_of(scores: Run, query: str, document: str, whose: str) -> float:
             "model's folder instead of a run to score them"
         )
     return score
+
+
+def teacher_scores(
+    pairs: Sequence[tuple[str, Sequence[str]]], teacher: ScorePairs
+) -> list[tuple[float, ...]]:
+    """Score the documents of each pair (query id, document ids); the teacher gets each document once.
+
+    Raises ValueError if a document has no score.
+    """
+    wanted: dict[str, dict[str, None]] = {}
+    for query, documents in pairs:
+        wanted.setdefault(query, {}).update(dict.fromkeys(documents))
+    scores = teacher({query: list(documents) for query, documents in wanted.items()})
+    return [
+        tuple(score_of(scores, query, document, "teacher") for document in documents)
+        for query, documents in pairs
+    ]
 
 
 @dataclass(frozen=True)
@@ -77,7 +150,9 @@ def pair_scores(
     A model is a folder or hub name of a Hugging Face reranker or of a model that `registry.load` reads.
     Raises FileNotFoundError if the source is neither a run nor a model.
     """
-    path, precision = Path(source), accelerator.mixed_precision
+    from paradigms.baselines.cross_attention import HEAD, is_classifier  # training itself needs no baselines
+
+    path = Path(source)
     if path.is_file():
         run = read_run(path)
         return lambda wanted: run
@@ -85,7 +160,8 @@ def pair_scores(
         raise FileNotFoundError(f"{source} is neither a run, nor a model folder, nor OWNER/NAME on the hub")
 
     def reranker() -> Retriever:
-        return Reranking(load(source).to(accelerator.device), corpus, precision=precision)
+        model = load(source).to(accelerator.device)
+        return Reranking(model, corpus, precision=accelerator.mixed_precision)
 
     # Models that read pairs can resume within the work; others encode each document once, in one chunk.
     reads_pairs = is_classifier(source) or (path / HEAD).is_file()
@@ -110,25 +186,16 @@ def scored_once(
 
     def scores(wanted: Mapping[str, Sequence[str]]) -> Run:
         check_ids((id for query, documents in wanted.items() for id in (query, *documents)), "id")
-        stored = _stored(file, parts)
-        turns: list[Run] = []
-        room = 0.0  # for pairs in the last turn
-        for query, documents in wanted.items():
-            if lacking := {d: 0.0 for d in documents if d not in stored.get(query, {})}:
-                if room <= 0:
-                    turns.append({})
-                    room = math.inf if pairs is None else pairs
-                turns[-1][query] = lacking
-                room -= len(lacking)
+        chunks = _chunks(wanted, _stored(file, parts), math.inf if pairs is None else pairs)
         first = 1 + max((int(part.stem) for part in parts.glob("*.run")), default=-1)
         accelerator.wait_for_everyone()  # all must see what is missing before anyone writes
-        turn_numbers = range(accelerator.process_index, len(turns), accelerator.num_processes)
+        numbers = range(accelerator.process_index, len(chunks), accelerator.num_processes)
         shown = accelerator.is_main_process
-        with progress_bar(shown and len(turns) > 1) as bar:
-            reranker = load() if turn_numbers else None
-            for n in bar.track(turn_numbers, description=f"score pairs: {file.stem}"):
+        with progress_bar(shown and len(chunks) > 1) as bar:
+            reranker = load() if numbers else None
+            for n in bar.track(numbers, description=f"score pairs: {file.stem}"):
                 assert reranker is not None
-                reranked = reranker.rerank(queries, turns[n], progress=shown and len(turns) == 1)
+                reranked = reranker.rerank(queries, chunks[n], progress=shown and len(chunks) == 1)
                 write_run(parts / f"{first + n:06}.run", reranked, tag=file.stem)
         accelerator.wait_for_everyone()
         by_main(join, accelerator)
@@ -140,6 +207,22 @@ def scored_once(
             remove_folder(parts, contents("*.run"))
 
     return scores
+
+
+def _chunks(wanted: Mapping[str, Sequence[str]], stored: Run, pairs: int | float) -> list[Run]:
+    """Divide the pairs without a stored score into chunks of whole queries, with about `pairs` pairs each."""
+    chunks: list[Run] = []
+    room = 0.0  # for pairs in the last chunk
+    for query, documents in wanted.items():
+        missing = {d: 0.0 for d in documents if d not in stored.get(query, {})}
+        if not missing:
+            continue
+        if room <= 0:
+            chunks.append({})
+            room = pairs
+        chunks[-1][query] = missing
+        room -= len(missing)
+    return chunks
 
 
 def _stored(file: Path, parts: Path) -> Run:

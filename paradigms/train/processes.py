@@ -7,14 +7,18 @@ only; this module calls torch's FSDP2, which also runs on CPUs.
 
 import copy
 import os
+import secrets
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from accelerate import Accelerator
-from accelerate.utils import FullyShardedDataParallelPlugin
+from accelerate import Accelerator, PartialState
+from accelerate.utils import FullyShardedDataParallelPlugin, broadcast_object_list, gather_object
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -22,9 +26,13 @@ from torch.utils.checkpoint import checkpoint
 
 from paradigms.core import Tokens, pad_tokens
 from paradigms.encoder.text import TextEncoder
+from paradigms.io.files import locked
 from paradigms.model import Trainable, autocast
 
 Model = TypeVar("Model", bound=Trainable)
+Result = TypeVar("Result")
+# Errors that all processes raise with the main process's type; scripts print them.
+TOLD = (OSError, ValueError, FloatingPointError, KeyError, SystemExit)
 
 
 def prepare(paradigm: Model, accelerator: Accelerator, *, recompute: bool = False) -> tuple[nn.Module, Model]:
@@ -111,8 +119,6 @@ def _shard(
     warnings.filterwarnings(
         "ignore", r"FSDP2-wrapped module .* returned a view"
     )  # no view is changed in place
-    # Reduce gradients in every batch: until the optimizer's step, they would be stored unsharded.
-    accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = True
     # Half precision by autocast, as on one process: sums and heads stay in float32, and weights are gathered
     # in float32. FSDP's own mixed precision would round norms and residual sums. No 16-bit copy outlives the
     # weights that were gathered for a layer.
@@ -176,3 +182,78 @@ class _Gather(torch.autograd.Function):
         gradient = gradient.contiguous()
         dist.all_reduce(gradient)
         return gradient.chunk(dist.get_world_size(), 1)[dist.get_rank()]
+
+
+def check_shared(folder: Path, accelerator: Accelerator | PartialState) -> None:
+    """Raise FileNotFoundError on every process unless all see a file that the main process writes."""
+    if accelerator.num_processes == 1:
+        return
+
+    def write() -> str:
+        file = folder / f".seen-{secrets.token_hex(8)}"
+        file.touch()
+        return file.name
+
+    file = folder / by_main(write, accelerator)
+    blind = [n for n, seen in enumerate(gather_object([file.is_file()])) if not seen]
+    by_main(lambda: file.unlink(missing_ok=True), accelerator)
+    if blind:
+        raise FileNotFoundError(
+            f"process {blind[0]} of {accelerator.num_processes} does not see what process 0 writes to "
+            f"{folder}: give all processes a folder on a disk that they share"
+        )
+
+
+@contextmanager
+def locked_by_main(folder: Path, accelerator: Accelerator) -> Iterator[None]:
+    """Create and lock a folder on the main process, and check that all processes see it (`check_shared`).
+
+    All processes raise BlockingIOError while another run writes to the folder.
+    """
+    with ExitStack() as stack:
+        by_main(lambda: stack.enter_context(locked(folder, make=True)), accelerator)
+        check_shared(folder, accelerator)
+        yield
+
+
+def by_main(action: Callable[[], Result], accelerator: Accelerator | PartialState) -> Result:
+    """Run `action` on the main process while the others wait; all return the result or raise the error.
+
+    The action must not call functions in which processes wait for each other.
+    """
+    failed: BaseException | None = None
+    outcome: list[Any] = [None]
+    if accelerator.is_main_process:
+        try:
+            outcome = [(action(), None, "")]
+        except (Exception, SystemExit) as error:
+            failed, kinds = error, (kind for kind in TOLD if isinstance(error, kind))
+            outcome = [(None, next(kinds, RuntimeError), str(error))]
+    broadcast_object_list(outcome)
+    if failed is not None:
+        raise failed
+    result, kind, message = outcome[0]
+    if kind is not None:
+        raise kind(f"process 0 failed: {message}")
+    return result
+
+
+@contextmanager
+def ending_all(accelerator: Accelerator, step: int) -> Iterator[None]:
+    """Convert an error in one of several processes into a RuntimeError, so that the launcher ends them all.
+
+    Otherwise, the other processes would wait forever. FloatingPointError is not converted: every process
+    raises it.
+    """
+    try:
+        yield
+    except FloatingPointError:
+        raise
+    except Exception as error:
+        if accelerator.num_processes == 1:
+            raise
+        raise RuntimeError(
+            f"process {accelerator.process_index} of {accelerator.num_processes} failed at step {step + 1}, "
+            "which ends the training of all. A closed connection means that another process failed first: "
+            f"{type(error).__name__}: {error}"
+        ) from error

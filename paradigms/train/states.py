@@ -1,0 +1,142 @@
+"""Store the states of frozen layers in a folder during a run, and delete them when it ends.
+
+`encoder.frozen` computes, writes and reads the states; this module decides for which texts and how long.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from accelerate import Accelerator
+
+from paradigms.encoder.batches import Batch
+from paradigms.encoder.frozen import KEPT, LowerStates
+from paradigms.encoder.settings import SIDES, Side
+from paradigms.encoder.towers import TwoTowers
+from paradigms.io.files import check_locks, locked, remove_folder, write_text
+from paradigms.model import Trainable, autocast
+from paradigms.train.loop import Paused, TrainingSettings, freeze, step_batches
+from paradigms.train.processes import by_main, locked_by_main
+
+Used = TypeVar("Used")
+
+STATES = "states"  # folder for states of frozen layers during a run
+PAUSED = "paused.txt"  # file in STATES between the calls of a run that has used its minutes
+
+
+@contextmanager
+def deleted_after(folder: Path, accelerator: Accelerator) -> Iterator[Path]:
+    """Create and lock a folder for states of frozen layers, and delete it when the run ends or fails.
+
+    States left there by a killed or `Paused` run are reused. Raises BlockingIOError while another run uses
+    the folder.
+    """
+    with locked_by_main(folder, accelerator):
+        by_main(lambda: (folder / PAUSED).unlink(missing_ok=True), accelerator)
+        try:
+            yield folder
+            accelerator.wait_for_everyone()
+        except Paused as paused:
+            # `sweep_states` does not delete files of this kind.
+            by_main(partial(write_text, folder / PAUSED, f"{paused}\n"), accelerator)
+            raise
+        finally:
+            with suppress(BlockingIOError):  # the folder was deleted and may belong to another run
+                check_locks(folder / "states")
+                if accelerator.is_main_process and not (folder / PAUSED).is_file():
+                    try:
+                        remove_folder(folder, KEPT)
+                    except FileExistsError as error:
+                        warnings.warn(f"{folder} is not removed: {error}", RuntimeWarning, stacklevel=2)
+
+
+def sweep_states(output: Path) -> list[Path]:
+    """Delete the states that killed runs left in results folders next to `output`; return their folders.
+
+    States of `Paused` runs are kept, as are the states in `output`, which the repeated command reads.
+    """
+    beside = output.resolve().parent
+    places = [*beside.glob(f"*/{STATES}"), *beside.glob(f"*/*/{STATES}")]
+    swept = []
+    for place in places:
+        if output.resolve() in place.parents:
+            continue
+        with suppress(OSError):  # gone, in use, owned by another user, or with foreign files
+            if any(place.iterdir()):
+                with locked(place):
+                    remove_folder(place, KEPT)
+                swept.append(place)
+    return swept
+
+
+def keep_states(
+    paradigm: Trainable,
+    trained_layers: int,
+    folder: Path,
+    texts: Mapping[Side, Sequence[str]],
+    accelerator: Accelerator,
+    untrained: bool = False,
+) -> None:
+    """Freeze the paradigm, and store its frozen layers' states for each side's texts in `folder`.
+
+    States that other paradigms or runs stored there are reused. Every process calls this and sees the same
+    folder. untrained: also store the last layer's output, for a paradigm that is not trained afterwards.
+    """
+    freeze(paradigm, trained_layers)
+    encoder: Any = paradigm.encoder
+    for side in SIDES:
+        tower = encoder.of(side) if isinstance(encoder, TwoTowers) else encoder
+        assert tower.split is not None
+        side_texts = texts.get(side, ())
+        tokenize = partial(tower.tokenize, side=side)
+        layout = tower.layout(side)
+        with autocast(accelerator.device, accelerator.mixed_precision):
+            store = tower.keep_states(folder)
+            add_states(store, side_texts, tokenize, tower.split.compute, accelerator, layout)
+            tower.split.outputs = None
+            if untrained and not tower.split.has_head:  # logits of the whole vocabulary would be large
+                store = tower.keep_states(folder, outputs=True)
+                add_states(store, side_texts, tokenize, tower.split.untrained, accelerator, layout)
+
+
+def add_states(
+    store: LowerStates,
+    texts: Sequence[str],
+    tokenize: Callable[[Sequence[str]], Batch],
+    compute: Callable[[Batch], torch.Tensor],
+    accelerator: Accelerator,
+    layout: str = "",
+) -> None:
+    """Store each process's share of the texts' states, unless they are `too_large`; then open all states."""
+    if texts and not [*store.folder.parent.glob("[0-9a-f]*/")]:
+        accelerator.print(
+            f"States of frozen layers are kept in {store.folder.parent} until this run ends. "
+            "If it is killed, the next run in a folder beside it deletes them."
+        )
+    if large := by_main(lambda: store.too_large(texts, tokenize, compute), accelerator):
+        accelerator.print(f"States are not stored, and layers run again for every text: {large}")
+    else:
+        store.add(
+            texts,
+            tokenize,
+            compute,
+            layout=layout,
+            process=accelerator.process_index,
+            processes=accelerator.num_processes,
+            progress=accelerator.is_main_process,
+        )
+    accelerator.wait_for_everyone()
+    store.open()
+
+
+def used_examples(
+    examples: Sequence[Used], training: TrainingSettings, accelerator: Accelerator
+) -> list[Used]:
+    """Return the examples that the batches of a training run contain, in the given order."""
+    together = training.batch_size * accelerator.num_processes
+    batches = step_batches(len(examples), together, training.steps, seed=training.seed)
+    return [examples[n] for n in sorted({n for batch in batches for n in batch})]
