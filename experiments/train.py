@@ -118,7 +118,7 @@ from paradigms import GENERATIVE, PARADIGMS, RERANKERS, CrossAttention, Generati
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Run, Split, read_run
 from paradigms.io.files import write_json
-from paradigms.train import fit, script
+from paradigms.train import fit, negatives, script
 from paradigms.train.fit import DEV_DEPTH
 from paradigms.train.generative import fit_generative, t5_folder
 from paradigms.train.loop import TrainingSettings, training_seconds
@@ -241,4 +241,4 @@ def mined_run(run: str, collection: Collection, split: Split, folder: Path, acce
     """
     if not Path(run).is_dir():
         return read_run(run)
-    return mined_run(lambda: load(run), collection.corpus, split, folder, accelerator)
+    return negatives.mined_run(lambda: load(run), collection.corpus, split, folder, accelerator)

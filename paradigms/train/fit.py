@@ -3,7 +3,7 @@
 import hashlib
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from accelerate import Accelerator
 
@@ -13,7 +13,7 @@ from paradigms.encoder.settings import Side
 from paradigms.evaluate import candidates, per_query
 from paradigms.io.terminal import shown
 from paradigms.model import Paradigm, Trainable
-from paradigms.retrieve import Model, Reranking
+from paradigms.retrieve import Reranking
 from paradigms.train.contrastive import Contrastive, Listwise
 from paradigms.train.examples import Example, build_examples
 from paradigms.train.loop import Dev, TrainingSettings, train
@@ -41,7 +41,7 @@ class DevMeasure:
         self.judgements = {query: split.judgements[query] for query in self.queries}
         self.pool = candidates({q: run.get(q, {}) for q in self.queries}, self.judgements, DEV_DEPTH)
 
-    def __call__(self, model: Model) -> Dev:
+    def __call__(self, model: Any) -> Dev:
         reranker = Reranking(model, self.corpus, precision=self.precision)
         reranked = reranker.rerank(self.queries, self.pool)
         return per_query(reranked, self.judgements, ("nDCG@10",)).values["nDCG@10"]

@@ -84,7 +84,6 @@ def test_the_peer_does_the_same_work(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
-    system: str,
 ) -> None:
     """The same batches in the same order, and the same loss."""
     from datasets import Dataset
@@ -93,7 +92,7 @@ def test_the_peer_does_the_same_work(
     monkeypatch.setattr(Dataset, "from_list", lambda rows: read.extend(rows) or from_list(rows))
     case = Case(name, "no", BATCH)
     ours, peer = (
-        training.measure(settings, case._replace(system=s), pairs, str(tmp_path)) for s in (OURS, system)
+        training.measure(settings, case._replace(system=s), pairs, str(tmp_path)) for s in (OURS, PEER)
     )
     assert peer.rate > 0
     batches = step_batches(len(pairs), BATCH, training.WARMUP + STEPS, seed=settings.seed)

@@ -61,8 +61,8 @@ def test_the_weight_divides_the_loss_between_labels_and_teacher() -> None:
     [
         ({"loss": "mse"}, "loss='mse'; there are kl, margin_mse"),
         ({"weight": "1"}, "weight='1'; it must be float"),
-        ({"weight": 0.0}, r"weight of a distillation must lie in \(0, 1\], got 0.0"),
-        ({"temperature": 0.0}, "temperature of a teacher must be positive"),
+        ({"weight": 0.0}, "weight must be above 0, got 0.0"),
+        ({"temperature": 0.0}, "temperature must be above 0, got 0.0"),
     ],
 )
 def test_what_is_no_distillation_is_refused(settings: dict, message: str) -> None:
@@ -79,8 +79,8 @@ def test_a_batch_knows_each_querys_own_documents(tiny_bert: Path) -> None:
     assert send_to_device(objective.collate(unscored), "cpu").teacher is None
     batch = objective.configure(LossSettings(distillation=Distillation())).collate(EXAMPLES[:2])
     assert batch.positions.tolist() == [1, 2, 0, 5, 6, 7]
-    assert batch.positions[batch.own()].tolist() == [[1, 0, 5], [2, 6, 7]]
-    assert batch.own(first=6).tolist() == [[6, 8, 9], [7, 10, 11]]
+    assert batch.positions[batch.candidates()].tolist() == [[1, 0, 5], [2, 6, 7]]
+    assert batch.candidates(first=6).tolist() == [[6, 8, 9], [7, 10, 11]]
     assert batch.teacher.tolist() == TEACHER[:2].tolist()
 
 
