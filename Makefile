@@ -1,4 +1,4 @@
-# `make compare`, `make explore` and `make test` are the commands of the README; all create and use .venv.
+# `make compare`, `make explore` and `make test` are commands of the README; every target creates and uses .venv.
 PYTHON ?= python3
 BIN := .venv/bin
 # Idle OpenMP threads that spin make two threads beside a busy neighbour many times slower than one.
@@ -9,7 +9,7 @@ export PIP_NO_COMPILE ?= 1
 # What is installed here is what was tested.
 INSTALL := $(BIN)/python -m pip install --quiet -c tests/constraints.txt
 
-.PHONY: compare explore test test-cpus test-gpu attack extras lint bench api site paper wheel
+.PHONY: compare explore quick test test-all test-cpus test-gpu attack extras lint bench api site paper wheel
 
 compare: .venv/.run
 	$(BIN)/python experiments/compare.py $(ARGS)
@@ -22,19 +22,29 @@ explore: .venv/.run
 # the slow ones first: by default those with few tests, which are the slow ones, come last, and a worker is idle.
 THREADS ?= 1
 PYTEST := OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# Without checks of shapes, which take two fifths of the time: pyproject.toml.
+SHAPELESS := -o addopts="-q --import-mode=importlib --strict-markers"
 test: .venv/.test
+	$(PYTEST) $(SHAPELESS) -m "not slow" $(ARGS)
+
+# With the tests that are marked `slow`, such as browsers, attacks and groups of processes, and with checks of shapes.
+test-all: .venv/.test
 	$(PYTEST) $(ARGS)
+
+# Between edits: laws, imports, the core, alignments and scoring, with checks of shapes.
+QUICK := test_laws test_layers test_model test_relax test_xtr test_salience
+quick: .venv/.test
+	$(PYTEST) -m "not slow" $(QUICK:%=tests/%.py) tests/scoring $(ARGS)
 
 # The numerical tests again (laws, scoring and its kernels, indexes, training that goes on, two processes, FSDP), as
 # older x86 processors compute: without vector instructions, and with AVX2 and no bfloat16. numba's loops are for
-# AVX2 in both (with no list of features, or it adds this processor's). Shapes are checked in `make test` alone: a
-# third of the time. SUITE=tests runs all tests so, THREADS=4 with as many threads in each worker, here and in
-# `make test`.
+# AVX2 in both (with no list of features, or it adds this processor's). SUITE=tests runs all tests so, THREADS=4 with
+# as many threads in each worker, here and in `make test`.
 SUITE ?= $(NUMERICAL:%=tests/%.py)
 NUMERICAL := test_laws test_relax $(addprefix scoring/test_,equals_rel in_batch stored) \
 	$(addprefix find/test_,near_tokens search) $(addprefix store/test_,pruning residuals) \
 	$(addprefix train/test_,loop distributed fsdp)
-OLDER := NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES= $(PYTEST) -o addopts="-q --import-mode=importlib" $(SUITE)
+OLDER := NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES= $(PYTEST) $(SHAPELESS) $(SUITE)
 test-cpus: .venv/.test
 	ATEN_CPU_CAPABILITY=default DNNL_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 FAISS_SIMD_LEVEL=NONE \
 		OPENBLAS_CORETYPE=Nehalem $(OLDER) $(ARGS)
@@ -84,7 +94,7 @@ wheel: .venv/.run
 	build/fresh/bin/python -m pip install --quiet dist/*.whl
 	build/fresh/bin/paradigms --help
 
-# The libraries whose checkpoints, pipelines and answers are compared with ours: `make extras test` skips none.
+# The libraries whose checkpoints, pipelines and answers are compared with ours: `make extras test-all` skips none.
 extras: .venv/.extras
 
 .venv/.run: pyproject.toml tests/constraints.txt

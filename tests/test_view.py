@@ -48,6 +48,7 @@ def test_an_interaction_shows_what_rel_sums():
         assert card["i"] == [1, 1]
 
 
+@pytest.mark.slow
 @browser.needed
 def test_the_frame_draws_and_its_texts_stay_texts(tmp_path):
     """In a notebook page, the frame's script runs, and a token that looks like a script does not."""
@@ -71,6 +72,7 @@ def test_the_frame_draws_and_its_texts_stay_texts(tmp_path):
         tab.close()
 
 
+@pytest.mark.slow
 @browser.needed
 def test_a_picture_has_a_grid_of_its_patches(tmp_path):
     """Patches lie over the picture, row by row, and a query token shades those that it is aligned to."""

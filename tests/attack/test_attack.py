@@ -18,6 +18,7 @@ def survives(name: str, attack: Attack) -> None:
     assert found["refused"] + found["harmless"] == attack.fast, f"{name}: {found}"
 
 
+pytestmark = pytest.mark.slow
 THERE = ATTACKS | STRANGERS | CLIENTS
 QUICK = {name: attack for name, attack in THERE.items() if not attack.forks and attack.fast}
 

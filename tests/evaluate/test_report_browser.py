@@ -11,7 +11,7 @@ from paradigms.evaluate import AlignmentExample, Report, write_report
 from paradigms.explanation import Explanation
 from tests import browser
 
-pytestmark = browser.needed
+pytestmark = [browser.needed, pytest.mark.slow]
 
 
 def system(name: str, links: list[tuple[int, int, float, float]], salience: list[float] | None = None):

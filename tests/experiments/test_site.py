@@ -23,6 +23,7 @@ def site(tmp_path_factory):
 
 @needs.mkdocs
 @needs.offline_encoder
+@pytest.mark.slow
 @browser.needed
 def test_the_site_in_a_browser(site):
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(site)))

@@ -18,7 +18,7 @@ from paradigms.retrieve import Indexed
 from tests import browser
 from tests.serve.served import JUDGED, QUERY, SLASH, needed, serving, systems
 
-pytestmark = [needed, browser.needed]
+pytestmark = [needed, browser.needed, pytest.mark.slow]
 NAMES = ("bm25", "colbert", "aligner", "fused")
 
 
