@@ -56,7 +56,7 @@ class Attack(NamedTuple):
     prepare: Callable[[Path], None]
     attempt: Callable[[random.Random, Path, Path], None]
     named: tuple[str, ...] = ()  # what an error may name beside the folder of the try
-    fast: int = 12  # tries in `make test`
+    fast: int = 12  # tries in `make test-all`
     cost: int = 1  # tries of `make attack` that one of these takes the time of
     forks: bool = False
     reads: bool = False  # a fuzzer may draw
