@@ -61,8 +61,8 @@ def write_seconds(reports: list[pytest.TestReport]) -> None:
     """Fill the rows of tests/README.md, each of which begins with a room, with tests and CPU seconds."""
     rooms: dict[str, list[pytest.TestReport]] = {}
     for report in reports:
-        folder, _, rest = report.nodeid.removeprefix("tests/").partition("/")
-        rooms.setdefault(folder if rest else "root", []).append(report)
+        folders = report.nodeid.split("::")[0].split("/")[1:-1]
+        rooms.setdefault(folders[0] if folders else "root", []).append(report)
     text = README.read_text(encoding="utf-8")
     for room, ended in [*rooms.items(), ("all", reports)]:
         quick = [report for report in ended if "slow" not in report.keywords]
