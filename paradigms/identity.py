@@ -18,7 +18,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from paradigms.encoder.backbone import configuration, without_adapters
+from paradigms.encoder.backbone import configuration
+from paradigms.encoder.layers import without_adapters
 from paradigms.encoder.tokenizing import tokenizer_state
 from paradigms.encoder.towers import Encoder, TwoTowers
 from paradigms.encoder.weights import state_of

@@ -20,18 +20,12 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from paradigms.core import at_least_float32
-from paradigms.encoder.backbone import (
-    beginnings,
-    load_heads,
-    load_model,
-    load_tokenizer,
-    most_positions,
-    pretrained,
-)
+from paradigms.encoder.backbone import load_heads, load_model, load_tokenizer, most_positions, pretrained
 from paradigms.encoder.batches import by_length
 from paradigms.encoder.precision import AUTO, scores_of
 from paradigms.encoder.published import default_pooling
 from paradigms.encoder.text import Batch, EncoderSettings, Side, TextEncoder
+from paradigms.encoder.tokenizing import beginnings
 from paradigms.io.checks import require
 from paradigms.io.files import settle
 from paradigms.io.progress import progress_bar

@@ -1,11 +1,9 @@
 """Load pretrained backbones: any Hugging Face encoder, given by hub name or local folder."""
 
-import copy
 import hashlib
-import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import lru_cache
@@ -13,24 +11,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import regex  # type: ignore[import-untyped]
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from tokenizers import decoders, models
 from torch import Tensor, nn
 
 from paradigms.encoder.bert import Light
-from paradigms.encoder.tokenizing import LightTokenizer
+from paradigms.encoder.tokenizing import LightTokenizer, spell_in_bytes
 from paradigms.io.checks import check_files, check_header, json_or_empty, naming
 from paradigms.io.manifest import sha256
 
-PATIENCE = 0.2  # seconds allowed to match a regular expression with one name
 SIZE = re.compile("layer|size|position|head|dim|width|length|d_")  # config keys that are sizes
-CHARACTERS = 8  # characters kept per needed token
-LONG = 4  # texts this many times longer than needed are cut
-BETWEEN = re.compile(r"(?<=[^\W_]) (?=[^\W_])")  # a space between two words
-BYTES = {f"<0x{byte:02X}>" for byte in range(256)}  # SentencePiece's byte pieces
 
 # Fields of a config.json that do not change what an encoder computes, besides those named after dropout.
 WITHOUT_EFFECT = """
@@ -354,61 +345,8 @@ def load_tokenizer(name: str | Path, entries: int | None = None) -> Any:
     if tokenizer.pad_token_id is None:
         raise ValueError(f"the tokenizer of {name} has no pad_token, which batches of texts need")
     tokenizer.padding_side = "right"  # place 0 is pooled as [CLS]
-    _spell_in_bytes(tokenizer)
+    spell_in_bytes(tokenizer)
     return tokenizer
-
-
-def beginnings(tokenizer: Any, texts: Sequence[str], length: int) -> list[str]:
-    """Cut long texts so that their first `length` tokens stay the same.
-
-    A text is cut before a space between two letters or digits. If the tokenizer first splits texts at spaces,
-    the tokens before the cut do not depend on the text after it. A text without such a space is not cut. With
-    other tokenizers, no text is cut.
-    """
-    cut, wanted = list(texts), CHARACTERS * length
-    long = [n for n, text in enumerate(texts) if len(text) > LONG * wanted]
-    if not long or not _divides_words(tokenizer):
-        return cut
-    while long:
-        for n in long:
-            place = BETWEEN.search(texts[n], wanted)
-            cut[n] = texts[n][: place.start()] if place else texts[n]
-        rows = tokenizer([cut[n] for n in long], add_special_tokens=False, verbose=False)["input_ids"]
-        short = (n for n, ids in zip(long, rows, strict=True) if len(ids) < length)
-        long = [n for n in short if len(cut[n]) < len(texts[n])]
-        wanted *= LONG
-    return cut
-
-
-def _divides_words(tokenizer: Any) -> bool:
-    """Return whether a tokenizer truncates on the right and never merges two words into one token."""
-    if not tokenizer.is_fast or tokenizer.truncation_side != "right":
-        return False
-    backend, words = tokenizer.backend_tokenizer, "ab cd"
-    if backend.pre_tokenizer is None:
-        return False
-    added = (token.content for token in tokenizer.added_tokens_decoder.values())
-    if any(BETWEEN.search(token) for token in added):
-        return False
-    words = words if backend.normalizer is None else backend.normalizer.normalize_str(words)
-    pieces = [piece.lower() for piece, _ in backend.pre_tokenizer.pre_tokenize_str(words)]
-    return not any("b" in piece and "c" in piece for piece in pieces)
-
-
-def _spell_in_bytes(tokenizer: Any) -> None:
-    """Make a tokenizer encode characters outside its SentencePiece vocabulary as UTF-8 byte pieces (mT5).
-
-    SentencePiece does this; transformers maps all such characters to the same unknown token.
-    """
-    if not isinstance(tokenizer.backend_tokenizer.model, models.Unigram):
-        return
-    state = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
-    pieces = [(piece, score) for piece, score in state["vocab"]]
-    if state.get("byte_fallback") or not {piece for piece, _ in pieces} >= BYTES:
-        return
-    backend = tokenizer.backend_tokenizer
-    backend.model = models.Unigram(pieces, unk_id=state["unk_id"], byte_fallback=True)
-    backend.decoder = decoders.Sequence([decoders.ByteFallback(), backend.decoder])
 
 
 def load_heads(module: nn.Module, expected: Mapping[str, Tensor], file: Path) -> None:
@@ -428,56 +366,6 @@ def load_heads(module: nn.Module, expected: Mapping[str, Tensor], file: Path) ->
     module.__dict__["heads_read"] = sha256(file)
 
 
-def add_adapters(backbone: Any, rank: int, targets: str = "all-linear", *, dora: bool = False) -> Any:
-    """Replace W x by W x + 2 B A x and train only B and A, of rank `rank`: LoRA with α = 2·rank.
-
-    Hu et al. 2022 (arXiv:2106.09685), §4.1; dora: Liu et al. 2024 (arXiv:2402.09353). targets: "all-linear"
-    or a regular expression that matches names of linear layers. Raises ValueError if it matches no layer, or
-    matches a module of another type.
-    """
-    from peft import LoraConfig, get_peft_model
-
-    layers = targets if targets == "all-linear" else _matched(backbone, targets)
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=layers, use_dora=dora)
-    return get_peft_model(backbone, config)
-
-
-def _matched(backbone: Any, targets: str) -> list[str]:
-    """Return the names of the linear layers that a regular expression matches fully."""
-    names = {name: module for name, module in backbone.named_modules() if name}
-    try:
-        form = regex.compile(targets)
-        matches = [name for name in names if form.fullmatch(name, timeout=PATIENCE)]
-    except regex.error as error:
-        raise ValueError(f"lora_targets={targets!r} is not a regular expression: {error}") from error
-    except TimeoutError:
-        raise ValueError(f"lora_targets={targets!r} takes too long to match") from None
-    if not matches:
-        raise ValueError(f"lora_targets={targets!r} matches no module: the last one is {list(names)[-1]}")
-    for name in matches:
-        if not isinstance(names[name], nn.Linear):
-            raise ValueError(f"lora_targets={targets!r} matches {name}, which is not a linear layer")
-    return matches
-
-
-def without_adapters(module: nn.Module, *, merged: bool = True) -> dict[str, Tensor]:
-    """Return a module's weights, with the same names and order as in a module without adapters.
-
-    merged: add the adapter's product to W; otherwise, return W alone. Each layer is merged in a copy on the
-    CPU, so the module does not change and the same adapters always give the same bits.
-    """
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    state = module.state_dict().items()
-    weights = {name.replace(".base_layer.", "."): t for name, t in state if ".lora_" not in name}
-    for name, part in module.named_modules():
-        if merged and isinstance(part, BaseTunerLayer):
-            layer: Any = copy.deepcopy(part)
-            layer.cpu().merge()
-            weights[f"{name}.weight"] = layer.get_base_layer().weight.detach()
-    return weights
-
-
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence transformers' progress bars and its report on unused weights."""
@@ -492,29 +380,3 @@ def quiet() -> Iterator[None]:
         hf_logging.set_verbosity(verbosity)
         if bar:
             hf_logging.enable_progress_bar()
-
-
-def orthogonal(width: int, dim: int, bias: bool = False) -> nn.Linear:
-    """Make a linear layer whose weight [dim, width] has orthonormal rows, or columns if dim > width.
-
-    Unlike `nn.init.orthogonal_`, this function computes in float64, so a seed gives the same bits with any
-    number of threads.
-    """
-    linear = nn.Linear(width, dim, bias)
-    with torch.no_grad():
-        drawn = linear.weight.normal_().double()
-        Q, R = torch.linalg.qr(drawn.T if dim < width else drawn)
-        Q *= R.diagonal().sign()
-        linear.weight.copy_(Q.T if dim < width else Q)
-    if bias:
-        nn.init.zeros_(linear.bias)
-    return linear
-
-
-def salience_head(width: int) -> nn.Linear:
-    # Equal scores give every token the same salience: training starts from the unweighted alignment, not
-    # from a random choice of tokens. A bias of 0 would leave the ReLU dead.
-    linear = nn.Linear(width, 1)
-    nn.init.zeros_(linear.weight)
-    nn.init.ones_(linear.bias)
-    return linear

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from paradigms.encoder.backbone import beginnings
 from paradigms.encoder.settings import InputFormat
+from paradigms.encoder.tokenizing import beginnings
 from paradigms.encoder.towers import Encoder, TwoTowers
 
 COUNTED = 1_000  # maximum number of documents counted, evenly spaced

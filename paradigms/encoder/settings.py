@@ -27,7 +27,6 @@ class EncoderSettings:
     # recorded as weights (`projection_bias`, adapters) or as the vectors' dimension (`truncate`).
     NOT_OF_DOCUMENTS: ClassVar[tuple[str, ...]] = (
         "attend_augmentation",
-        "salience_sides",
         "salience_l1",
         "lora_rank",
         "lora_targets",
@@ -64,7 +63,6 @@ class EncoderSettings:
     skip_tokens: str = ""  # nor do these tokens of the vocabulary; spaces separate them
     special_tokens: bool = True  # whether [CLS], [SEP], </s> and one-token markers count
     salience: Salience = "none"  # gate λ of ALIGNER's salience head
-    salience_sides: Literal["both", "query", "document"] = "both"  # sides with a salience; otherwise it is 1
     # weight γ of the mean salience in the training loss (train/contrastive.py)
     salience_l1: Annotated[float, Range(0, 1e6)] = 0.0
     # α^q: the gate's budget, as a share of the query tokens
@@ -79,49 +77,73 @@ class EncoderSettings:
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.pooled_dim != 0 and (self.dim is None or (self.pooled_dim or 0) % self.dim):
-            raise ValueError(f"pooled_dim={self.pooled_dim} must be a multiple of dim={self.dim}")
-        if self.pooled_dim != 0 and not {self.query_vectors, self.document_vectors} <= {"all", "first"}:
-            raise ValueError("pooled_dim joins a pooled vector to token vectors; these vectors are pooled")
-        if self.truncate is not None and self.pooled_dim != 0:
-            raise ValueError(
-                "pooled_dim joins vectors that must stay whole: leave out truncate, or pooled_dim"
-            )
-        if self.dim is None and (self.projection_bias or self.activation != "identity"):
-            raise ValueError(
-                "projection_bias and activation belong to the projection, which dim adds: set dim"
-            )
-        if self.attend_augmentation and not self.query_augmentation:
-            raise ValueError("attend_augmentation needs query_augmentation")
-        if self.pooled_dim != 0 and self.layer_norm:
-            raise ValueError("layer_norm takes vectors of width dim; the pooled vector has width pooled_dim")
-        if not self.lora_rank and (self.dora or self.lora_targets != "all-linear"):
-            raise ValueError("dora and lora_targets configure adapters: set lora_rank above 0")
-        if self.salience_l1 and self.salience == "none":
-            raise ValueError(f"salience_l1={self.salience_l1} needs a salience: set salience to 'relu'")
+        for breaks, message in RULES:
+            if breaks(self):
+                raise ValueError(message.format(s=self))
 
     @property
     def pools(self) -> bool:
         """Return whether a text has a pooled vector, alone or beside its tokens."""
         return "pooled" in (self.query_vectors, self.document_vectors) or self.pooled_dim != 0
 
+    @property
+    def weighs(self) -> bool:
+        """Return whether tokens have salience."""
+        return self.salience != "none"
+
     def of_documents(self) -> dict[str, Any]:
         """Return the fields that change documents' vectors, if the weights are the same.
 
         A field that another one switches off is left out, such as `pooling` if no vector is pooled.
         """
-        off = set(self.NOT_OF_DOCUMENTS)
-        off |= set() if self.document_vectors in ("first", "spans", "learned") else {"vectors"}
-        off |= set() if self.document_vectors == "pooled" or self.pooled_dim else {"pooling"}
-        gate = {"document_ratio", "eps", "iterations"}
-        off |= {"salience", *gate} if not self.weighs("document") else set()
-        off |= gate if self.salience == "relu" else set()
+        left_out = set(self.NOT_OF_DOCUMENTS)
+        if self.document_vectors not in ("first", "spans", "learned"):
+            left_out.add("vectors")
+        if self.document_vectors != "pooled" and not self.pooled_dim:
+            left_out.add("pooling")
+        if self.salience in ("none", "relu"):
+            left_out |= {"document_ratio", "eps", "iterations"}
+        if not self.weighs:
+            left_out.add("salience")
         values = asdict(self).items()
-        return {name: value for name, value in values if name not in off and not name.startswith("query_")}
+        return {n: value for n, value in values if n not in left_out and not n.startswith("query_")}
 
-    def weighs(self, side: Side) -> bool:
-        """Return whether the tokens on a side have salience."""
-        return self.salience != "none" and self.salience_sides in ("both", side)
+
+# Settings that need or exclude each other: whether they break a rule, and what is wrong.
+RULES: list[tuple[Callable[[EncoderSettings], bool], str]] = [
+    (
+        lambda s: s.pooled_dim != 0 and (s.dim is None or (s.pooled_dim or 0) % s.dim != 0),
+        "pooled_dim={s.pooled_dim} must be a multiple of dim={s.dim}",
+    ),
+    (
+        lambda s: s.pooled_dim != 0 and not {s.query_vectors, s.document_vectors} <= {"all", "first"},
+        "pooled_dim joins a pooled vector to token vectors; these vectors are pooled",
+    ),
+    (
+        lambda s: s.pooled_dim != 0 and s.truncate is not None,
+        "pooled_dim joins vectors that must stay whole: leave out truncate, or pooled_dim",
+    ),
+    (
+        lambda s: s.pooled_dim != 0 and s.layer_norm,
+        "layer_norm takes vectors of width dim; the pooled vector has width pooled_dim",
+    ),
+    (
+        lambda s: s.dim is None and (s.projection_bias or s.activation != "identity"),
+        "projection_bias and activation belong to the projection, which dim adds: set dim",
+    ),
+    (
+        lambda s: s.attend_augmentation and not s.query_augmentation,
+        "attend_augmentation needs query_augmentation",
+    ),
+    (
+        lambda s: s.lora_rank == 0 and (s.dora or s.lora_targets != "all-linear"),
+        "dora and lora_targets configure adapters: set lora_rank above 0",
+    ),
+    (
+        lambda s: s.salience_l1 > 0 and not s.weighs,
+        "salience_l1={s.salience_l1} needs a salience: set salience to 'relu'",
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,16 +169,21 @@ class InputFormat(NamedTuple):
 def settings_fields(values: Mapping[str, Any], vocabulary: Callable[[], Container[str]]) -> dict[str, Any]:
     """Convert the values in an encoder.json to settings.
 
-    `vectors` was formerly called `first`. Before there were prompts, a marker that the vocabulary lacks was
-    one, and `skip_exact` said that `skip` lists tokens, some of which the vocabulary may lack.
+    `vectors` was formerly called `first`, and `salience_sides` could leave out a side. Before there were
+    prompts, a marker that the vocabulary lacks was one, and `skip_exact` said that `skip` lists tokens, some
+    of which the vocabulary may lack.
     """
-    renewed = {"vectors" if name == "first" else name: value for name, value in values.items()}
-    if "query_prompt" in renewed:
-        return renewed
-    known = vocabulary()
-    if renewed.pop("skip_exact", False):
-        renewed |= {"skip": "", "skip_tokens": " ".join(token for token in renewed["skip"] if token in known)}
+    settings = {"vectors" if name == "first" else name: value for name, value in values.items()}
+    if settings.get("salience_sides") == "both" or settings.get("salience") == "none":
+        settings.pop("salience_sides", None)
+    if "query_prompt" in settings:
+        return settings
+    tokens = vocabulary()
+    if settings.pop("skip_exact", False):
+        skipped = " ".join(token for token in settings["skip"] if token in tokens)
+        settings |= {"skip": "", "skip_tokens": skipped}
     for side in SIDES:
-        if (marker := renewed.get(f"{side}_marker", "")) not in known:
-            renewed |= {f"{side}_marker": "", f"{side}_prompt": marker}
-    return renewed
+        marker = settings.get(f"{side}_marker", "")
+        if marker not in tokens:
+            settings |= {f"{side}_marker": "", f"{side}_prompt": marker}
+    return settings

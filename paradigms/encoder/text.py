@@ -17,25 +17,21 @@ from torch import Tensor, nn
 
 from paradigms.core import Tokens, at_least_float32
 from paradigms.encoder.backbone import (
-    add_adapters,
-    beginnings,
     load_backbone,
     load_heads,
     load_tokenizer,
     most_positions,
-    orthogonal,
     packaged,
     quiet,
-    salience_head,
-    without_adapters,
 )
 from paradigms.encoder.batches import Batch, in_parts, insert, keep_freed_memory
 from paradigms.encoder.bert import last_hidden
 from paradigms.encoder.frozen import LowerStates, SplitBackbone
+from paradigms.encoder.layers import add_adapters, orthogonal, salience_head, without_adapters
 from paradigms.encoder.pooling import LearnedPooling, mean_of_spans, pool, spans
 from paradigms.encoder.precision import scores_of
 from paradigms.encoder.settings import SIDES, EncoderSettings, InputFormat, Side, settings_fields
-from paradigms.encoder.tokenizing import token_rows
+from paradigms.encoder.tokenizing import beginnings, token_rows
 from paradigms.io.checks import as_sequence, check_text, is_blank, json_or_empty, read_settings, require
 from paradigms.io.files import write_json
 from paradigms.relax import entropic_topk, hard_topk, token_budget
@@ -76,7 +72,7 @@ class TextEncoder(nn.Module):
         pooled = settings.pooled_dim
         self.pooled_projection = orthogonal(width, pooled, bias) if pooled else None
         self.salience_heads = nn.ModuleDict(
-            {side: salience_head(settings.dim or width) for side in SIDES if settings.weighs(side)}
+            {side: salience_head(settings.dim or width) for side in SIDES if settings.weighs}
         )
         learned = [side for side in SIDES if self._vectors(side) == "learned"]
         self.learned_pooling = nn.ModuleDict({side: LearnedPooling(settings.vectors) for side in learned})
@@ -247,7 +243,7 @@ class TextEncoder(nn.Module):
             first = self._first(side)
             states, counts, ids = hidden[:, :first], counts[:, :first], batch.input_ids[:, :first]
         vectors = self._finish(self._project(states))
-        salience = self._salience(vectors, counts, side) if self.settings.weighs(side) else None
+        salience = self._salience(vectors, counts, side) if self.settings.weighs else None
         axis = 1 if side == "query" else 0
         places = [None if t is None else t.unsqueeze(axis) for t in (ids, salience)]
         tokens = Tokens(vectors.unsqueeze(axis), counts.unsqueeze(axis), *places)

@@ -5,18 +5,23 @@ without transformers.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Int
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 
 from paradigms.io.checks import json_or_empty
 
 BERT = ("BertTokenizer", "BertTokenizerFast")
+CHARACTERS = 8  # characters kept per needed token
+LONG = 4  # texts this many times longer than needed are cut
+BETWEEN = re.compile(r"(?<=[^\W_]) (?=[^\W_])")  # a space between two words
+BYTES = {f"<0x{byte:02X}>" for byte in range(256)}  # SentencePiece's byte pieces
 SPECIAL = {name: f"[{name.upper()}]" for name in ("unk", "sep", "pad", "cls", "mask")}
 
 
@@ -59,6 +64,59 @@ def token_rows(
     names = ("ids", "attention_mask", "special_tokens_mask")
     ids, attention, special = (torch.tensor([getattr(row, name) for row in encodings]) for name in names)
     return ids, attention, special
+
+
+def beginnings(tokenizer: Any, texts: Sequence[str], length: int) -> list[str]:
+    """Cut long texts so that their first `length` tokens stay the same.
+
+    A text is cut before a space between two letters or digits. If the tokenizer first splits texts at spaces,
+    the tokens before the cut do not depend on the text after it. A text without such a space is not cut. With
+    other tokenizers, no text is cut.
+    """
+    cut, wanted = list(texts), CHARACTERS * length
+    long = [n for n, text in enumerate(texts) if len(text) > LONG * wanted]
+    if not long or not _divides_words(tokenizer):
+        return cut
+    while long:
+        for n in long:
+            place = BETWEEN.search(texts[n], wanted)
+            cut[n] = texts[n][: place.start()] if place else texts[n]
+        rows = tokenizer([cut[n] for n in long], add_special_tokens=False, verbose=False)["input_ids"]
+        short = (n for n, ids in zip(long, rows, strict=True) if len(ids) < length)
+        long = [n for n in short if len(cut[n]) < len(texts[n])]
+        wanted *= LONG
+    return cut
+
+
+def _divides_words(tokenizer: Any) -> bool:
+    """Return whether a tokenizer truncates on the right and never merges two words into one token."""
+    if not tokenizer.is_fast or tokenizer.truncation_side != "right":
+        return False
+    backend, words = tokenizer.backend_tokenizer, "ab cd"
+    if backend.pre_tokenizer is None:
+        return False
+    added = (token.content for token in tokenizer.added_tokens_decoder.values())
+    if any(BETWEEN.search(token) for token in added):
+        return False
+    words = words if backend.normalizer is None else backend.normalizer.normalize_str(words)
+    pieces = [piece.lower() for piece, _ in backend.pre_tokenizer.pre_tokenize_str(words)]
+    return not any("b" in piece and "c" in piece for piece in pieces)
+
+
+def spell_in_bytes(tokenizer: Any) -> None:
+    """Make a tokenizer encode characters outside its SentencePiece vocabulary as UTF-8 byte pieces (mT5).
+
+    SentencePiece does this; transformers maps all such characters to the same unknown token.
+    """
+    if not isinstance(tokenizer.backend_tokenizer.model, models.Unigram):
+        return
+    state = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    pieces = [(piece, score) for piece, score in state["vocab"]]
+    if state.get("byte_fallback") or not {piece for piece, _ in pieces} >= BYTES:
+        return
+    backend = tokenizer.backend_tokenizer
+    backend.model = models.Unigram(pieces, unk_id=state["unk_id"], byte_fallback=True)
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), backend.decoder])
 
 
 def tokenizer_state(tokenizer: Any) -> str:

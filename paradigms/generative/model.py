@@ -20,9 +20,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from paradigms.data import Corpus
-from paradigms.encoder.backbone import beginnings, load_heads, quiet
+from paradigms.encoder.backbone import load_heads, quiet
 from paradigms.encoder.batches import Batch, by_length
 from paradigms.encoder.frozen import LowerStates, kept_states
+from paradigms.encoder.tokenizing import beginnings
 from paradigms.generative import backbone as base
 from paradigms.generative.decoder import Memory, decode, remember, small_decoder
 from paradigms.generative.identifiers import START, Identifiers, Targets, text, titles

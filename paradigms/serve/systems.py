@@ -109,7 +109,7 @@ class ServedSystem:
         settings, recipe = self.model.encoder.settings, self.model.recipe
         lacking = {"statistics"} if self._has_ids else {"statistics", "ids"}  # whose knob is no number
         known = [name for name, kind in ALIGNMENTS.items() if not lacking & kind.reads]
-        salient = any(settings.weighs(side) for side in get_args(Side))
+        salient = settings.weighs
         described |= {"align": str(recipe.align), "normalise": recipe.normalise}
         return described | {"salience": salient, "alignments": known, "reads": sorted(self.model.reads)}
 

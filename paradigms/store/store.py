@@ -685,7 +685,7 @@ def _how(paradigm: Paradigm, batch_size: int, precision: str) -> dict[str, Any]:
 
 def fields_of(paradigm: Paradigm) -> list[str]:
     """Return the fields of tokens that a store for the paradigm needs."""
-    salience = ["salience"] if paradigm.encoder.settings.weighs("document") else []
+    salience = ["salience"] if paradigm.encoder.settings.weighs else []
     return ["vectors", *sorted(paradigm.reads & {"ids"}), *salience]
 
 

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from paradigms.encoder import backbone
-from paradigms.encoder.backbone import beginnings, load_tokenizer
+from paradigms.encoder.backbone import load_tokenizer
+from paradigms.encoder.tokenizing import beginnings
 from tests.tiny import FAMILIES
 
 PARTS = [

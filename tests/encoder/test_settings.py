@@ -22,7 +22,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "vectors": {"document_vectors": "spans"},
     "pooling": {"query_vectors": "pooled", "document_vectors": "pooled"},
     **{name: {"dim": 16} for name in ("projection_bias", "activation", "layer_norm", "pooled_dim")},
-    **dict.fromkeys(("query_ratio", "document_ratio", "eps", "iterations", "salience_sides"), SALIENT),
+    **dict.fromkeys(("query_ratio", "document_ratio", "eps", "iterations"), SALIENT),
     "salience_l1": SALIENT | {"salience": "relu"},
     "attend_augmentation": {"query_augmentation": True},
     **{name: {"lora_rank": 2} for name in ("lora_targets", "dora")},
