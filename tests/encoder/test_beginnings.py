@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from paradigms.encoder import backbone
+from paradigms.encoder import tokenizing
 from paradigms.encoder.backbone import load_tokenizer
 from paradigms.encoder.tokenizing import beginnings
 from tests.tiny import FAMILIES
@@ -40,8 +40,8 @@ TEXTS = st.lists(st.sampled_from(PARTS), max_size=80).map("".join)
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts of a few characters are long."""
-    monkeypatch.setattr(backbone, "CHARACTERS", 1)
-    monkeypatch.setattr(backbone, "LONG", 2)
+    monkeypatch.setattr(tokenizing, "CHARACTERS", 1)
+    monkeypatch.setattr(tokenizing, "LONG", 2)
 
 
 @pytest.mark.usefixtures("short")
