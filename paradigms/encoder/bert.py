@@ -102,10 +102,11 @@ class Forward:
     """
 
     def __init__(self, weights: Mapping[str, Tensor], config: Any, precision: str) -> None:
-        own = weights["embeddings.word_embeddings.weight"].dtype
-        precision = precision if own == torch.float32 else "no"
-        self.dtype = torch.bfloat16 if precision == "bf16" else own
-        self.heads, self.eps = config.num_attention_heads, config.layer_norm_eps
+        dtype = weights["embeddings.word_embeddings.weight"].dtype
+        half = precision == "bf16" and dtype == torch.float32
+        self.dtype = torch.bfloat16 if half else dtype
+        self.heads = config.num_attention_heads
+        self.eps = config.layer_norm_eps
         self.tables = [weights[f"embeddings.{name}_embeddings.weight"] for name in EMBEDDINGS]
         self.norm = weights["embeddings.LayerNorm.weight"], weights["embeddings.LayerNorm.bias"]
         self.layers = [self._layer(_parts(weights, n)) for n in range(config.num_hidden_layers)]
@@ -182,27 +183,32 @@ class Forward8(Forward):
         return Layer8(*linear, [(w.numpy(), b.numpy()) for w, b in _norms(part)])
 
     def _layers(self, x: Float[Tensor, "n w"], attention: Int[Tensor, "x l"]) -> Float[Tensor, "n w"]:
-        loops, states, eps = self.loops, x.numpy(), np.float32(self.eps)
+        loops = self.loops
+        states = x.numpy()
+        eps = np.float32(self.eps)
         keep = attention.float().numpy()
-        rows = torch.empty(x.shape, dtype=torch.uint8)
+        all_rows = torch.empty(x.shape, dtype=torch.uint8)
+        all_scales = np.empty(len(x), np.float32)
         wide = torch.empty((min(ROWS, len(x)), self.layers[0].up[1].shape[0]), dtype=torch.uint8)
-        scales, others = np.empty(len(x), np.float32), np.empty(len(wide), np.float32)
-        loops.quantise(states, rows.numpy(), scales)
+        wide_scales = np.empty(len(wide), np.float32)
+        loops.quantise(states, all_rows.numpy(), all_scales)
         for qkv, out, up, down, norms in self.layers:
-            whole = int8.shifted_product(rows, qkv[0])
-            loops.finish(whole.numpy(), scales, qkv[1])
-            a = self._attended(whole, keep)
+            projected = int8.shifted_product(all_rows, qkv[0])
+            loops.finish(projected.numpy(), all_scales, qkv[1])
+            a = self._attended(projected, keep)
             for first in range(0, len(x), ROWS):
-                part = slice(first, first + ROWS)
-                some, these, state = rows[part], scales[part], states[part]
-                bytes, inner = some.numpy(), wide[: len(some)]
-                loops.quantise(a[part].numpy(), bytes, these)
-                product = int8.shifted_product(some, out[0]).numpy()
-                loops.normalise(product, these, out[1], state, *norms[0], eps, bytes, these)
-                product = int8.shifted_product(some, up[0]).numpy()
-                loops.activate(product, these, up[1], inner.numpy(), others)
+                block = slice(first, first + ROWS)
+                rows = all_rows[block]
+                scales = all_scales[block]
+                state = states[block]
+                inner = wide[: len(rows)]
+                loops.quantise(a[block].numpy(), rows.numpy(), scales)
+                product = int8.shifted_product(rows, out[0]).numpy()
+                loops.normalise(product, scales, out[1], state, *norms[0], eps, rows.numpy(), scales)
+                product = int8.shifted_product(rows, up[0]).numpy()
+                loops.activate(product, scales, up[1], inner.numpy(), wide_scales)
                 product = int8.shifted_product(inner, down[0]).numpy()
-                loops.normalise(product, others, down[1], state, *norms[1], eps, bytes, these)
+                loops.normalise(product, wide_scales, down[1], state, *norms[1], eps, rows.numpy(), scales)
         return x
 
     def _attended(self, qkv: Float[Tensor, "n v"], keep: Any) -> Float[Tensor, "n w"]:
@@ -210,10 +216,10 @@ class Forward8(Forward):
         heads = self._heads(qkv, keep.shape)
         count, _, length, width = heads.shape[1:]
         if count * length**2 <= FEW:
-            whole = torch.empty(count, length, self.heads, width)
+            out = torch.empty(count, length, self.heads, width)
             parts = qkv.view(count, length, 3, self.heads, width)
-            self.loops.attend(parts.numpy(), keep, np.float32(width**-0.5), whole.numpy())
-            return whole.view(len(qkv), -1)
+            self.loops.attend(parts.numpy(), keep, np.float32(width**-0.5), out.numpy())
+            return out.view(len(qkv), -1)
         if native_precision(qkv.device) != "bf16":
             mask = torch.from_numpy(keep).bool()[:, None, None]
             attended = nn.functional.scaled_dot_product_attention(heads[0], heads[1], heads[2], mask)
@@ -258,17 +264,16 @@ def last_hidden(backbone: nn.Module, inputs: Mapping[str, Tensor]) -> Float[Tens
         return backbone(**inputs)[0]
 
 
-class Kept:
+class Passes:
     """A backbone's `Forward` passes, cached by precision, and the modules and weights that they copy."""
 
     def __init__(self, backbone: nn.Module) -> None:
-        self.passes: dict[str, Forward | None] = {}
-        modules = list(backbone.modules())
-        self.places: list[tuple[Any, str, Any]] = [
-            (held, name, value)
-            for module in modules
-            for held in (module._parameters, module._modules)
-            for name, value in held.items()
+        self.by_precision: dict[str, Forward | None] = {}
+        self.members: list[tuple[Any, str, Any]] = [
+            (table, name, value)
+            for module in backbone.modules()
+            for table in (module._parameters, module._modules)
+            for name, value in table.items()
         ]
         self.weights = Watch(backbone.parameters())
         self.state = self.weights.state()
@@ -276,7 +281,7 @@ class Kept:
     def current(self) -> bool:
         """Return whether all modules and weights are unchanged; with MiniLM, this takes about 100 µs."""
         return (
-            all(held.get(name) is value for held, name, value in self.places)
+            all(table.get(name) is value for table, name, value in self.members)
             and self.state == self.weights.state()
         )
 
@@ -287,10 +292,10 @@ class Kept:
         usual = usual and (dtypes == {torch.float32} or dtypes == {torch.float64})
         eight = precision == "int8" and dtypes == {torch.float32}
         make = Forward8 if eight else partial(Forward, precision=precision)
-        self.passes[precision] = make(named, backbone.config) if usual else None
+        self.by_precision[precision] = make(named, backbone.config) if usual else None
 
 
-_kept: WeakKeyDictionary[nn.Module, Kept] = WeakKeyDictionary()
+_passes: WeakKeyDictionary[nn.Module, Passes] = WeakKeyDictionary()
 
 
 def fast_forward(backbone: nn.Module, precision: str) -> Forward | None:
@@ -304,14 +309,15 @@ def fast_forward(backbone: nn.Module, precision: str) -> Forward | None:
     if not (light or theirs) or backbone.training or torch.is_grad_enabled():
         return None
     if not light and not (backbone.device.type == "cpu" and supported(backbone.config)):
-        _kept.pop(backbone, None)  # it holds the weights that were on the CPU
+        _passes.pop(backbone, None)  # it has the weights that were on the CPU
         return None
-    known = _kept.get(backbone)
-    if known is None or not known.current():
-        known = _kept[backbone] = Kept(backbone)
-    if precision not in known.passes:
-        known.add(backbone, precision)
-    return known.passes[precision]
+    passes = _passes.get(backbone)
+    if passes is None or not passes.current():
+        passes = Passes(backbone)
+        _passes[backbone] = passes
+    if precision not in passes.by_precision:
+        passes.add(backbone, precision)
+    return passes.by_precision[precision]
 
 
 class Light(nn.Module):
@@ -337,18 +343,18 @@ class Light(nn.Module):
     def read(cls, folder: Path) -> "Light | None":
         """Read the BERT in a folder, in float32; return None if only transformers can read it."""
         config = json_or_empty(folder / "config.json")
-        files = [folder / "model.safetensors"]
+        file = folder / "model.safetensors"
         sizes = all(isinstance(config.get(name), int) for name in SIZES)
-        if config.get("model_type") != "bert" or not sizes or not files[0].is_file():
+        if config.get("model_type") != "bert" or not sizes or not file.is_file():
             return None
         fields = SimpleNamespace(**DEFAULTS | config)
         if not supported(fields):
             return None
-        weights = {name.removeprefix("bert."): t.float() for name, t in load_file(files[0]).items()}
-        wanted = weight_names(fields.num_hidden_layers)
-        if not weights.keys() >= set(wanted) or not _fit(weights, fields):
+        weights = {name.removeprefix("bert."): t.float() for name, t in load_file(file).items()}
+        names = weight_names(fields.num_hidden_layers)
+        if not weights.keys() >= set(names) or not _fit(weights, fields):
             return None
-        return cls({name: weights[name] for name in wanted}, fields)
+        return cls({name: weights[name] for name in names}, fields)
 
     def forward(self, **inputs: Tensor) -> tuple[Tensor]:
         """Compute the last hidden states in float32. Raises ValueError in training mode."""

@@ -25,18 +25,19 @@ class Cut(NamedTuple):
 def count_cut(encoder: Encoder, texts: Sequence[str]) -> Cut:
     """Tokenise at most `COUNTED` of the texts and compare their lengths with `document_length`."""
     tokenizer, layout, room = _room(encoder)
-    places = range(0, len(texts), -(-len(texts) // COUNTED) or 1)
-    full = [layout.prompt + texts[place] for place in places]
+    counted = texts[:: -(-len(texts) // COUNTED) or 1]
+    full = [layout.prompt + text for text in counted]
     starts = [text[:CHARACTERS] for text in full]
     rows = tokenizer(starts, add_special_tokens=False, verbose=False)["input_ids"] if starts else []
     counts = [
         len(ids) * len(text) // max(1, len(start))
         for ids, text, start in zip(rows, full, starts, strict=True)
     ]
-    cut, tokens = sum(count > room for count in counts), sum(counts)
+    cut = sum(count > room for count in counts)
     lost = sum(max(0, count - room) for count in counts)
-    share, among = lost / max(1, tokens), f" (of {len(texts):,})" if len(places) < len(texts) else ""
-    summary = f"{cut:,} of {len(places):,}{among} texts are longer than {layout.length} tokens and cut: "
+    share = lost / max(1, sum(counts))
+    among = f" (of {len(texts):,})" if len(counted) < len(texts) else ""
+    summary = f"{cut:,} of {len(counted):,}{among} texts are longer than {layout.length} tokens and cut: "
     return Cut(cut, share, f"{summary}{100 * share:.1f}% of all tokens are not read")
 
 
@@ -46,17 +47,16 @@ def read_part(encoder: Encoder, texts: Sequence[str]) -> list[str]:
     If the tokenizer cannot map tokens to characters, the text is decoded from the tokens.
     """
     tokenizer, layout, room = _room(encoder)
-    how: dict[str, Any] = {"add_special_tokens": False, "verbose": False}
     if not tokenizer.is_fast:
-        rows = tokenizer(list(texts), **how)["input_ids"]
+        rows = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
         pairs = zip(texts, rows, strict=True)
         return [text if len(ids) <= room else tokenizer.decode(ids[:room]) for text, ids in pairs]
     read: list[str] = []
     for start in range(0, len(texts), BATCH):
         full = [layout.prompt + text for text in texts[start : start + BATCH]]
         starts = beginnings(tokenizer, full, layout.length)
-        offsets = tokenizer(starts, return_offsets_mapping=True, **how)["offset_mapping"]
-        for text, places in zip(full, offsets, strict=True):
+        encoded = tokenizer(starts, add_special_tokens=False, verbose=False, return_offsets_mapping=True)
+        for text, places in zip(full, encoded["offset_mapping"], strict=True):
             end = places[room - 1][1] if len(places) > room else None
             read.append(text[len(layout.prompt) : end])
     return read

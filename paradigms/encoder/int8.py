@@ -16,7 +16,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from paradigms.encoder.weights import kept
+from paradigms.encoder.weights import cached_by_weights
 
 LARGEST = 127
 ZERO = 128
@@ -45,10 +45,10 @@ def product(x: Float[Tensor, "... w"], weight: Quantised, bias: Tensor | None = 
     scales = rows.abs().amax(-1, keepdim=True).div_(LARGEST).clamp_min_(LEAST)
     # q + ZERO, from 1 to 255: processors multiply unsigned by signed bytes. Adding a half rounds.
     shifted = (rows * scales.reciprocal()).add_(ZERO + 0.5).to(torch.uint8)
-    found = shifted_product(shifted, weight).mul_(scales)
+    outputs = shifted_product(shifted, weight).mul_(scales)
     if bias is not None:
-        found.add_(bias)
-    return found.unflatten(0, x.shape[:-1])
+        outputs.add_(bias)
+    return outputs.unflatten(0, x.shape[:-1])
 
 
 def shifted_product(shifted: UInt8[Tensor, "x w"], weight: Quantised) -> Float[Tensor, "x v"]:
@@ -59,8 +59,9 @@ def shifted_product(shifted: UInt8[Tensor, "x w"], weight: Quantised) -> Float[T
 
 
 def _packed_product(shifted: UInt8[Tensor, "x w"], weight: Quantised) -> Float[Tensor, "x v"]:
-    left, right = (shifted, 1.0, ZERO), (*weight, None)
-    return torch.ops.onednn.qlinear_pointwise(*left, *right, 1.0, 0, torch.float32, "none", [], "")
+    return torch.ops.onednn.qlinear_pointwise(
+        shifted, 1.0, ZERO, *weight, None, 1.0, 0, torch.float32, "none", [], ""
+    )
 
 
 @cache
@@ -103,4 +104,4 @@ class W8A8(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-_quantised = kept(quantised)
+_quantised = cached_by_weights(quantised)

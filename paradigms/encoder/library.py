@@ -7,6 +7,7 @@ A `SentenceTransformer` yields one vector per text, a `SparseEncoder` yields ter
 import base64
 import io
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,16 +62,16 @@ class LibraryEncoder(nn.Module):
     def encode(self, inputs: Sequence[Any], side: Side) -> Tokens:
         """Encode x inputs with sentence-transformers, as Tokens with axes [1, x, l, h]."""
         inputs = [self._text(one) if isinstance(one, str) else one for one in inputs]
-        how: dict[str, Any] = {"batch_size": max(1, len(inputs)), "show_progress_bar": False}
-        encode = self.model.encode_query if side == "query" else self.model.encode_document
+        encode_side = self.model.encode_query if side == "query" else self.model.encode_document
+        encode = partial(encode_side, inputs, batch_size=max(1, len(inputs)), show_progress_bar=False)
         if self.kind == "MultiVectorEncoder":
-            return _padded(encode(inputs, output_value=None, **how), self.dim, self.device)
+            return _padded(encode(output_value=None), self.dim, self.device)
         if self.kind == "SparseEncoder":
-            weights = encode(inputs, convert_to_sparse_tensor=False, **how)
+            weights = encode(convert_to_sparse_tensor=False)
             if (weights < 0).any():
                 raise ValueError("the model gives a term a weight below 0, which no index of terms holds")
             return as_terms(self._normalised(weights))
-        vectors = self._normalised(encode(inputs, convert_to_tensor=True, **how))
+        vectors = self._normalised(encode(convert_to_tensor=True))
         vectors = vectors if len(inputs) else vectors.view(0, self.dim)
         return Tokens(vectors[None, :, None], torch.ones_like(vectors[None, :, :1], dtype=torch.bool))
 
@@ -95,11 +96,11 @@ class LibraryEncoder(nn.Module):
         if ids is None:
             length = int(self.encode([one], side).mask.sum())
             return [f"[{n + 1}]" for n in range(length)]
-        known = ids.flatten().tolist()
+        tokens = ids.flatten().tolist()
         if any(type(module).__name__ == "SparseAutoEncoder" for module in self.model):
-            return [f"[feature {id}]" for id in known]
-        names = [str(name) for name in self.tokenizer.convert_ids_to_tokens(known)]
-        columns, _, places = self._patches(_image(one), known)
+            return [f"[feature {id}]" for id in tokens]
+        names = [str(name) for name in self.tokenizer.convert_ids_to_tokens(tokens)]
+        columns, _, places = self._patches(_image(one), tokens)
         for n, place in enumerate(places):
             names[place] = f"[{n // columns + 1}, {n % columns + 1}]"
         return names
@@ -136,8 +137,9 @@ class LibraryEncoder(nn.Module):
             columns, rows = get_n_patches(self.model, image.size)
         except (NotImplementedError, ValueError):  # as it raises for a grid that it does not know
             return 1, 0, []
-        known = [id for id in set(ids) if ids.count(id) == columns * rows]
-        return columns, rows, [n for n, id in enumerate(ids) if id == known[0]] if len(known) == 1 else []
+        patches = [id for id in set(ids) if ids.count(id) == columns * rows]
+        places = [n for n, id in enumerate(ids) if id == patches[0]] if len(patches) == 1 else []
+        return columns, rows, places
 
     def _normalised(self, vectors: Tensor) -> Tensor:
         return nn.functional.normalize(vectors, dim=-1) if self.settings.normalize else vectors
@@ -149,15 +151,18 @@ class LibraryEncoder(nn.Module):
 
 def _padded(rows: Sequence[dict[str, Tensor]], dim: int, device: torch.device) -> Tokens:
     """Pad each input's counted tokens to [1, x, l, h], with ids if the model has one per vector."""
-    kept = [(row, row["attention_mask"].bool()) for row in rows]
-    longest = max((int(mask.sum()) for _, mask in kept), default=1)
+    masks = [row["attention_mask"].bool() for row in rows]
+    longest = max((int(mask.sum()) for mask in masks), default=1)
 
     def stacked(name: str, *axes: int) -> Tensor:
-        parts = [row[name][mask] for row, mask in kept]
+        parts = [row[name][mask] for row, mask in zip(rows, masks, strict=True)]
         wide = [torch.cat([t, t.new_zeros(longest - len(t), *axes)]) for t in parts]
         return torch.stack(wide)[None] if wide else torch.zeros(1, 0, longest, *axes, device=device)
 
-    named = all("input_ids" in row and row["input_ids"].shape == mask.shape for row, mask in kept)
+    named = all(
+        "input_ids" in row and row["input_ids"].shape == mask.shape
+        for row, mask in zip(rows, masks, strict=True)
+    )
     return Tokens(
         stacked("token_embeddings", dim),
         stacked("attention_mask").bool(),

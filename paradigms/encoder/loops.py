@@ -38,16 +38,16 @@ E0, E1, E2, E3, E4 = F(1.0000036), F(0.6929695), F(0.2416213), F(0.0517177), F(0
 
 @no_type_check
 @helper
-def _rounded(row, out, held):
-    """Write a row as bytes and return its scale. held: int32 [1], a buffer for reading bits as a float.
+def _rounded(row, out, buffer):
+    """Write a row as bytes and return its scale. buffer: int32 [1], a buffer for reading bits as a float.
 
     Magnitudes are compared as integers, by their bits, because compilers can vectorise this.
     """
     bits, best = row.view(np.int32), INT(0)
     for k in range(row.shape[0]):
         best = max(best, bits[k] & SIZE)
-    held[0] = best
-    top = max(held.view(np.float32)[0], LOWEST)
+    buffer[0] = best
+    top = max(buffer.view(np.float32)[0], LOWEST)
     steps = TOP / top
     for k in range(row.shape[0]):
         out[k] = np.uint8(INT(row[k] * steps + UP))
@@ -58,9 +58,9 @@ def _rounded(row, out, held):
 @loop
 def quantise(x, out, scales):
     """Quantise the rows of x to bytes, with one scale per row."""
-    held = np.empty(1, np.int32)
+    buffer = np.empty(1, np.int32)
     for r in range(x.shape[0]):
-        scales[r] = _rounded(x[r], out[r], held)
+        scales[r] = _rounded(x[r], out[r], buffer)
 
 
 @no_type_check
@@ -76,7 +76,7 @@ def finish(product, scales, bias):
 @loop
 def activate(product, scales, bias, out, new):
     """Quantise gelu(product · scale + bias), where gelu(x) = x/2 · (1 + erf(x/√2))."""
-    held = np.empty(1, np.int32)
+    buffer = np.empty(1, np.int32)
     for r in range(product.shape[0]):
         row = product[r]
         for k in range(bias.shape[0]):
@@ -85,14 +85,15 @@ def activate(product, scales, bias, out, new):
             t = x * x * NARROW
             above, below = ((P3 * t + P2) * t + P1) * t + P0, ((Q3 * t + Q2) * t + Q1) * t + ONE
             row[k] = HALF * value * (ONE + x * above / below)
-        new[r] = _rounded(row, out[r], held)
+        new[r] = _rounded(row, out[r], buffer)
 
 
 @no_type_check
 @loop
 def normalise(product, scales, bias, x, weight, shift, eps, out, new):
     """Set x = norm(x + product · scale + bias) in place, where norm is the layer norm, and quantise x."""
-    held, count = np.empty(1, np.int32), F(bias.shape[0])
+    buffer = np.empty(1, np.int32)
+    count = F(bias.shape[0])
     for r in range(product.shape[0]):
         row, total, square = x[r], ZEROS, ZEROS
         for k in range(bias.shape[0]):
@@ -104,7 +105,7 @@ def normalise(product, scales, bias, x, weight, shift, eps, out, new):
         inverse = ONE / np.sqrt(square / count + eps)
         for k in range(bias.shape[0]):
             row[k] = (row[k] - mean) * inverse * weight[k] + shift[k]
-        new[r] = _rounded(row, out[r], held)
+        new[r] = _rounded(row, out[r], buffer)
 
 
 @no_type_check
@@ -149,7 +150,7 @@ def softmax(S, keep, scale):
     keys = S.shape[2]
     values, powers = np.empty(keys, np.float32), np.empty(keys, np.float32)
     bits, exponents = values.view(np.int32), powers.view(np.int32)
-    held = np.empty(1, np.int32)
+    buffer = np.empty(1, np.int32)
     for n in range(S.shape[0]):
         for r in range(S.shape[1]):
             row, best = S[n, r], INT(-SIZE)
@@ -157,14 +158,14 @@ def softmax(S, keep, scale):
                 bits[j] = INT(row[j]) << HIGH if keep[n, j] > 0 else ABSENT
             for j in range(keys):  # order by value: negative numbers have reversed bits
                 best = max(best, bits[j] ^ ((bits[j] >> SIGN) & SIZE))
-            held[0] = best ^ ((best >> SIGN) & SIZE)
-            top = held.view(np.float32)[0]
+            buffer[0] = best ^ ((best >> SIGN) & SIZE)
+            top = buffer.view(np.float32)[0]
             for j in range(keys):
                 x = max((values[j] - top) * scale, F(-126))
-                whole = np.floor(x)
-                t = x - whole
+                integer = np.floor(x)
+                t = x - integer
                 values[j] = ((((E4 * t + E3) * t + E2) * t + E1) * t + E0) * keep[n, j]
-                exponents[j] = (INT(whole) + BIAS) << MANTISSA
+                exponents[j] = (INT(integer) + BIAS) << MANTISSA
             total = ZEROS
             for j in range(keys):
                 values[j] *= powers[j]

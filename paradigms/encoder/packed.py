@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from paradigms.encoder.weights import kept
+from paradigms.encoder.weights import cached_by_weights
 
 
 def product(x: Float[Tensor, "*x w"], weight: Float[Tensor, "v w"]) -> Float[Tensor, "*x v"]:
@@ -30,17 +30,19 @@ def linears(*layers: nn.Module) -> Callable[[Float[Tensor, "*x w"]], Sequence[Fl
     not compute gradients; layers without biases are joined into one product. Other layers, such as adapters
     and those with hooks, are called.
     """
-    alone: Any = layers[0]
+    first: Any = layers[0]
     if len(layers) == 1:
-        if not _plain(alone) or not _packs(alone.weight):
-            return lambda x: (alone(x),)
-        packed, bias = _packed(alone.weight), alone.bias
+        if not _plain(first) or not _packs(first.weight):
+            return lambda x: (first(x),)
+        packed = _packed(first.weight)
+        bias = first.bias
         return lambda x: (_multiplied(x, packed, bias),)
     plain: list[Any] = [layer for layer in layers if _plain(layer) and layer.bias is None]
-    if len(plain) < len(layers) or not _packs(alone.weight):
+    if len(plain) < len(layers) or not _packs(first.weight):
         parts = [linears(layer) for layer in layers]
         return lambda x: [part(x)[0] for part in parts]
-    joined, sizes = _packed(*(layer.weight for layer in plain)), [len(layer.weight) for layer in plain]
+    joined = _packed(*(layer.weight for layer in plain))
+    sizes = [len(layer.weight) for layer in plain]
     return lambda x: _multiplied(x, joined, None).split_with_sizes(sizes, -1)
 
 
@@ -52,15 +54,15 @@ def _plain(layer: nn.Module) -> TypeGuard[nn.Linear]:
 def _packs(weight: Tensor) -> bool:
     if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return False
-    usual = weight.dtype == torch.float32 and weight.device.type == "cpu"
-    own = type(weight) in (Tensor, nn.Parameter)  # other types are sharded or quantised
-    return usual and own and torch.backends.mkldnn.is_available()
+    on_cpu = weight.dtype == torch.float32 and weight.device.type == "cpu"
+    plain = type(weight) in (Tensor, nn.Parameter)  # other types are sharded or quantised
+    return on_cpu and plain and torch.backends.mkldnn.is_available()
 
 
-@kept
+@cached_by_weights
 def _packed(*weights: Tensor) -> Tensor:
-    whole = torch.cat([weight.detach() for weight in weights]) if len(weights) > 1 else weights[0]
-    return torch.ops.mkldnn._reorder_linear_weight(whole.detach(), None)
+    joined = torch.cat([weight.detach() for weight in weights]) if len(weights) > 1 else weights[0]
+    return torch.ops.mkldnn._reorder_linear_weight(joined.detach(), None)
 
 
 def _multiplied(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:

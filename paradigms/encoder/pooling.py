@@ -78,10 +78,10 @@ class LearnedPooling(nn.Module):
 
 def as_terms(weights: Float[Tensor, "x v"]) -> Tokens:
     """Convert term weights ≥ 0 to tokens [1, x, l, 1] with ids; keep weights above 0, in id order."""
-    there = ~(weights <= 0)  # NaN stays, so that a diverged model does not look like an empty text
-    row, id = there.nonzero(as_tuple=True)
-    at = row, there.cumsum(-1)[row, id] - 1
-    shape = len(weights), max(1, int(there.sum(-1).max())) if len(weights) else 1
+    used = ~(weights <= 0)  # NaN stays, so that a diverged model does not look like an empty text
+    row, id = used.nonzero(as_tuple=True)
+    at = row, used.cumsum(-1)[row, id] - 1
+    shape = len(weights), max(1, int(used.sum(-1).max())) if len(weights) else 1
     vectors = weights.new_zeros(shape).index_put(at, weights[row, id])
     ids = id.new_zeros(shape).index_put(at, id)
     return Tokens(vectors[None, ..., None], ~(vectors <= 0)[None], ids[None])

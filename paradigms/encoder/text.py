@@ -126,7 +126,7 @@ class TextEncoder(nn.Module):
             self.tokenizer,
             beginnings(self.tokenizer, [layout.prompt + text for text in texts], layout.length),
             layout.length - len(layout.marker),
-            whole=augment,
+            full=augment,
         )
         content = special == 0  # neither special tokens nor padding
         blank = torch.tensor([is_blank(text) for text in texts]) | ~content.any(-1)
@@ -216,9 +216,10 @@ class TextEncoder(nn.Module):
         if device == "cpu":
             keep_freed_memory()
         tokens = self.tokens.get(device)
-        whole = in_parts(partial(self._together, side=side), batch, axis, tokens=tokens, rows=chunk or None)
+        encode = partial(self._together, side=side)
+        encoded = in_parts(encode, batch, axis, tokens=tokens, rows=chunk or None)
         s = self.settings
-        return whole if s.truncate is None else first_coordinates(whole, s.truncate, s.normalize)
+        return encoded if s.truncate is None else first_coordinates(encoded, s.truncate, s.normalize)
 
     def _load_backbone(self, name: str | Path) -> Any:
         return load_backbone(name)
@@ -334,9 +335,9 @@ class TextEncoder(nn.Module):
     @cached_property
     def _skip(self) -> Tensor:
         """The ids of `settings.skip` and `settings.skip_tokens`, which only documents need."""
-        wanted = set(self.settings.skip)
-        vocabulary = self.tokenizer.get_vocab().items() if wanted else ()
-        ids = {i for token, i in vocabulary if bare(token) in wanted}
+        characters = set(self.settings.skip)
+        vocabulary = self.tokenizer.get_vocab().items() if characters else ()
+        ids = {i for token, i in vocabulary if bare(token) in characters}
         return torch.tensor(sorted(ids.union(self._skip_tokens)), dtype=torch.long)
 
     def save(self, folder: Path, *, merged: bool) -> None:

@@ -26,17 +26,17 @@ SPECIAL = {name: f"[{name.upper()}]" for name in ("unk", "sep", "pad", "cls", "m
 
 
 def token_rows(
-    tokenizer: Any, texts: Sequence[str], length: int, *, whole: bool = False
+    tokenizer: Any, texts: Sequence[str], length: int, *, full: bool = False
 ) -> tuple[Int[Tensor, "x l"], Int[Tensor, "x l"], Int[Tensor, "x l"]]:
     """Tokenise texts; return ids, an attention mask and a mask of special tokens (including padding).
 
-    Texts are cut to `length` tokens and padded to the longest text. whole: pad to `length` instead. The
+    Texts are cut to `length` tokens and padded to the longest text. full: pad to `length` instead. The
     result equals the output of transformers' tokenizer.
     """
     if not tokenizer.is_fast:
         rows = tokenizer(
             list(texts),
-            padding="max_length" if whole else True,
+            padding="max_length" if full else True,
             truncation=True,
             max_length=length,
             return_special_tokens_mask=True,
@@ -44,16 +44,22 @@ def token_rows(
         )
         return rows["input_ids"], rows["attention_mask"], rows["special_tokens_mask"]
     backend = tokenizer.backend_tokenizer
-    cut = {"max_length": length, "stride": 0, "strategy": "longest_first", "direction": "right"}
-    cut["direction"] = tokenizer.truncation_side
-    if backend.truncation != cut:
-        backend.enable_truncation(**cut)
-    padding: dict[str, Any] = {
-        "length": length if whole else None,
+    truncation = {
+        "max_length": length,
+        "stride": 0,
+        "strategy": "longest_first",
+        "direction": tokenizer.truncation_side,
+    }
+    if backend.truncation != truncation:
+        backend.enable_truncation(**truncation)
+    padding = {
+        "length": length if full else None,
         "pad_to_multiple_of": None,
         "pad_type_id": 0,
+        "direction": "right",
+        "pad_token": tokenizer.pad_token,
+        "pad_id": tokenizer.pad_token_id,
     }
-    padding |= {"direction": "right", "pad_token": tokenizer.pad_token, "pad_id": tokenizer.pad_token_id}
     if backend.padding != padding:
         backend.enable_padding(**padding)
     backend.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
@@ -73,18 +79,19 @@ def beginnings(tokenizer: Any, texts: Sequence[str], length: int) -> list[str]:
     the tokens before the cut do not depend on the text after it. A text without such a space is not cut. With
     other tokenizers, no text is cut.
     """
-    cut, wanted = list(texts), CHARACTERS * length
-    long = [n for n, text in enumerate(texts) if len(text) > LONG * wanted]
+    cut = list(texts)
+    characters = CHARACTERS * length
+    long = [n for n, text in enumerate(texts) if len(text) > LONG * characters]
     if not long or not _divides_words(tokenizer):
         return cut
     while long:
         for n in long:
-            place = BETWEEN.search(texts[n], wanted)
+            place = BETWEEN.search(texts[n], characters)
             cut[n] = texts[n][: place.start()] if place else texts[n]
         rows = tokenizer([cut[n] for n in long], add_special_tokens=False, verbose=False)["input_ids"]
         short = (n for n, ids in zip(long, rows, strict=True) if len(ids) < length)
         long = [n for n in short if len(cut[n]) < len(texts[n])]
-        wanted *= LONG
+        characters *= LONG
     return cut
 
 
@@ -92,12 +99,12 @@ def _divides_words(tokenizer: Any) -> bool:
     """Return whether a tokenizer truncates on the right and never merges two words into one token."""
     if not tokenizer.is_fast or tokenizer.truncation_side != "right":
         return False
-    backend, words = tokenizer.backend_tokenizer, "ab cd"
+    backend = tokenizer.backend_tokenizer
     if backend.pre_tokenizer is None:
         return False
-    added = (token.content for token in tokenizer.added_tokens_decoder.values())
-    if any(BETWEEN.search(token) for token in added):
+    if any(BETWEEN.search(token.content) for token in tokenizer.added_tokens_decoder.values()):
         return False
+    words = "ab cd"
     words = words if backend.normalizer is None else backend.normalizer.normalize_str(words)
     pieces = [piece.lower() for piece, _ in backend.pre_tokenizer.pre_tokenize_str(words)]
     return not any("b" in piece and "c" in piece for piece in pieces)
@@ -137,14 +144,19 @@ def tokenizer_state(tokenizer: Any) -> str:
 class LightTokenizer:
     """The part of transformers' BertTokenizer that encoders use, read from tokenizer.json."""
 
+    is_fast = True
+    truncation_side = "right"
+    padding_side = "right"
+    pad_token = "[PAD]"
+    mask_token = "[MASK]"
     bos_token_id = None
-    is_fast, truncation_side, padding_side, pad_token, mask_token = True, "right", "right", "[PAD]", "[MASK]"
 
     def __init__(self, backend: Tokenizer) -> None:
         self.backend_tokenizer = backend
-        ids = {name: backend.token_to_id(token) for name, token in SPECIAL.items()}
-        self.pad_token_id, self.cls_token_id, self.mask_token_id = (ids[n] for n in ("pad", "cls", "mask"))
-        self.unk_token_id = ids["unk"]
+        self.pad_token_id = backend.token_to_id("[PAD]")
+        self.cls_token_id = backend.token_to_id("[CLS]")
+        self.mask_token_id = backend.token_to_id("[MASK]")
+        self.unk_token_id = backend.token_to_id("[UNK]")
 
     @classmethod
     def read(cls, folder: Path) -> "LightTokenizer | None":

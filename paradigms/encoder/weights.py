@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 SAMPLED = 64  # values read per tensor, a few more if it is small
 
 
@@ -48,22 +48,23 @@ def state_of(tensors: Iterable[Tensor]) -> tuple[Any, ...]:
     return Watch(tensors).state()
 
 
-def kept(make: Callable[..., Made]) -> Callable[..., Made]:
+def cached_by_weights(make: Callable[..., Result]) -> Callable[..., Result]:
     """Decorate a function of tensors to compute its result again only if `Watch.state` of a tensor changes.
 
-    One result is kept for each first tensor, and freed with it.
+    One result is cached for each first tensor, and freed with it.
     """
     results = WeakTensorKeyDictionary()  # first tensor -> (state of all, result)
 
     @wraps(make)
-    def result(*tensors: Tensor) -> Made:
+    def cached(*tensors: Tensor) -> Result:
         state = state_of(tensors)
-        known = results.get(tensors[0])
-        if known is None or known[0] != state:
-            known = results[tensors[0]] = state, make(*tensors)
-        return known[1]
+        entry = results.get(tensors[0])
+        if entry is None or entry[0] != state:
+            entry = state, make(*tensors)
+            results[tensors[0]] = entry
+        return entry[1]
 
-    return result
+    return cached
 
 
 def _sampled(tensor: Tensor) -> Tensor:

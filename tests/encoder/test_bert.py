@@ -241,7 +241,7 @@ def test_token_rows_are_those_of_transformers(checkpoints):
                 return_special_tokens_mask=True,
                 return_tensors="pt",
             )
-            found = token_rows(tokenizer, TEXTS, 13, whole=whole)
+            found = token_rows(tokenizer, TEXTS, 13, full=whole)
             names = ("input_ids", "attention_mask", "special_tokens_mask")
             for name, rows in zip(names, found, strict=True):
                 assert torch.equal(rows, wanted[name]), (folder, name)
