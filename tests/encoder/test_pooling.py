@@ -1,6 +1,5 @@
 """How a text becomes m vectors: the first states, the means of equal spans, and learned pooling."""
 
-import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -133,16 +132,6 @@ def test_every_form_is_saved_found_and_explained(tiny_bert, tmp_path, kind):
     assert len(explained.document_tokens) == len(explained.query_tokens) == 4
     if kind == "spans":
         assert " ".join(explained.query_tokens) == "[CLS] the lazy dog and a fox [SEP]"
-
-
-def test_checkpoints_that_call_m_first_are_read(tiny_bert, tmp_path):
-    paradigm = PARADIGMS["me_bert"](tiny_bert, document_vectors="first", vectors=3)
-    paradigm.save_pretrained(tmp_path / "saved")
-    file = tmp_path / "saved" / "encoder.json"
-    settings = json.loads(file.read_text())
-    settings["first"] = settings.pop("vectors")
-    file.write_text(json.dumps(settings))
-    assert load(tmp_path / "saved").description() == paradigm.description()
 
 
 def test_pooling_learns(tiny_bert):

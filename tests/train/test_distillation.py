@@ -46,16 +46,6 @@ def test_losses_are_their_formulas_with_exact_gradients(loss) -> None:
         assert_same(gradient, (student.softmax(-1) - teacher.softmax(-1)) / 5)
 
 
-def test_the_weight_divides_the_loss_between_labels_and_teacher() -> None:
-    own, labels = TEACHER.flip(1) / 2, torch.tensor(5.0, dtype=torch.float64, requires_grad=True)
-    for w in (0.25, 0.75, 1.0):
-        found = Distillation("margin_mse", w, 4.0).joined(labels, own, TEACHER)
-        expected = (1 - w) * 5 + w * margin_mse(own, TEACHER / 4).item()
-        assert_same(found, expected)
-        (gradient,) = torch.autograd.grad(found, labels)
-        assert_same(gradient, 1 - w)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

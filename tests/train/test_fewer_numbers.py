@@ -13,7 +13,6 @@ from paradigms.find import Store, kinds
 from paradigms.retrieve import Indexed
 from paradigms.store.residuals import Codec
 from paradigms.train.contrastive import Contrastive, straight_through
-from paradigms.train.loop import TrainingSettings
 from paradigms.train.losses import LossSettings
 from tests.near import assert_same, assert_within_rounding, same_run
 from tests.train.test_loop import CORPUS, EXAMPLES, WORDS, build
@@ -92,17 +91,3 @@ def test_codes_are_those_of_an_index_and_pass_the_gradient(tiny_bert: Path) -> N
     stored = kept.tokens_of(CORPUS.ids)
     far = (stored.vectors[stored.mask] - real).norm(dim=-1).mean()
     assert far == pytest.approx(float((decoded - real).norm(dim=-1).mean()), rel=0.5)  # as an index loses
-
-
-def test_both_are_settings_of_a_training(tiny_bert: Path) -> None:
-    model = build(tiny_bert)
-    plain, both = (
-        Contrastive(model, CORPUS, EXAMPLES).configure(settings)
-        for settings in (LossSettings(), LossSettings(matryoshka=[8], coded_bits=1))
-    )
-    batch = plain.collate(EXAMPLES)
-    losses = [objective.loss(model, batch).item() for objective in (plain, both)]
-    assert losses[1] > losses[0]
-    for wrong in ({"coded_bits": 3}, {"matryoshka": [0]}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            TrainingSettings(**wrong)

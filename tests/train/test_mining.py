@@ -7,10 +7,8 @@ import torch
 from accelerate import Accelerator
 
 from paradigms import PARADIGMS, Paradigm
-from paradigms.baselines.cross_attention import cross_attention
 from paradigms.data import Collection, Corpus, Problems, Run, Split, hold_out, load_collection, read_run
 from paradigms.find import Index, Store, kinds
-from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.retrieve import Indexed
 from paradigms.train import fit, negatives
 from paradigms.train.examples import Example, build_examples
@@ -20,7 +18,6 @@ from tests.experiments.scripts import run as run_script
 from tests.experiments.scripts import training
 from tests.near import same_run
 from tests.tiny import WORDS
-from tests.tiny_generative import generative, named
 
 TEXTS = [" ".join(WORDS.split()[7 * n :][:6]) for n in range(30)]
 CORPUS = Corpus([f"d{n}" for n in range(30)], TEXTS)
@@ -43,20 +40,6 @@ def test_a_model_searches_for_the_queries_that_make_examples(tiny_bert: Path, tm
     same_run(found, Indexed(index, model).search({q: QUERIES[q] for q in list(QUERIES)[:7]}, 9))
     assert all(len(scores) == 9 for scores in found.values())
     assert "q7" not in found  # judged, and nothing is relevant
-
-
-def test_a_generative_model_searches_by_decoding(seq2seq: dict[str, Path]) -> None:
-    model = generative(seq2seq["t5"], named([[5, 6], [7, 8], [9], [10, 5]]), beams=3)
-    corpus = Corpus([f"d{n}" for n in range(4)], TEXTS[:4])
-    split = Split({"q": "the lazy dog"}, {"q": {"d2": 1}})
-    found = mine(model, corpus, split, depth=2)
-    same_run(found, GenerativeRetriever(model).search(split.queries, 2))
-    assert len(found["q"]) == 2
-
-
-def test_a_reranker_mines_nothing(tiny_bert: Path) -> None:
-    with pytest.raises(ValueError, match="cross_attention cannot search, it only scores pairs"):
-        mine(cross_attention(tiny_bert), CORPUS, SPLIT)
 
 
 def test_a_training_draws_negatives_from_what_the_model_finds_before_it(

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from transformers import AutoTokenizer, BertForSequenceClassification
 
 from paradigms import PARADIGMS
-from paradigms.baselines.cross_attention import SequenceClassifier, cross_attention, is_classifier
+from paradigms.baselines.cross_attention import SequenceClassifier, cross_attention
 from paradigms.data import Corpus, Problems, Run, Split, hold_out, load_collection, read_run, write_run
 from paradigms.retrieve import Reranking
 from paradigms.train.examples import build_examples
@@ -207,14 +207,6 @@ def test_a_published_reranker_scores_as_transformers_does(published: Path) -> No
                 expected = float(model(**row).logits[0, 0])
             assert_same(found[query][document], expected)
     assert len({score for scores in found.values() for score in scores.values()}) == 3
-
-
-def test_what_is_no_reranker_is_refused(published: Path, tiny_bert: Path, tmp_path: Path) -> None:
-    assert is_classifier(published)
-    assert not is_classifier(tiny_bert)
-    assert not is_classifier(tmp_path)
-    with pytest.raises(ValueError, match=r"lacks weights of BertFor.*, such as classifier\.bias"):
-        SequenceClassifier(tiny_bert)
 
 
 def test_a_source_is_a_run_or_any_model(published: Path, tiny_bert: Path, tmp_path: Path) -> None:
