@@ -14,6 +14,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 
+from paradigms.encoder.backbone import PACKAGED, Packaged
 from tests.experiments.scripts import write_words
 from tests.near import compute_throughout_in_float64
 from tests.tiny import DECODERS, FAMILIES, SEQ2SEQ, write_checkpoint, write_seq2seq
@@ -116,6 +117,17 @@ def words(tmp_path_factory):
 def tiny_bert(checkpoints):
     """Folder of a tiny BERT: the backbone to take where the family does not matter."""
     return checkpoints["bert"]
+
+
+@pytest.fixture
+def tiny_offline(tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name "offline" stands for a tiny BERT."""
+    package = tmp_path / "tiny_offline"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "model").symlink_to(tiny_bert)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(PACKAGED, "offline", Packaged(package.name, package.name))
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -120,8 +120,10 @@ def test_commands_are_understood(page, tmp_path, monkeypatch):
 
 @needs.offline_encoder
 @pytest.mark.parametrize("name", [str(page.relative_to(ROOT)) for page in PAGES if blocks(page)])
-def test_python_and_the_terminal_as_printed(name, tmp_path, monkeypatch):
+def test_python_and_the_terminal_as_printed(name, request, tmp_path, monkeypatch):
     """The Python of a page, then its commands on a folder of notes, in one folder and in order."""
+    if name != "README.md":
+        request.getfixturevalue("tiny_offline")
     monkeypatch.chdir(tmp_path)
     hub = offline_hub(monkeypatch, tmp_path / "hub")
     notes = tmp_path / "path/to/notes"

@@ -9,8 +9,6 @@ from unittest.mock import patch
 import pytest
 
 from paradigms.align import ALIGNMENTS
-from tests import needs
-
 FOLDER = Path(__file__).parents[2] / "experiments" / "notebooks"
 DRAWN = {"formula": 4, "train_and_compare": 2, "own_alignment": 1}  # cells that show a card or a table
 
@@ -33,9 +31,8 @@ def test_all_notebooks_are_run():
     assert {file.stem for file in FOLDER.glob("*.ipynb")} == set(DRAWN)
 
 
-@needs.offline_encoder
 @pytest.mark.parametrize("name", DRAWN)
-def test_a_notebook_runs_and_shows_its_cards(name, tmp_path, monkeypatch):
+def test_a_notebook_runs_and_shows_its_cards(name, tiny_offline, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     names: dict[str, Any] = {"__name__": "__main__"}
