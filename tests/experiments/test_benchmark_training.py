@@ -78,6 +78,7 @@ def test_our_trainer_measures_the_case(
 
 @needs.module("sentence_transformers", "sentence-transformers")
 @pytest.mark.parametrize("name", ["dpr", "colbert"])
+@pytest.mark.slow
 def test_the_peer_does_the_same_work(
     settings: training.Settings,
     pairs: training.Pairs,

@@ -244,6 +244,7 @@ def same_runs(folder: Path, finished: Path, *names: str) -> None:
             assert (folder / file).read_bytes() == (finished / file).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_run_of_few_minutes_pauses_and_ends_as_one_that_did_not(
     finished: Path, words: Path, tiny_bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -258,6 +259,7 @@ def test_a_run_of_few_minutes_pauses_and_ends_as_one_that_did_not(
     same_runs(tmp_path / "out", tmp_path / "whole", "dpr", "dpr.untrained")
 
 
+@pytest.mark.slow
 def test_checkpoints_widths_and_alignments_stand_side_by_side(
     finished: Path, words: Path, tiny_bert: Path, tmp_path: Path
 ):
@@ -325,6 +327,7 @@ def test_a_reranker_searches_what_bm25_finds(words: Path, tiny_bert: Path, tmp_p
     assert "second (of BM25's top 20)" in (tmp_path / "out" / "table.md").read_text()
 
 
+@pytest.mark.slow
 def test_two_backbones_learn_side_by_side_under_one_configuration(
     words: Path, tiny_bert: Path, seq2seq: dict[str, Path], tmp_path: Path
 ):
@@ -360,6 +363,7 @@ def test_two_backbones_learn_side_by_side_under_one_configuration(
     assert (tmp_path / "pictures" / "learning.png").is_file()
 
 
+@pytest.mark.slow
 def test_two_processes_end_together(words: Path, tiny_bert: Path, tmp_path: Path):
     """Both encode and search. The main process alone reports; the other writes nothing and waits for it."""
     flags = settings(words, tiny_bert, tmp_path / "out", systems=systems("dpr", "dsi"))

@@ -100,6 +100,7 @@ def test_systems_that_cannot_be_are_refused(system: dict, message: str):
         compare.Settings(systems={"colbert": {}, "mixed": system})
 
 
+@pytest.mark.slow
 def test_a_system_learns_from_another_one(
     arguana: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

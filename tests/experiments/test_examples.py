@@ -122,6 +122,7 @@ def test_a_plugin_is_saved_indexed_and_searched_in_other_processes(
         load(tmp_path / "saved")
 
 
+@pytest.mark.slow
 def test_every_process_of_a_launch_has_the_plugin(collection: Path, tiny_bert: Path, tmp_path: Path) -> None:
     """Two processes of nodes_2.yaml, each with a tokenising worker, train a paradigm with a new D."""
     file, output = EXAMPLES / "weighted_colbert.py", tmp_path / "out"
@@ -148,6 +149,7 @@ def test_a_new_alignment_obeys_the_laws(registries: None) -> None:
     equals_rel.test_in_batch(Recipe("soft", case.A, "query_tokens"), salience=True, real=0.7)
 
 
+@pytest.mark.slow
 def test_two_settings_and_a_plugin_are_compared(
     registries: None, collection: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ def settings(words: Path, tiny_bert: Path, tmp_path: Path) -> fewer_bytes.Settin
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_way_is_measured_certified_and_drawn(
     settings: fewer_bytes.Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from paradigms.evaluate import per_query
 from paradigms.retrieve import Indexed
 
 
+@pytest.mark.slow
 def test_every_model_is_stored_in_every_way(words: Path, tiny_bert: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     settings = fewer_numbers.Settings(

@@ -139,6 +139,7 @@ def trained(mt5: Path, swahili: Path, tmp_path_factory: pytest.TempPathFactory) 
     return output
 
 
+@pytest.mark.slow
 def test_multilingual_xtr_learns_and_is_compared_on_miracl(
     trained: Path, swahili: Path, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from paradigms.align import ALIGNMENTS
+
 FOLDER = Path(__file__).parents[2] / "experiments" / "notebooks"
 DRAWN = {"formula": 4, "train_and_compare": 2, "own_alignment": 1}  # cells that show a card or a table
 

@@ -14,6 +14,7 @@ import scale
 from parts import composed, growing
 
 
+@pytest.mark.slow
 def test_every_stage_is_measured_once(
     words: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

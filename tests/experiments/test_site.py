@@ -44,6 +44,7 @@ def test_the_site_in_a_browser(site):
 
 
 @needs.mkdocs
+@pytest.mark.slow
 def test_a_link_that_leads_nowhere_ends_the_build(tmp_path, monkeypatch):
     def collect(folder: Path) -> None:
         folder.mkdir()

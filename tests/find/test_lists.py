@@ -365,6 +365,7 @@ def killed(folder: Path) -> None:
     build(folder)
 
 
+@pytest.mark.slow
 def test_a_build_killed_while_it_codes_goes_on_to_the_same_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "SHARD", 8)
     whole = contents(build(tmp_path / "whole").store.folder)

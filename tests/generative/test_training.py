@@ -107,6 +107,7 @@ def test_a_run_in_two_parts_ends_as_one(name: str, t5: Path, tiny_bert: Path, tm
 
 
 @pytest.mark.parametrize("name", ["dsi", "genre", "seal", "pag"])
+@pytest.mark.slow
 def test_what_was_learned_is_found(name: str, t5: Path, tiny_bert: Path, tmp_path: Path) -> None:
     model = build(name, t5, tiny_bert)
     before = objective(model).loss(model.eval(), objective(model).collate(objective(model).examples[:8]))
@@ -248,6 +249,7 @@ def one_corpus(accelerator: Accelerator, t5: Path, folder: Path) -> None:
         train(model, objective(model), SETTINGS, folder / "other", accelerator=accelerator, progress=False)
 
 
+@pytest.mark.slow
 def test_two_processes_have_the_same_clusters_and_corpus(t5: Path, tmp_path: Path) -> None:
     checks = (common_clusters, one_corpus, clusters_in_bfloat16)
     launch.forked(checks, t5, tmp_path)

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from accelerate import PartialState
 
@@ -47,6 +48,7 @@ def search(backbone: Path, folder: Path, answers: str) -> None:
     state.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_as_one_process(tiny_bert: Path, tmp_path: Path):
     for name, kind in SYSTEMS:
         torch.manual_seed(0)

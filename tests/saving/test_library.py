@@ -164,6 +164,7 @@ def test_the_terminal_indexes_searches_and_compares(tmp_path, monkeypatch, capsy
     assert "bm25" in printed
 
 
+@pytest.mark.slow
 def test_checkpoints_and_comparisons_take_it(words, tmp_path):
     """As folders, beside each other; a dense model's pooled tokens are not shown outside of its library."""
     for make in (dense, sparse, multi):

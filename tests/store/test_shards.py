@@ -146,6 +146,7 @@ def launch(folder: Path, *arguments: str) -> list[tuple[int, str]]:
     return [process.ended() for process in group]
 
 
+@pytest.mark.slow
 def test_two_processes_leave_the_bytes_of_one_though_one_was_killed(model, tmp_path):
     """The first start ends with an error when one of them dies; the second goes on where that was."""
     collection(tmp_path / "data")
@@ -198,6 +199,7 @@ def together(world: int, build: Callable[..., object]) -> list[BaseException]:
 
 
 @pytest.mark.parametrize(("kind", "worlds"), [("exact", (1, 3)), *((kind, (3, 2)) for kind in KINDS)])
+@pytest.mark.slow
 def test_any_number_of_processes_goes_on_with_what_others_stored(model, tmp_path, kind, worlds):
     paradigm = Paradigm.from_pretrained(model)
     whole = build(paradigm, tmp_path / "whole", kind)

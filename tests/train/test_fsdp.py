@@ -28,6 +28,7 @@ from tests.near import assert_same, assert_within_rounding
 from tests.train.test_distributed import CORPUS, EXAMPLES
 from tests.train.test_loop import Interrupted, history, interrupted_after
 
+pytestmark = pytest.mark.slow
 LENGTHS = {"query_length": 16, "document_length": 32}
 # name -> (family, what is built from its folder, settings of training)
 CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {

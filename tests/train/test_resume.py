@@ -190,6 +190,7 @@ def whole(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_killed_at_any_time_until_it_is_done(whole: Path, tiny_bert: Path, tmp_path: Path) -> None:
     """Wherever the clock says, within a step as within a checkpoint, as soon as something new was logged."""
     draw, folder, logged, kills = random.Random(0), tmp_path / "run", 0, 0

@@ -17,6 +17,7 @@ from paradigms.train.contrastive import Contrastive
 from tests.forks import Fork, fork, fork_group
 from tests.train.test_resume import Trap, at, go, kill, same
 
+pytestmark = pytest.mark.slow
 SOON = 60.0  # seconds, on a busy machine; by its own patience alone a process would wait for two days
 CPU = {"ACCELERATE_USE_CPU": "true"}
 
