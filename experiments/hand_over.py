@@ -1,4 +1,4 @@
-"""Load indexes into Qdrant, LanceDB or PostgreSQL, in parallel; an interrupted run resumes.
+"""Load indexes into Qdrant, LanceDB, PostgreSQL or ClickHouse, in parallel; an interrupted run resumes.
 
 The vectors in folders that experiments/encode.py or `python -m paradigms index` wrote are loaded into one
 table or collection; documents are not encoded again. To divide the documents among several processes:
@@ -25,10 +25,11 @@ class Settings:
     """folders of indexes that have different documents and the same model"""
     checkpoint: str
     """model that made the indexes: a folder or a name"""
-    engine: Literal["qdrant", "qdrant_edge", "lancedb", "postgres"]
+    engine: Literal["qdrant", "qdrant_edge", "lancedb", "postgres", "clickhouse"]
     """qdrant: a server or cluster; qdrant_edge: a folder that one process opens"""
     place: str
-    """address or folder of the engine: http://host:6333, s3://bucket/path, postgresql://user@host/database"""
+    """address or folder of the engine: http://host:6333, s3://bucket/path, postgresql://user@host/database,
+    http://user:password@host:8123"""
     options: dict[str, Any] = field(default_factory=dict)
     """more arguments of the engine's class; for a server also its collection or schema"""
     approximate: bool = False
@@ -41,7 +42,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         at_least(self, piece=1)
-        name = {"qdrant": "collection", "postgres": "schema"}.get(self.engine)
+        name = {"qdrant": "collection", "postgres": "schema", "clickhouse": "database"}.get(self.engine)
         if name and name not in self.options:
             raise SystemExit(
                 f'options: name the {name}, such as {{"{name}": "notes"}}: a server may hold several'
@@ -56,7 +57,15 @@ from accelerate import Accelerator
 
 from paradigms import Paradigm, load
 from paradigms.data.texts import INDEX
-from paradigms.engines import Engine, LanceEngine, PgvectorEngine, QdrantEdgeEngine, QdrantEngine, hand_over
+from paradigms.engines import (
+    ClickHouseEngine,
+    Engine,
+    LanceEngine,
+    PgvectorEngine,
+    QdrantEdgeEngine,
+    QdrantEngine,
+    hand_over,
+)
 from paradigms.find import Store, open_index
 from paradigms.identity import identity
 from paradigms.io.checks import json_or_empty
@@ -70,8 +79,11 @@ from paradigms.train.script import begin, checksum, keep_settings
 
 def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
-    if settings.engine == "qdrant_edge" and accelerator.num_processes > 1:
-        raise SystemExit("only one process may open a folder of Qdrant: launch one process")
+    folders = settings.engine == "qdrant_edge" or (
+        settings.engine == "clickhouse" and "://" not in settings.place
+    )
+    if folders and accelerator.num_processes > 1:
+        raise SystemExit(f"only one process may open a folder of {settings.engine}: launch one process")
     with refusing():
         paradigm = as_paradigm(load(settings.checkpoint), settings.checkpoint)
         stores = [open_index(folder_of(folder), verify=False).store for folder in settings.indexes]
@@ -136,5 +148,6 @@ def opened(settings: Settings, paradigm: Paradigm) -> Engine:
         "lancedb": LanceEngine,
         "postgres": PgvectorEngine,
         "qdrant_edge": QdrantEdgeEngine,
+        "clickhouse": ClickHouseEngine,
     }
     return kinds[settings.engine](settings.place, dim, **options)

@@ -104,10 +104,10 @@ class ClickHouseEngine(Engine):
     """Documents in a ClickHouse database, with the token ids and saliences that A may read.
 
     place: a folder, or the address of a server's HTTP interface, such as http://user:password@host:8123.
-    database: name of the database, created if it does not exist. numbers: type of the stored vectors,
-    one of `NUMBERS`. candidates: number of documents to score, the nearest ones by the cosine of their mean
-    vector with the query's; 0 scores all. where: SQL on the column `metadata`, a Map of strings, that
-    documents must fulfil, such as "metadata['language'] = 'en'".
+    single: whether each document has one vector. database: name of the database, created if it does not
+    exist. numbers: type of the stored vectors, one of `NUMBERS`. candidates: number of documents to score,
+    the nearest ones by the cosine of their mean vector with the query's; 0 scores all. where: SQL on the
+    column `metadata`, a Map of strings, that documents must fulfil, such as "metadata['language'] = 'en'".
 
     Raises ValueError if the database has vectors of another type.
     """
@@ -117,6 +117,7 @@ class ClickHouseEngine(Engine):
         place: str,
         dim: int,
         *,
+        single: bool = False,
         database: str = "paradigms",
         numbers: str = "Float32",
         candidates: int = 0,
@@ -205,6 +206,16 @@ class ClickHouseEngine(Engine):
             rows = {"document": written, "pooled": _lists(pooled[sizes > 0].float())}
             self.connection.insert(f"{self.documents} (document, pooled)", pa.table(rows))
         return len(written)
+
+    def approximate(self) -> None:
+        """Build an HNSW index over the documents' mean vectors, which chooses `candidates`.
+
+        Deleted documents remain in it until ClickHouse merges its parts: a search then has fewer candidates.
+        """
+        with naming(self.place):
+            kind = f"vector_similarity('hnsw', 'cosineDistance', {self.dim})"
+            self.run(f"ALTER TABLE {self.documents} ADD INDEX IF NOT EXISTS pooled pooled TYPE {kind}")
+            self.run(f"ALTER TABLE {self.documents} MATERIALIZE INDEX pooled SETTINGS mutations_sync = 2")
 
     def delete(self, ids: Collection[str]) -> None:
         """Delete documents; ids that are not stored are ignored."""

@@ -107,8 +107,17 @@ def test_filters_candidates_and_deletions(engine_of):
     engine.candidates = 1
     assert [id for id, _ in engine.top(query, 4)] == ["b"]
     engine.where = ""
+    engine.approximate()
+    engine.approximate()
+    assert [id for id, _ in engine.top(query, 4)] == ["a"]
+    plan = engine.rows(
+        f"EXPLAIN indexes = 1 SELECT document FROM {engine.documents} "
+        "ORDER BY cosineDistance(pooled, [1, 0]::Array(Float32)) LIMIT 1"
+    )
+    assert any("vector_similarity" in row["explain"] for row in plan)
+    engine.candidates = 4  # the deleted document counts
     engine.delete(["a", "unknown"])
-    assert [id for id, _ in engine.top(query, 4)] == ["b"]
+    assert [id for id, _ in engine.top(query, 4)] == ["b", "c", "d"]
     with pytest.raises(ValueError, match="no document 'a'"):
         engine.describe({"a": {}})
 
