@@ -373,7 +373,8 @@ def quiet() -> Iterator[None]:
     """Silence transformers' progress bars and its report on unused weights."""
     from transformers.utils import logging as hf_logging
 
-    verbosity, bar = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+    verbosity = hf_logging.get_verbosity()
+    bar = hf_logging.is_progress_bar_enabled()
     hf_logging.set_verbosity_error()
     hf_logging.disable_progress_bar()
     try:

@@ -14,7 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from paradigms.core import Tokens, join_documents, join_queries
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # constants of malloc.h
+M_TRIM_THRESHOLD = -1  # constants of malloc.h
+M_MMAP_THRESHOLD = -3
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ def by_length(lengths: Sequence[int], tokens: int | None = None, rows: int | Non
     A group has at most `rows` texts and at most `tokens` tokens after padding, but at least one text.
     """
     order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
-    parts, start = [], 0
+    parts = []
+    start = 0
     while start < len(order):
         most = len(order) if tokens is None else max(1, tokens // max(1, lengths[order[start]]))
         stop = start + (most if rows is None else min(most, rows))
@@ -94,9 +96,11 @@ def in_parts(
         return encode(batch)
     lengths = batch.lengths()
     parts = by_length(lengths, tokens, rows)
-    encoded, left = [], len(batch)
+    encoded = []
+    left = len(batch)
     for part in parts:
-        places, width = torch.tensor(part, device=batch.counts.device), max(1, lengths[part[0]])
+        places = torch.tensor(part, device=batch.counts.device)
+        width = max(1, lengths[part[0]])
         texts = batch.some(places, width)
         encoded.append(_cached(encode, texts) if cached and left > rows else encode(texts))
         left -= len(part)

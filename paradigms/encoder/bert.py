@@ -246,7 +246,8 @@ def _dense(weight: Tensor, bias: Tensor, activated: bool) -> Linear:
 
 def _packed(weight: Tensor, bias: Tensor, activated: bool) -> Linear:
     """Make a bfloat16 linear layer; on CPUs, oneDNN reorders the weight once and fuses the activation."""
-    weight, bias = weight.bfloat16(), bias.bfloat16()
+    weight = weight.bfloat16()
+    bias = bias.bfloat16()
     if weight.device.type != "cpu" or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return _dense(weight, bias, activated)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)

@@ -65,5 +65,6 @@ def read_part(encoder: Encoder, texts: Sequence[str]) -> list[str]:
 def _room(encoder: Encoder) -> tuple[Any, InputFormat, int]:
     """Return the tokenizer and layout of documents, and how many tokens the layout leaves for text."""
     tower: Any = encoder.of("document") if isinstance(encoder, TwoTowers) else encoder
-    layout, around = tower._layouts["document"], len(tower.tokenizer("")["input_ids"])
+    layout = tower._layouts["document"]
+    around = len(tower.tokenizer("")["input_ids"])
     return tower.tokenizer, layout, layout.length - len(layout.marker) - around

@@ -27,7 +27,8 @@ class LibraryEncoder(nn.Module):
 
     def __init__(self, model: Any, kind: str, similarity: str) -> None:
         super().__init__()
-        self.model, self.kind = model, kind
+        self.model = model
+        self.kind = kind
         length = getattr(model, "max_seq_length", None) or LONGEST
         vectors: Any = "pooled" if kind == "SentenceTransformer" else "all"
         self.settings = EncoderSettings(

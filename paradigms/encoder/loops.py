@@ -24,11 +24,23 @@ OPTIONS = {
 loop = cached_njit(**OPTIONS)
 helper = njit(inline="always", **OPTIONS)
 
-F, INT = np.float32, np.int32
-SIGN, SIZE, HIGH, BIAS, MANTISSA = INT(31), INT(0x7FFFFFFF), INT(16), INT(127), INT(23)
+F = np.float32
+INT = np.int32
+SIGN = INT(31)
+SIZE = INT(0x7FFFFFFF)
+HIGH = INT(16)
+BIAS = INT(127)
+MANTISSA = INT(23)
 ABSENT = INT(np.float32(-3e38).view(np.int32))
-LOWEST, TOP, UP = F(LEAST * LARGEST), F(LARGEST), F(ZERO + 0.5)
-ZEROS, HALF, ONE, ROOT, BOUND, NARROW = F(0), F(0.5), F(1), F(0.5**0.5), F(4), F(1 / 16)
+LOWEST = F(LEAST * LARGEST)
+TOP = F(LARGEST)
+UP = F(ZERO + 0.5)
+ZEROS = F(0)
+HALF = F(0.5)
+ONE = F(1)
+ROOT = F(0.5**0.5)
+BOUND = F(4)
+NARROW = F(1 / 16)
 # erf(x) = x P(x²/16) / Q(x²/16) within 2.3e-5 for |x| ≤ 4, and 2^x within 4e-6 for 0 ≤ x < 1: a hundredth of
 # a step of 8 bits. Coefficients fitted here by least squares.
 P0, P1, P2, P3 = F(1.128275), F(2.766448), F(10.52865), F(2.490122)
@@ -43,7 +55,8 @@ def _rounded(row, out, buffer):
 
     Magnitudes are compared as integers, by their bits, because compilers can vectorise this.
     """
-    bits, best = row.view(np.int32), INT(0)
+    bits = row.view(np.int32)
+    best = INT(0)
     for k in range(row.shape[0]):
         best = max(best, bits[k] & SIZE)
     buffer[0] = best
@@ -83,7 +96,8 @@ def activate(product, scales, bias, out, new):
             value = row[k] * scales[r] + bias[k]
             x = min(max(value * ROOT, -BOUND), BOUND)
             t = x * x * NARROW
-            above, below = ((P3 * t + P2) * t + P1) * t + P0, ((Q3 * t + Q2) * t + Q1) * t + ONE
+            above = ((P3 * t + P2) * t + P1) * t + P0
+            below = ((Q3 * t + Q2) * t + Q1) * t + ONE
             row[k] = HALF * value * (ONE + x * above / below)
         new[r] = _rounded(row, out[r], buffer)
 
@@ -95,7 +109,9 @@ def normalise(product, scales, bias, x, weight, shift, eps, out, new):
     buffer = np.empty(1, np.int32)
     count = F(bias.shape[0])
     for r in range(product.shape[0]):
-        row, total, square = x[r], ZEROS, ZEROS
+        row = x[r]
+        total = ZEROS
+        square = ZEROS
         for k in range(bias.shape[0]):
             row[k] += product[r, k] * scales[r] + bias[k]
             total += row[k]
@@ -120,9 +136,12 @@ def attend(qkv, keep, scale, out):
     for x in range(texts):
         for m in range(heads):
             for r in range(length):
-                q, row, best = qkv[x, r, 0, m], out[x, r, m], F(-np.inf)
+                q = qkv[x, r, 0, m]
+                row = out[x, r, m]
+                best = F(-np.inf)
                 for j in range(length):
-                    k, score = qkv[x, j, 1, m], ZEROS
+                    k = qkv[x, j, 1, m]
+                    score = ZEROS
                     for h in range(width):
                         score += q[h] * k[h]
                     weights[j] = score * scale
@@ -134,7 +153,8 @@ def attend(qkv, keep, scale, out):
                     total += weights[j]
                 row[:] = ZEROS
                 for j in range(length):
-                    v, share = qkv[x, j, 2, m], weights[j] / total
+                    v = qkv[x, j, 2, m]
+                    share = weights[j] / total
                     for h in range(width):
                         row[h] += share * v[h]
 
@@ -148,12 +168,15 @@ def softmax(S, keep, scale):
     keep: float32 [n, keys], 0 or 1.
     """
     keys = S.shape[2]
-    values, powers = np.empty(keys, np.float32), np.empty(keys, np.float32)
-    bits, exponents = values.view(np.int32), powers.view(np.int32)
+    values = np.empty(keys, np.float32)
+    powers = np.empty(keys, np.float32)
+    bits = values.view(np.int32)
+    exponents = powers.view(np.int32)
     buffer = np.empty(1, np.int32)
     for n in range(S.shape[0]):
         for r in range(S.shape[1]):
-            row, best = S[n, r], INT(-SIZE)
+            row = S[n, r]
+            best = INT(-SIZE)
             for j in range(keys):
                 bits[j] = INT(row[j]) << HIGH if keep[n, j] > 0 else ABSENT
             for j in range(keys):  # order by value: negative numbers have reversed bits

@@ -38,7 +38,8 @@ def spans(counts: Bool[Tensor, "x l"], m: int) -> Int[Tensor, "x l"]:
 
 def _places(counts: Bool[Tensor, "x l"], k: Int[Tensor, "x 1"] | int) -> Int[Tensor, "x l"]:
     """Compute ⌊(r + ½) · k/n⌋ for the r-th of n tokens that count."""
-    rank, n = counts.cumsum(-1) - 1, counts.sum(-1, keepdim=True)
+    rank = counts.cumsum(-1) - 1
+    n = counts.sum(-1, keepdim=True)
     return (2 * rank + 1).clamp(min=1) * k // (2 * n).clamp(min=1)
 
 
@@ -66,7 +67,8 @@ class LearnedPooling(nn.Module):
     def forward(
         self, hidden: Float[Tensor, "x l w"], counts: Bool[Tensor, "x l"]
     ) -> tuple[Float[Tensor, "x k w"], Bool[Tensor, "x k"]]:
-        (m, cells), n = self.weight.shape, counts.sum(-1, keepdim=True)
+        m, cells = self.weight.shape
+        n = counts.sum(-1, keepdim=True)
         k = min(m, counts.shape[1])
         places = _places(counts, cells).clamp(max=cells - 1)
         weights = nn.functional.embedding(places, self.weight.T).mT  # [x, m, l]

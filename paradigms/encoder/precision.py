@@ -82,7 +82,8 @@ def resolved(device: torch.device, precision: str) -> str:
 
 @contextmanager
 def _computing(device: torch.device, precision: str, copies: bool) -> Iterator[None]:
-    kind, token = PRECISIONS[precision], _chosen.set(precision)
+    kind = PRECISIONS[precision]
+    token = _chosen.set(precision)
     cached = None if copies else False  # None: as around
     try:
         with torch.autocast(device.type, kind, enabled=kind is not None, cache_enabled=cached):

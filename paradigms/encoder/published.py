@@ -16,7 +16,9 @@ from paradigms.encoder.backbone import packaged
 from paradigms.encoder.settings import EncoderSettings
 from paradigms.io.checks import json_or_empty, parse_json, read_json
 
-MODULES, MODEL, LENGTH = "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"
+MODULES = "modules.json"
+MODEL = "config_sentence_transformers.json"
+LENGTH = "sentence_bert_config.json"
 POOLING = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
 OLD = re.compile(r"pooling_mode_(?P<mode>\w+?)(_tokens?)?")  # a key of the older form
 DOCUMENTS = ("document", "passage", "corpus")  # names of the document prompt; the first one present counts

@@ -26,11 +26,12 @@ from paradigms.encoder.backbone import (
 )
 from paradigms.encoder.batches import Batch, in_parts, insert, keep_freed_memory
 from paradigms.encoder.bert import last_hidden
-from paradigms.encoder.frozen import LowerStates, SplitBackbone
+from paradigms.encoder.frozen import LowerStates
 from paradigms.encoder.layers import add_adapters, orthogonal, salience_head, without_adapters
 from paradigms.encoder.pooling import LearnedPooling, mean_of_spans, pool, spans
 from paradigms.encoder.precision import scores_of
 from paradigms.encoder.settings import SIDES, EncoderSettings, InputFormat, Side, settings_fields
+from paradigms.encoder.split import SplitBackbone
 from paradigms.encoder.tokenizing import beginnings, token_rows
 from paradigms.io.checks import as_sequence, check_text, is_blank, json_or_empty, read_settings, require
 from paradigms.io.files import write_json
@@ -120,7 +121,8 @@ class TextEncoder(nn.Module):
             check_text(text, f"{side} text {n}")
         if not texts:
             raise ValueError(f"there is no {side} text to tokenise")
-        s, layout = self.settings, self._layouts[side]
+        s = self.settings
+        layout = self._layouts[side]
         augment = side == "query" and s.query_augmentation
         ids, attention, special = token_rows(
             self.tokenizer,
@@ -138,7 +140,8 @@ class TextEncoder(nn.Module):
             counts = counts & ~torch.isin(ids, self._skip)
         if augment:
             fill = attention == 0
-            ids, counts = ids.masked_fill(fill, self.tokenizer.mask_token_id), counts | fill
+            ids = ids.masked_fill(fill, self.tokenizer.mask_token_id)
+            counts = counts | fill
             attention = attention | fill if s.attend_augmentation else attention
         return Batch(ids, attention, counts & ~blank[:, None])
 
@@ -191,7 +194,8 @@ class TextEncoder(nn.Module):
         ids: token ids of the encoded text. Encoders whose vectors are terms require `ids`, because rounding
         decides which terms have a weight.
         """
-        kind, m = self._vectors(side), self.settings.vectors
+        kind = self._vectors(side)
+        m = self.settings.vectors
         if kind == "pooled":
             return ["[pooled]"]
         batch = self.tokenize([text], side)
@@ -233,16 +237,21 @@ class TextEncoder(nn.Module):
     def _together(self, batch: Batch, side: Side) -> Tokens:
         hidden = self._hidden(batch)
         pooled = pool(hidden, batch.attention_mask, self.settings.pooling)
-        counts, ids, kind = batch.counts, None, self._vectors(side)
+        counts = batch.counts
+        ids = None
+        kind = self._vectors(side)
         if kind == "pooled":
-            states, counts = pooled, counts.any(-1, keepdim=True)
+            states = pooled
+            counts = counts.any(-1, keepdim=True)
         elif kind == "spans":
             states, counts = mean_of_spans(hidden, counts, self.settings.vectors)
         elif kind == "learned":
             states, counts = self.learned_pooling[side](hidden, counts)
         else:
             first = self._first(side)
-            states, counts, ids = hidden[:, :first], counts[:, :first], batch.input_ids[:, :first]
+            states = hidden[:, :first]
+            counts = counts[:, :first]
+            ids = batch.input_ids[:, :first]
         vectors = self._finish(self._project(states))
         salience = self._salience(vectors, counts, side) if self.settings.weighs else None
         axis = 1 if side == "query" else 0
@@ -253,7 +262,7 @@ class TextEncoder(nn.Module):
     def freeze(self, trained_layers: int) -> None:
         """Train only the heads and the top `trained_layers` layers; 0 trains all layers.
 
-        Frozen layers run without dropout. Raises the same errors as `frozen.SplitBackbone`.
+        Frozen layers run without dropout. Raises the same errors as `split.SplitBackbone`.
         """
         if trained_layers == (self.split.trained if self.split else 0):
             return
@@ -351,7 +360,10 @@ class TextEncoder(nn.Module):
                 f"{self.settings.encoder} is a subclass of TextEncoder that is not registered, and could not "
                 "be loaded again: register it in paradigms.encoder.text.ENCODERS before building an encoder"
             )
-        backbone, weights, settings, heads = self.backbone, None, self.settings, self._heads()
+        backbone = self.backbone
+        weights = None
+        settings = self.settings
+        heads = self._heads()
         if settings.lora_rank:
             backbone = backbone.get_base_model()
             weights = without_adapters(backbone, merged=merged)
@@ -372,7 +384,8 @@ class TextEncoder(nn.Module):
         weights do not fit the settings.
         """
         kind = encoder_class(json_or_empty(folder / "encoder.json").get("encoder", "text"))
-        config, file = folder / "backbone" / "config.json", folder / "heads.safetensors"
+        config = folder / "backbone" / "config.json"
+        file = folder / "heads.safetensors"
         for needed in (folder / "encoder.json", config, file):
             require(needed, folder)
         renewed = partial(settings_fields, vocabulary=lambda: load_tokenizer(config.parent).get_vocab())

@@ -165,7 +165,8 @@ class LightTokenizer:
         transformers builds a BertTokenizer from the vocabulary in tokenizer.json and the options in
         tokenizer_config.json, so the other parts of tokenizer.json must equal what transformers would choose.
         """
-        file, config = folder / "tokenizer.json", json_or_empty(folder / "tokenizer_config.json")
+        file = folder / "tokenizer.json"
+        config = json_or_empty(folder / "tokenizer_config.json")
         if config.get("tokenizer_class") not in BERT or not file.is_file():
             return None
         if any(config.get(f"{name}_token", token) != token for name, token in SPECIAL.items()):

@@ -27,7 +27,8 @@ class TwoTowers(nn.Module):
         if query.dim != document.dim:
             raise ValueError(f"queries have {query.dim} dimensions and documents {document.dim}")
         self.towers = nn.ModuleDict({"query": query, "document": document})
-        self.settings, self.tokenizer = document.settings, document.tokenizer
+        self.settings = document.settings
+        self.tokenizer = document.tokenizer
 
     @property
     def dim(self) -> int:

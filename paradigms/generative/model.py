@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from paradigms.data import Corpus
 from paradigms.encoder.backbone import load_heads, quiet
 from paradigms.encoder.batches import Batch, by_length
-from paradigms.encoder.frozen import LowerStates, kept_states
+from paradigms.encoder.frozen import LowerStates, open_states
 from paradigms.encoder.tokenizing import beginnings
 from paradigms.generative import backbone as base
 from paradigms.generative.decoder import Memory, decode, remember, small_decoder
@@ -242,7 +242,7 @@ class Generative(Trainable):
         """
         if not self.settings.frozen:
             raise ValueError(f"{self.name} trains its encoder, so its states change")
-        self.states = kept_states(folder, self.encoder, self.encoder.state_dict(), self.encoder.parameters())
+        self.states = open_states(folder, self.encoder, self.encoder.state_dict(), self.encoder.parameters())
         return self.states
 
     def embed(self, ids: Int[Tensor, "*x"]) -> Float[Tensor, "*x h"]:

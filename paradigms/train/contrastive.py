@@ -116,7 +116,8 @@ class Contrastive(Objective):
         if isinstance(settings, BgeM3Settings):
             for part, share in settings.losses.items():
                 recipe = PARTS[part]
-                d, q = part_of(pool, part), part_of(queries, part)
+                d = part_of(pool, part)
+                q = part_of(queries, part)
                 scores = in_batch_rel(d, q, recipe.align, recipe.normalise_function)
                 scores = scores / settings.weights[part]  # which Q has
                 loss = loss + share * self._of_scores(scores, batch, positions)

@@ -68,7 +68,9 @@ class Likelihood(Objective):
             raise ValueError(f"{model.name} has no training pairs: no judged query, and no text to index")
         if any(pair.negatives for pair in pairs):
             candidate_count(pairs, model.name, taught=False)
-        self.model, self.corpus, self.examples = model, corpus, pairs
+        self.model = model
+        self.corpus = corpus
+        self.examples = pairs
         self.ranks = model.sets is not None or bool(pairs[0].negatives)
         if self.ranks and model.identifiers.end is None:
             raise ValueError(f"{model.name} has no identifier to rank: its negatives would be n-grams")
@@ -109,7 +111,8 @@ class Likelihood(Objective):
 
     def collate(self, examples: list[Pair]) -> Pairs:
         """Tokenise b sources and their targets; for a ranking loss, also the negatives' identifiers."""
-        model, sources = self.model, self.model.tokenize([pair.source for pair in examples])
+        model = self.model
+        sources = self.model.tokenize([pair.source for pair in examples])
         targets = [[model.written(pair.document, pair.target)] for pair in examples]
         if not self.ranks:
             return sources, model.targets(targets)
@@ -162,7 +165,8 @@ class Likelihood(Objective):
 
     def prepare(self, step: int, steps: int) -> None:
         """Rebuild NP-decoding's clusters on the first process, if due, and send them to the others."""
-        every, clusters = self.model.settings.refresh, self.model.clusters
+        every = self.model.settings.refresh
+        clusters = self.model.clusters
         due = every > 0 and step > 0 and step % every == 0
         if due and PartialState().is_main_process:
             self.model.refresh(self.corpus)

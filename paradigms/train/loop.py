@@ -242,7 +242,8 @@ class _Run:
         Raises FloatingPointError at the first non-finite number. With a scaler, gradient norms may be
         infinite: the scaler skips such steps.
         """
-        unread, self.unread = self.unread, []
+        unread = self.unread
+        self.unread = []
         if not unread:
             return
         values = torch.stack([at_least_float32(value) for _, *pair in unread for value in pair]).view(-1, 2)

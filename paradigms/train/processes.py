@@ -227,7 +227,8 @@ def by_main(action: Callable[[], Result], accelerator: Accelerator | PartialStat
         try:
             outcome = [(action(), None, "")]
         except (Exception, SystemExit) as error:
-            failed, kinds = error, (kind for kind in TOLD if isinstance(error, kind))
+            failed = error
+            kinds = (kind for kind in TOLD if isinstance(error, kind))
             outcome = [(None, next(kinds, RuntimeError), str(error))]
     broadcast_object_list(outcome)
     if failed is not None:

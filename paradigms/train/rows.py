@@ -15,7 +15,8 @@ from paradigms.io.checks import check_text, is_blank, parse_json
 from paradigms.io.gzipped import LONGEST, text_lines
 from paradigms.train.examples import Example
 
-QUERY, POSITIVE = ("query", "anchor", "question"), ("positive", "document", "passage")
+QUERY = ("query", "anchor", "question")
+POSITIVE = ("positive", "document", "passage")
 NEGATIVES = re.compile(r"negatives?(_?\d+)?")  # keys of texts
 
 
@@ -39,7 +40,8 @@ def examples_from_rows(rows: str | Path | Iterable[Any]) -> tuple[Corpus, list[E
     parsed: list[tuple[str, int, tuple[int, ...], tuple[float, ...]]] = []
     relevant: dict[str, dict[int, None]] = {}
     for number, row in enumerate(_parsed(rows), 1):
-        query, positive = _text(row, QUERY, number), _text(row, POSITIVE, number)
+        query = _text(row, QUERY, number)
+        positive = _text(row, POSITIVE, number)
         negatives = list(_negatives(row, number))
         first, *hard_places = (places.setdefault(text, len(places)) for text in (positive, *negatives))
         scores = _scores(row.get("scores"), 1 + len(negatives), number)

@@ -44,7 +44,8 @@ def begin(settings: Any) -> tuple[Accelerator, Console]:
     missing. If the collection or backbone does not exist, SystemExit is raised before the folder is created.
     """
     check_names(settings)
-    folder, tracker = Path(settings.output), getattr(settings, "tracker", "none")
+    folder = Path(settings.output)
+    tracker = getattr(settings, "tracker", "none")
     automatic = settings.precision == "auto"
     accelerator = Accelerator(
         mixed_precision=native_precision(chosen_device()) if automatic else settings.precision,

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, BertForMaskedLM, Qwen3Config, Qwen3Model
 
 from paradigms import PARADIGMS
-from paradigms.encoder.frozen import SCALE, LowerStates, _find_layers, keys, scaled
+from paradigms.encoder.frozen import SCALE, LowerStates, keys, scaled
+from paradigms.encoder.split import _find_layers
 from paradigms.encoder.text import Side, TextEncoder
 from paradigms.io.files import locked
 from paradigms.train.states import add_states, deleted_after, keep_states, sweep_states
