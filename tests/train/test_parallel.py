@@ -83,7 +83,6 @@ def one_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Acce
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     yield accelerator
     dist.destroy_process_group()
-    accelerator.gradient_state.plugin_kwargs.pop("sync_each_batch", None)
 
 
 @pytest.mark.parametrize(
