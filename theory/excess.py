@@ -91,7 +91,7 @@ def best_floor(location: ArrayLike, scale: ArrayLike, match_scale: ArrayLike, ma
     """
     s, s1 = _scales(scale, match_scale)
     odds = logit(checks.probability(match, "match"))
-    return np.asarray(location + (np.log(s1 / s) - odds) / (1 / s - 1 / s1))
+    return np.asarray(np.asarray(location) + (np.log(s1 / s) - odds) / (1 / s - 1 / s1))
 
 
 def best_share(scale: ArrayLike, match_scale: ArrayLike, match: ArrayLike) -> float | Array:
