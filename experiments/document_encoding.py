@@ -217,7 +217,7 @@ def query_keys(model: Generative, queries: Mapping[str, str]) -> Run:
     for query, text in queries.items():
         states = query_states(model.tokenizer, index, text)
         scores = seal_scores(index, states, np.full(len(states), np.log(0.5)))
-        run[query] = {ids.documents[ids.owners[n]]: score for n, score in scores.items()}
+        run[query] = {ids.documents[n]: score for n, score in scores.items()}
     return run
 
 

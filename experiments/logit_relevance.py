@@ -100,10 +100,7 @@ def state(model: Generative, data: StudyData, depth: int) -> dict[str, list[floa
     pool, judgements = data.pool(depth), data.test.judgements
     retriever = GenerativeRetriever(model)
     runs = dict(zip(SCORERS, retriever.rankings(data.test.queries, pool, SCORERS, whole=True), strict=True))
-    lengths = {
-        id: max((len(model.target(n)) for n in model.identifiers.numbers_of(document)), default=0)
-        for id, document in model.identifiers.positions.items()
-    }
+    lengths = {id: len(model.target(n)) for id, n in model.identifiers.positions.items()}
     values: dict[str, list[float]] = {key: [] for key in ("p", *LOGITS)}
     for query in pool:
         named = [id for id in pool[query] if lengths[id]]

@@ -11,7 +11,7 @@ import json
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
@@ -36,56 +36,52 @@ SPACE = "▁"  # how SentencePiece writes a space; tokenizers without a decoder 
 
 @dataclass(frozen=True)
 class Identifiers:
-    """Token sequences that name documents. Documents may share a sequence or have more than one.
+    """Token sequences that name documents, one for each document; documents may share a sequence.
 
-    Identifier n has the tokens tokens[offsets[n] : offsets[n + 1]] and names documents[owners[n]]; equal
-    sequences are stored separately. Raises ValueError if a document has no identifier, or if an identifier is
-    empty, contains `end` or uses a token outside the vocabulary.
+    Document n has the tokens tokens[offsets[n] : offsets[n + 1]]; equal sequences are stored separately.
+    Raises ValueError if an identifier is empty, contains `end` or uses a token outside the vocabulary.
     """
 
     kind: str  # "title", "semantic", "residual", "atomic" or "text"
     documents: list[str]  # document ids, in the corpus's order
     tokens: Int[np.ndarray, " t"]  # all identifiers, concatenated, without `end`; int64
     offsets: Int[np.ndarray, " n1"]  # [n + 1]
-    owners: Int[np.ndarray, " n"]  # position of the document named by identifier n, ascending
     vocabulary: int  # tokens are in [0, vocabulary)
     end: int | None  # closes an identifier; None if every substring names the document ("text")
     problems: Problems
     starts: Int[np.ndarray, " s"]  # positions in `tokens` at which spans may begin ("text"), ascending
 
     def __post_init__(self) -> None:
-        if (np.diff(self.starts, prepend=-1, append=len(self.tokens)) <= 0).any():
-            raise ValueError(f"starts must ascend strictly within [0, {len(self.tokens)})")
-        if len(set(self.documents)) != len(self.documents):
+        count, size = len(self), len(self.tokens)
+        if (np.diff(self.starts, prepend=-1, append=size) <= 0).any():
+            raise ValueError(f"starts must ascend strictly within [0, {size})")
+        if len(set(self.documents)) != count:
             raise ValueError("document ids must differ from each other")
         lengths = np.diff(self.offsets)
-        if len(self.offsets) != len(self) + 1 or self.offsets[0] != 0 or self.offsets[-1] != len(self.tokens):
-            raise ValueError(f"{len(self)} identifiers need {len(self) + 1} offsets, 0 to {len(self.tokens)}")
-        if (lengths < 0).any() or (np.diff(self.owners) < 0).any():
-            raise ValueError("offsets and owners must ascend")
-        if not np.array_equal(np.unique(self.owners), np.arange(len(self.documents))):
-            raise ValueError(f"owners must name each of the {len(self.documents)} documents")
+        if len(self.offsets) != count + 1 or self.offsets[0] != 0 or self.offsets[-1] != size:
+            raise ValueError(f"{count} identifiers need {count + 1} offsets, 0 to {size}")
+        if (lengths < 0).any():
+            raise ValueError("offsets must ascend")
         wrong = (self.tokens < 0) | (self.tokens >= self.vocabulary)
         if self.end is not None:
             if not 0 <= self.end < self.vocabulary:
                 raise ValueError(f"end is {self.end}, and tokens lie in [0, {self.vocabulary})")
             wrong |= self.tokens == self.end
             if (lengths == 0).any():
-                empty = self.documents[self.owners[lengths.argmin()]]
-                raise ValueError(f"document {empty!r} has an empty identifier")
+                raise ValueError(f"document {self.documents[lengths.argmin()]!r} has an empty identifier")
         if wrong.any():
             at = int(wrong.argmax())
-            owner = self.documents[self.owners[np.searchsorted(self.offsets, at, "right") - 1]]
+            document = self.documents[np.searchsorted(self.offsets, at, "right") - 1]
             raise ValueError(
-                f"an identifier of document {owner!r} holds the token {self.tokens[at]}; they lie in "
+                f"an identifier of document {document!r} holds the token {self.tokens[at]}; they lie in "
                 f"[0, {self.vocabulary}), and {self.end} only ends them"
             )
 
     def __len__(self) -> int:
-        return len(self.owners)
+        return len(self.documents)
 
     def __getitem__(self, n: int) -> Int[np.ndarray, " m"]:
-        """The tokens of identifier n, without `end`."""
+        """The tokens of document n's identifier, without `end`."""
         return self.tokens[self.offsets[n] : self.offsets[n + 1]]
 
     @property
@@ -97,10 +93,6 @@ class Identifiers:
     def positions(self) -> dict[str, int]:
         """Map each document id to its position."""
         return {id: n for n, id in enumerate(self.documents)}
-
-    def numbers_of(self, document: int) -> range:
-        """Return the numbers of the identifiers that name the document at this position."""
-        return range(*np.searchsorted(self.owners, [document, document + 1]).tolist())
 
     def windows(self, n: int, span: int) -> list[slice]:
         """Slices of `tokens` within identifier n, each `span` long and beginning at one of `starts`.
@@ -118,7 +110,7 @@ class Identifiers:
         return [slice(at, at + span) for at in begins] or [slice(first, last)] * (first < last)
 
     def target(self, n: int) -> tuple[int, ...]:
-        """Target sequence of identifier n: its tokens and `end`."""
+        """Target sequence of document n: its identifier's tokens and `end`."""
         return (*self[n].tolist(), *(() if self.end is None else (self.end,)))
 
     @property
@@ -138,7 +130,7 @@ class Identifiers:
     def digest(self) -> str:
         """SHA-256 of all fields except `problems`."""
         digest = hashlib.sha256(json.dumps([self.kind, self.documents, self.vocabulary, self.end]).encode())
-        for array in (self.tokens, self.offsets, self.owners, self.starts):
+        for array in (self.tokens, self.offsets, self.starts):
             digest.update(array.astype("<i8").tobytes())
         return digest.hexdigest()
 
@@ -149,22 +141,18 @@ class Identifiers:
         """
         if (self.kind, self.vocabulary, self.end) != (others.kind, others.vocabulary, others.end):
             raise ValueError(f"identifiers of two kinds cannot be joined: {self.kind} and {others.kind}")
-        size, count = len(self.tokens), len(self.documents)
-        return Identifiers(
-            self.kind,
-            self.documents + others.documents,
-            np.concatenate([self.tokens, others.tokens]),
-            np.concatenate([self.offsets, others.offsets[1:] + size]),
-            np.concatenate([self.owners, others.owners + count]),
-            self.vocabulary,
-            self.end,
-            others.problems,
-            np.concatenate([self.starts, others.starts + size]),
+        size = len(self.tokens)
+        return replace(
+            others,
+            documents=self.documents + others.documents,
+            tokens=np.concatenate([self.tokens, others.tokens]),
+            offsets=np.concatenate([self.offsets, others.offsets[1:] + size]),
+            starts=np.concatenate([self.starts, others.starts + size]),
         )
 
     def save(self, folder: Path) -> None:
         """Write identifiers.safetensors and identifiers.json into an existing folder."""
-        arrays = {name: getattr(self, name) for name in ("tokens", "offsets", "owners", "starts")}
+        arrays = {name: getattr(self, name) for name in ("tokens", "offsets", "starts")}
         save_file(arrays, folder / "identifiers.safetensors")
         plain = {name: getattr(self, name) for name in ("kind", "documents", "vocabulary", "end")}
         write_json(folder / "identifiers.json", {**plain, "problems": asdict(self.problems)})
@@ -180,6 +168,7 @@ class Identifiers:
             require(file, folder)
         with naming(arrays_file):
             arrays: dict[str, Any] = load_file(arrays_file)
+            arrays.pop("owners", None)  # older versions wrote 0, 1, 2, …
             if "starts" not in arrays:
                 raise ValueError(f"{arrays_file} was saved by an older version: train the model again")
         with naming(plain_file):
@@ -278,8 +267,8 @@ def make(
     """Build Identifiers from one token sequence per document."""
     offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
     tokens = np.fromiter((token for row in rows for token in row), np.int64, int(offsets[-1]))
-    owners, begins = np.arange(len(rows)), np.array(starts, dtype=np.int64)
-    return Identifiers(kind, list(documents), tokens, offsets, owners, vocabulary, end, problems, begins)
+    begins = np.array(starts, dtype=np.int64)
+    return Identifiers(kind, list(documents), tokens, offsets, vocabulary, end, problems, begins)
 
 
 class Tokenized(NamedTuple):

@@ -413,41 +413,39 @@ class Generative(Trainable):
             self._places = [tokens.to(self.device) for tokens in self._places]
         return self._places[min(place, len(self._places) - 1)]
 
-    def target(self, identifier: int) -> list[int]:
-        """Target tokens of an identifier in the decoder's vocabulary, end token last."""
-        tokens = self.target_tokens[slice(*self.identifiers.offsets[identifier : identifier + 2])].tolist()
+    def target(self, document: int) -> list[int]:
+        """Target tokens of a document's identifier in the decoder's vocabulary, end token last."""
+        tokens = self.target_tokens[slice(*self.identifiers.offsets[document : document + 2])].tolist()
         return tokens if self.identifiers.end is None else [*tokens, self.identifiers.end]
 
     def written(self, document: int, target: Sequence[int]) -> list[int]:
         """Convert a target of `pairs` that names this document to the decoder's vocabulary.
 
-        With clusters, the target's first occurrence in the document's identifiers determines the clusters.
+        With clusters, the target's first occurrence in the document's identifier determines the clusters.
         Raises ValueError if the target does not occur there.
         """
         if self.clusters is None:
             return list(target)
         ids, length = self.identifiers, len(target)
-        for n in ids.numbers_of(document):
-            if ids.end is not None and ids.target(n) == tuple(target):
-                return self.target(n)
-            if ids.end is None and len(ids[n]) >= length:
-                places = np.flatnonzero((sliding_window_view(ids[n], length) == target).all(1))
-                if places.size:
-                    return self.target(n)[places[0] :][:length]
+        if ids.end is not None and ids.target(document) == tuple(target):
+            return self.target(document)
+        if ids.end is None and len(ids[document]) >= length:
+            places = np.flatnonzero((sliding_window_view(ids[document], length) == target).all(1))
+            if places.size:
+                return self.target(document)[places[0] :][:length]
         id = ids.documents[document]
-        raise ValueError(f"the target {list(target)} does not occur in the identifiers of document {id!r}")
+        raise ValueError(f"the target {list(target)} does not occur in the identifier of document {id!r}")
 
     def names(self, document: int, *, whole: bool = False) -> list[list[int]]:
-        """Return a document's non-empty sequences for reranking: identifiers, or windows of `span` tokens.
+        """Return a document's sequences for reranking: its identifier, or windows of `span` tokens of its text.
 
-        whole: use identifiers even if they are whole texts.
+        whole: use the identifier even if it is a whole text. A document without tokens has no sequence.
         """
-        ids, span = self.identifiers, self.settings.span
-        if whole or ids.kind != "text":
-            return [name for n in ids.numbers_of(document) if (name := self.target(n))]
-        return [
-            self.target_tokens[at].tolist() for n in ids.numbers_of(document) for at in ids.windows(n, span)
-        ]
+        if whole or self.identifiers.kind != "text":
+            name = self.target(document)
+            return [name] if name else []
+        windows = self.identifiers.windows(document, self.settings.span)
+        return [self.target_tokens[at].tolist() for at in windows]
 
     def labels(self, tokens: Sequence[int]) -> list[str]:
         """Return readable names of tokens in the decoder's vocabulary."""

@@ -163,8 +163,7 @@ def _windows(tokenizer: Any, corpus: Corpus, identifiers: Identifiers, step: int
     """Yield identifiers in windows of `step` tokens; the document's text follows a title as context."""
     context: Iterator[list[int]] = repeat([])
     if identifiers.kind == "title":
-        texts = (corpus[owner] for owner in identifiers.owners.tolist())
-        context = (text.ids for text in tokenize(tokenizer, texts, step))
+        context = (text.ids for text in tokenize(tokenizer, corpus, step))
     for n, text in zip(range(len(identifiers)), context, strict=False):
         name, (start, stop) = identifiers[n].tolist(), identifiers.offsets[n : n + 2].tolist()
         row = text if text[: len(name)] == name else name + text

@@ -39,7 +39,7 @@ class Pair:
 
 
 def retrieval_pairs(split: Split, identifiers: Identifiers) -> list[Pair]:
-    """query ↦ each identifier of each relevant document.
+    """query ↦ the identifier of each relevant document.
 
     Raises KeyError, with the document's id, if a relevant document has no identifier.
     """
@@ -49,7 +49,7 @@ def retrieval_pairs(split: Split, identifiers: Identifiers) -> list[Pair]:
             if grade > 0 and id not in position:
                 raise KeyError(f"document {id!r}, relevant to query {query!r}, has no identifier")
             if grade > 0:
-                pairs += _named(split.queries[query], position[id], identifiers)
+                pairs.append(_named(split.queries[query], position[id], identifiers))
     return pairs
 
 
@@ -62,7 +62,7 @@ def indexing_pairs(
     passages: int = 1,
     seed: int = 0,
 ) -> list[Pair]:
-    """passage ↦ each identifier of its document, for up to `passages` random passages of `words` words."""
+    """passage ↦ the identifier of its document, for up to `passages` random passages of `words` words."""
     if corpus.ids != identifiers.documents:
         raise ValueError("the identifiers belong to another corpus")
     pairs = []
@@ -75,14 +75,14 @@ def indexing_pairs(
         rng = random.Random(f"{seed} {corpus.ids[document]}")
         for start in sorted(rng.sample(range(last + 1), min(passages, last + 1))):
             end = places[min(start + words, len(places)) - 1][1]
-            pairs += _named(text[places[start][0] : end], document, identifiers)
+            pairs.append(_named(text[places[start][0] : end], document, identifiers))
     return pairs
 
 
 def generated_pairs(
     generated: Iterable[tuple[str, str]], identifiers: Identifiers, problems: Problems
 ) -> list[Pair]:
-    """generated query ↦ each identifier of its document. generated: pairs from `read_generated`."""
+    """generated query ↦ the identifier of its document. generated: pairs from `read_generated`."""
     position, pairs = identifiers.positions, []
     without = dict.fromkeys(identifiers.documents)
     for id, query in generated:
@@ -92,7 +92,7 @@ def generated_pairs(
             problems.add("empty generated query (left out)", id)
         else:
             without.pop(id, None)
-            pairs += _named(query, position[id], identifiers)
+            pairs.append(_named(query, position[id], identifiers))
     for id in without:
         problems.add("document without a generated query", id)
     return pairs
@@ -113,10 +113,10 @@ def read_generated(path: str | Path) -> Iterator[tuple[str, str]]:
         yield document, query
 
 
-def _named(source: str, document: int, identifiers: Identifiers) -> list[Pair]:
+def _named(source: str, document: int, identifiers: Identifiers) -> Pair:
     if identifiers.end is None:
         raise ValueError("text identifiers have no single target: use span_pairs and document_span_pairs")
-    return [Pair(source, document, identifiers.target(n)) for n in identifiers.numbers_of(document)]
+    return Pair(source, document, identifiers.target(document))
 
 
 def span_pairs(

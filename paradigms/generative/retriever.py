@@ -55,27 +55,28 @@ class GenerativeRetriever:
         """Find at most k documents per query, best first; equal scores are ordered by id.
 
         The search finds only documents that the beams reach, often fewer than k. A document's score is
-        `settings.score` of its best identifier, plus its set part; n-grams are scored by their probabilities
+        `settings.score` of its identifier, plus its set part; n-grams are scored by their probabilities
         (SEAL).
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         check_texts(queries, "query")
-        settings, ranked = self.model.settings, Run()
-        wanted = HYPOTHESES.get(self.model.device.type, MANY_HYPOTHESES) // settings.beams
-        step = min(max(1, wanted), QUERIES)
+        settings, documents = self.model.settings, self.model.identifiers.documents
+        together = HYPOTHESES.get(self.model.device.type, MANY_HYPOTHESES) // settings.beams
+        step = min(max(1, together), QUERIES)
+        run: Run = {query: {} for query in queries}
         with progress_bar(progress) as bar:
             for batch in bar.track(_batches(queries, queries, step), description=f"search {settings.name}"):
-                texts = [queries[query] for query in batch]
-                for query, scores in zip(batch, self._search(texts), strict=True):
-                    ranked[query] = self._ranked(scores, k)
-        return {query: ranked[query] for query in queries}
+                found = self._search([queries[query] for query in batch])
+                for query, scores in zip(batch, found, strict=True):
+                    run[query] = best_first({documents[n]: score for n, score in scores.items()}, k)
+        return run
 
     def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
         """Score the run's documents by rel under `settings.score`, best first.
 
-        A document's rel is the largest rel of its names (`Generative.names`), or −∞ if it has none, plus its
-        set part. Raises KeyError if a query or document is unknown.
+        A document's rel is the largest rel of its sequences (`Generative.names`), or −∞ if it has none, plus
+        its set part. Raises KeyError if a query or document is unknown.
         """
         return self.rankings(queries, run, [self.model.settings.score], progress=progress)[0]
 
@@ -97,29 +98,29 @@ class GenerativeRetriever:
         lost = next((id for candidates in run.values() for id in candidates if id not in positions), None)
         if lost is not None:
             raise KeyError(f"the run names the document {lost!r}, which has no identifier in {model.name}")
-        runs: list[Run] = [{} for _ in scorers]
+        runs: list[Run] = [{query: {} for query in run} for _ in scorers]
         with progress_bar(progress) as bar:
             for batch in bar.track(_batches(run, queries, QUERIES), description=f"rerank {model.name}"):
                 named = [
-                    {id: [*map(tuple, model.names(positions[id], whole=whole))] for id in run[query]}
-                    for query in batch
+                    {id: model.names(positions[id], whole=whole) for id in run[query]} for query in batch
                 ]
-                sequences = [
-                    sorted({t for names in names_by_id.values() for t in names}) for names_by_id in named
-                ]
+                sequences = [sorted({tuple(t) for names in by_id.values() for t in names}) for by_id in named]
                 sources = model.tokenize([queries[query] for query in batch])
                 scores = model.sequence_scores(sources, sequences, *scorers)
                 plan = model.set_scores(sources)
-                for n, (query, sequence, rows) in enumerate(zip(batch, sequences, scores, strict=True)):
-                    for place, values in enumerate(rows):
-                        rel = dict(zip(sequence, values.tolist(), strict=True))
-                        best = {
-                            id: max((rel[t] for t in names), default=-np.inf)
-                            + (0.0 if plan is None else float(plan[n, positions[id]]))
-                            for id, names in named[n].items()
-                        }
-                        runs[place][query] = best_first(best)
-        return [{query: ranked[query] for query in run} for ranked in runs]
+                for n, query in enumerate(batch):
+                    ahead = dict.fromkeys(run[query], 0.0)
+                    if plan is not None:
+                        ahead = {id: float(plan[n, positions[id]]) for id in run[query]}
+                    for ranked, values in zip(runs, scores[n], strict=True):
+                        rel = dict(zip(sequences[n], values.tolist(), strict=True))
+                        ranked[query] = best_first(
+                            {
+                                id: max((rel[tuple(t)] for t in names), default=-np.inf) + ahead[id]
+                                for id, names in named[n].items()
+                            }
+                        )
+        return runs
 
     def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
         """Decompose the score of the document's best name, one row per token; return [] if it has no name.
@@ -167,40 +168,50 @@ class GenerativeRetriever:
         )
         return [explanation]
 
-    def _search(self, texts: list[str]) -> Iterator[Iterable[tuple[int, float]]]:
-        """Yield (identifier number, score) pairs for each query."""
-        model, settings, identifiers = self.model, self.model.settings, self.model.identifiers
-        sources, by_grams = model.tokenize(texts), identifiers.end is None
-        length = settings.span if by_grams else identifiers.longest
-        scorer = "log_probability" if by_grams else settings.score
-        plan = model.set_scores(sources)
-        if plan is not None:
-            plan = plan[:, identifiers.owners]
-        how: dict[str, Any] = {"beams": settings.beams, "length": length, "keep": by_grams}
-        hypotheses = beam_search(model, sources, self.valid, **how, scorer=scorer, plan=plan)
-        parts = [hypotheses.of_query(query) for query in range(len(texts))]
-        if not by_grams:
-            for query, part in enumerate(parts):
-                offsets, numbers, _ = self.valid.locate(part.states)
-                scores = np.repeat(part.scores - part.ahead, np.diff(offsets))
-                if plan is not None:
-                    scores += plan[query, numbers]
-                yield zip(numbers.tolist(), scores.tolist(), strict=True)
-            return
-        # SEAL's keys: n-grams kept in any step of the search, n-grams of the query, and single tokens.
-        query_keys, unigrams = query_grams(model, self.valid, texts, sources), first_step(model, sources)
-        for part, (states, log_p), first in zip(parts, query_keys, unigrams, strict=True):
-            keys = np.concatenate([part.states, states]), np.concatenate([part.scores, log_p])
-            yield seal_scores(self.valid, *keys, first).items()
+    def _search(self, texts: list[str]) -> Iterator[dict[int, float]]:
+        """Yield document number -> score for each query."""
+        if self.model.identifiers.end is None:
+            return self._search_ngrams(texts)
+        return self._search_names(texts)
 
-    def _ranked(self, scores: Iterable[tuple[int, float]], k: int) -> dict[str, float]:
-        """Rank the k best documents, each by its best-scoring identifier. scores: (identifier, score)."""
-        identifiers = self.model.identifiers
-        best: dict[str, float] = {}
-        for number, score in scores:
-            id = identifiers.documents[identifiers.owners[number]]
-            best[id] = max(score, best.get(id, score))
-        return best_first(best, k)
+    def _search_names(self, texts: list[str]) -> Iterator[dict[int, float]]:
+        model, settings = self.model, self.model.settings
+        sources = model.tokenize(texts)
+        plan = model.set_scores(sources)
+        length = model.identifiers.longest
+        hypotheses = beam_search(
+            model,
+            sources,
+            self.valid,
+            beams=settings.beams,
+            length=length,
+            scorer=settings.score,
+            plan=plan,
+        )
+        for query in range(len(texts)):
+            names = hypotheses.of_query(query)
+            offsets, numbers, _ = self.valid.locate(names.states)
+            lengths = np.diff(offsets)
+            scores = np.repeat(names.scores - names.ahead, lengths)
+            if plan is not None:
+                scores += plan[query, numbers]
+            best: dict[int, float] = {}  # clusters spell a name in several ways
+            for number, score in zip(numbers.tolist(), scores.tolist(), strict=True):
+                best[number] = max(score, best.get(number, score))
+            yield best
+
+    def _search_ngrams(self, texts: list[str]) -> Iterator[dict[int, float]]:
+        """Score documents by SEAL's keys: n-grams kept in any step, n-grams of the query, single tokens."""
+        model, settings = self.model, self.model.settings
+        sources = model.tokenize(texts)
+        beams, length = settings.beams, settings.span
+        hypotheses = beam_search(model, sources, self.valid, beams=beams, length=length, keep=True)
+        of_queries = query_grams(model, self.valid, texts, sources)
+        unigrams = first_step(model, sources)
+        for query, ((states, log_p), first) in enumerate(zip(of_queries, unigrams, strict=True)):
+            written = hypotheses.of_query(query)
+            keys = np.concatenate([written.states, states])
+            yield seal_scores(self.valid, keys, np.concatenate([written.scores, log_p]), first)
 
 
 def _batches(some: Iterable[str], queries: Mapping[str, str], size: int) -> list[list[str]]:

@@ -68,9 +68,8 @@ def check_places(settings: GenerativeSettings, identifiers: Identifiers) -> None
             "has the documents of a prefix together; set set_size=0"
         )
     if settings.pawa_rank and identifiers.longest > PLACES:
-        owner = identifiers.owners[np.diff(identifiers.offsets).argmax()]
+        document = identifiers.documents[np.diff(identifiers.offsets).argmax()]
         raise ValueError(
-            f"PAWA distinguishes {PLACES} positions, but the identifier of document "
-            f"{identifiers.documents[owner]!r} has {identifiers.longest} tokens: shorten titles "
-            "(title_length) or texts (document_length)"
+            f"PAWA distinguishes {PLACES} positions, but the identifier of document {document!r} has "
+            f"{identifiers.longest} tokens: shorten titles (title_length) or texts (document_length)"
         )

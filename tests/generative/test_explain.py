@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from paradigms.data import Corpus, Problems
+from paradigms.data import Corpus
 from paradigms.evaluate import AlignmentExample, Report, write_pictures, write_report
 from paradigms.explanation import Explanation
 from paradigms.generative.dsi import dsi
-from paradigms.generative.identifiers import END, Identifiers, Targets
+from paradigms.generative.identifiers import END, Targets
 from paradigms.generative.interaction import decompose
 from paradigms.generative.model import Generative
 from paradigms.generative.outputs import ScoreName
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.seal import seal
 from tests.near import assert_same
-from tests.tiny_generative import VOCABULARY, generative, log_p, named, texts
+from tests.tiny_generative import generative, log_p, named, texts
 
 QUERY = "the quick red fox did run over the stone bridge"
 NAMES = [[20, 21, 22], [20, 23], [24, 25, 26, 27]]
@@ -69,20 +69,6 @@ def test_a_shown_token_has_the_share_of_all_layers_and_heads(seq2seq: dict[str, 
         assert_same(a, sum(A[head, i, j] for head in range(4)) / 4)
 
 
-def test_names_of_another_length_beside_it_change_nothing(seq2seq: dict[str, Path]) -> None:
-    """The best of a document's names is scored beside its others, padded, and shown without padding."""
-    offsets, owners = np.array([0, 3, 5, 9]), np.array([0, 0, 0])
-    tokens, starts = np.concatenate(NAMES), np.arange(0)
-    three = Identifiers("title", ["a"], tokens, offsets, owners, VOCABULARY, END, Problems(), starts)
-    model = generative(seq2seq["t5-v1.1"], three)
-    (shown,) = explain(model, 0)
-    alone = [log_p(model, QUERY, [*name, END]) for name in NAMES]
-    best = int(np.argmax(alone))
-    assert_same(shown.rel, alone[best])
-    assert len(shown.document_tokens) == len(NAMES[best]) + 1
-    adds_up(shown)
-
-
 def test_a_document_without_a_name_gives_nothing(seq2seq: dict[str, Path]) -> None:
     model = generative(seq2seq["t5"], texts([[20, 21], [], [22, 23]]))
     assert explain(model, 1) == []
@@ -106,8 +92,7 @@ def test_an_own_vocabulary_is_shown_by_its_digits(seq2seq, tiny_bert, corpus):
     model = dsi(seq2seq["t5-v1.1"], corpus, embedder=tiny_bert, branching=2).double()
     (shown,) = explain(model, 2)
     adds_up(shown)
-    number = model.identifiers.numbers_of(2)[0]
-    digits = [str(token) for token in model.identifiers[number].tolist()]
+    digits = [str(token) for token in model.identifiers[2].tolist()]
     assert shown.document_tokens == digits + ["end"] * (model.identifiers.end is not None)
 
 

@@ -221,9 +221,9 @@ def test_the_decoder_reads_and_writes_clusters(model: Generative) -> None:
 def test_a_pairs_target_is_written_with_the_clusters_of_its_document(folder, corpus, tokenizer, model):
     for n in range(len(TITLES)):
         assert model.written(n, model.identifiers.target(n)) == model.target(n)
-    with pytest.raises(ValueError, match=r"\[3, 1\] does not occur in the identifiers of document 'd2'"):
+    with pytest.raises(ValueError, match=r"\[3, 1\] does not occur in the identifier of document 'd2'"):
         model.written(2, [3, END])
-    with pytest.raises(ValueError, match="does not occur in the identifiers of document 'd4'"):
+    with pytest.raises(ValueError, match="does not occur in the identifier of document 'd4'"):
         model.written(4, model.identifiers.target(0))  # its last words
     spans = build(folder, corpus, text(corpus, tokenizer), span=4)
     for document in range(len(corpus)):
