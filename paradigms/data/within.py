@@ -11,7 +11,7 @@ from copy import deepcopy
 from dataclasses import replace
 
 from paradigms.data import near
-from paradigms.data.collection import Collection, Digest, Split, all_queries, some_documents
+from paradigms.data.collection import Collection, Digest, Judgements, Split, all_queries, some_documents
 from paradigms.data.pydocs import MOST, parameters, uniform
 
 WITHIN = "within documents"
@@ -30,44 +30,63 @@ def within_documents(collection: Collection) -> Collection:
     queries, judged = all_queries(collection)
     if collection.built_in:
         _add_parameters(collection, queries, judged)
-    relevant = {q: [d for d, grade in grades.items() if grade > 0] for q, grades in judged.items()}
-    corpus = collection.corpus
-    left = Counter(d for documents in relevant.values() for d in documents)  # queries in train
-    held: dict[str, str] = {}  # dev and test queries
-    for draw, query in sorted((uniform(query), query) for query in queries if relevant[query]):
-        if draw >= TEST + DEV:
-            break
-        phrase = near.phrase(queries[query])
-        if min(left[d] for d in relevant[query]) > 1 and not any(
-            phrase in near.phrase(corpus[corpus.position(d)]) for d in relevant[query]
-        ):
-            held[query] = "test" if draw < TEST else "dev"
-            left.subtract(relevant[query])
-    if not held:
+    drawn = _drawn(collection, queries, judged)
+    if not drawn:
         raise ValueError(f"{collection.name}: no document has two queries, so none can be a test query")
-    train = [query for query in queries if query not in held]
-    texts = [queries[q] for q in (*train, *held)]
-    copies = near.near_copies(texts, NEAR, originals=len(train))[len(train) :]
+    train = [query for query in queries if query not in drawn]
     problems = deepcopy(collection.problems)
     chosen: dict[str, list[str]] = {"train": train, "dev": [], "test": []}
-    learned = {near.phrase(queries[query]) for query in train}  # some are too short for triples
-    for (query, name), copy in zip(held.items(), copies, strict=True):
-        if copy or near.phrase(queries[query]) in learned:
+    copies = _near_train([queries[query] for query in train], [queries[query] for query in drawn])
+    for (query, split), copy in zip(drawn.items(), copies, strict=True):
+        if copy:
             problems.add("near copy of a training query (left out)", query)
         else:
-            chosen[name].append(query)
-    whole = Split(queries, judged)
+            chosen[split].append(query)
+    every = Split(queries, judged)
     digest = Digest()
     digest.add(WITHIN, collection.fingerprint)
-    for name, ids in chosen.items():
-        digest.add(name, *ids, *(queries[q] for q in ids))
+    for split, ids in chosen.items():
+        digest.add(split, *ids, *(queries[query] for query in ids))
     return replace(
         collection,
         name=f"{collection.name}, {WITHIN}",
-        splits={name: whole.only(sorted(ids)) for name, ids in chosen.items()},
+        splits={split: every.only(sorted(ids)) for split, ids in chosen.items()},
         problems=problems,
         fingerprint=digest.hexdigest(),
     )
+
+
+def _drawn(collection: Collection, queries: dict[str, str], judged: Judgements) -> dict[str, str]:
+    """Draw dev and test queries by a hash of their ids; return query id -> split.
+
+    Every relevant document keeps a query that is not drawn, and does not contain the drawn query.
+    """
+    corpus = collection.corpus
+    relevant = {query: _relevant(grades) for query, grades in judged.items()}
+    left = Counter(document for documents in relevant.values() for document in documents)
+    drawn: dict[str, str] = {}
+    for place, query in sorted((uniform(query), query) for query in queries if relevant[query]):
+        if place >= TEST + DEV:
+            break
+        phrase = near.phrase(queries[query])
+        texts = (corpus[corpus.position(document)] for document in relevant[query])
+        if min(left[document] for document in relevant[query]) > 1 and not any(
+            phrase in near.phrase(text) for text in texts
+        ):
+            drawn[query] = "test" if place < TEST else "dev"
+            left.subtract(relevant[query])
+    return drawn
+
+
+def _near_train(train: list[str], others: list[str]) -> list[bool]:
+    """Return whether each of the other texts is nearly a training text; some are too short for triples."""
+    phrases = set(map(near.phrase, train))
+    copies = near.near_copies([*train, *others], NEAR, originals=len(train))[len(train) :]
+    return [copy or near.phrase(text) in phrases for text, copy in zip(others, copies, strict=True)]
+
+
+def _relevant(grades: dict[str, int]) -> list[str]:
+    return [document for document, grade in grades.items() if grade > 0]
 
 
 def most_asked(collection: Collection, documents: int) -> Collection:
@@ -78,9 +97,9 @@ def most_asked(collection: Collection, documents: int) -> Collection:
     """
     if documents < 1:
         raise ValueError(f"documents must be at least 1, got {documents}")
-    judged = all_queries(collection)[1].values()
-    asked = Counter(d for grades in judged for d, grade in grades.items() if grade > 0)
-    kept = set(sorted(collection.corpus.ids, key=lambda id: (-asked[id], uniform(id)))[:documents])
+    counts = Counter(d for grades in all_queries(collection)[1].values() for d in _relevant(grades))
+    ids = sorted(collection.corpus.ids, key=lambda id: (-counts[id], uniform(id)))
+    kept = set(ids[:documents])
     judgements = {
         name: (
             (query, id, grade)
@@ -96,14 +115,12 @@ def most_asked(collection: Collection, documents: int) -> Collection:
 
 def learned_share(train: Split, test: Split) -> float:
     """Return the share of test queries whose relevant documents all have training queries."""
-    learned = {d for judged in train.judgements.values() for d, grade in judged.items() if grade > 0}
-    wanted = [{d for d, grade in judged.items() if grade > 0} for judged in test.judgements.values()]
-    return sum(documents <= learned for documents in wanted) / max(1, len(wanted))
+    learned = {document for grades in train.judgements.values() for document in _relevant(grades)}
+    relevant = [_relevant(grades) for grades in test.judgements.values()]
+    return sum(learned.issuperset(documents) for documents in relevant) / max(1, len(relevant))
 
 
-def _add_parameters(
-    collection: Collection, queries: dict[str, str], judged: dict[str, dict[str, int]]
-) -> None:
+def _add_parameters(collection: Collection, queries: dict[str, str], judged: Judgements) -> None:
     """Replace the parameter queries by one query for each parameter description in any document."""
     for query in [query for query in queries if query.startswith("p:")]:
         del queries[query], judged[query]
