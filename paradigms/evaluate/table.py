@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -115,48 +115,57 @@ def result_table(
     """
     if not systems:
         raise ValueError(f"the table {title!r} has no system")
-    first = next(iter(systems.values()))
-    measures = list(first.values)
+    untrained = untrained or {}
     comparisons = [] if baseline is None else compare(systems, baseline, primary)
+    training = compare_training(systems, untrained, primary)
+    pairs = compare(systems, None, primary[:1]) if comparisons and len(systems) > 2 else []
     marks = {(row.system, row.measure): row.mark for row in comparisons}
-    training = compare_training(systems, untrained or {}, primary)
     before = {
-        (row.system, row.measure): f"{(untrained or {})[row.system].mean(row.measure):.3f} {row.mark} "
+        (row.system, row.measure): f"{untrained[row.system].mean(row.measure):.3f} {row.mark} "
         for row in training
     }
-    rows = {}
+    rows: dict[str, dict[str, Cell]] = {}
     for system, results in systems.items():
-        intervals = results.intervals()
-        rows[system] = {
-            name: Cell(*intervals[name], marks.get((system, name), ""), before.get((system, name), ""))
-            for name in measures
-        }
-    over = f"Mean over {len(first.queries):,} queries"
+        rows[system] = {}
+        for measure, interval in results.intervals().items():
+            key = system, measure
+            rows[system][measure] = Cell(*interval, marks.get(key, ""), before.get(key, ""))
+    note = " ".join(_notes(systems, f"{baseline} on {', '.join(primary)}", comparisons, training))
+    return ResultTable(title, list(next(iter(rows.values()))), rows, comparisons, note, pairs, training)
+
+
+def _notes(
+    systems: Mapping[str, PerQuery],
+    against: str,
+    comparisons: Sequence[Comparison],
+    training: Sequence[Comparison],
+) -> Iterator[str]:
+    """Yield the sentences of a table's note. against: the baseline and the measures compared, in words."""
+    first = next(iter(systems.values()))
+    over = f"{len(first.queries):,} queries"
     if first.groups is not None:
-        over = f"Mean over {len(set(first.groups)):,} groups of the means over their queries"
-        over += f" ({len(first.queries):,} in all)"
-    trainings = max(1 if row.seeds is None else len(row.seeds[measures[0]]) for row in systems.values())
+        groups = len(set(first.groups))
+        over = f"{groups:,} groups of the means over their queries ({len(first.queries):,} in all)"
+    trainings = max(len(next(iter(row.seeds.values()))) if row.seeds else 1 for row in systems.values())
     also = f" and {trainings} training seeds" if trainings > 1 else ""
-    note = f"{over}{also}, with its 95% bootstrap interval."
+    yield f"Mean over {over}{also}, with its 95% bootstrap interval."
     if comparisons:
         times = f"{len(comparisons)} comparison{'s' if len(comparisons) > 1 else ''}"
-        note += (
-            f" {BETTER} better, {WORSE} worse than {baseline} on {', '.join(primary)} (paired permutation "
-            f"test, p < {ALPHA:g} after Holm's correction for {times})."
+        yield (
+            f"{BETTER} better, {WORSE} worse than {against} (paired permutation test, p < {ALPHA:g} after "
+            f"Holm's correction for {times})."
         )
     if training:
-        note += (
-            f" Before an arrow, {', '.join(primary)} of the untrained system: {RISES} training made it "
-            f"better, {FALLS} worse, {STAYS} neither (the same test, with a Holm's correction for "
-            f"{len(training)} of its own)."
+        yield (
+            f"Before an arrow, {', '.join(dict.fromkeys(row.measure for row in training))} of the untrained "
+            f"system: {RISES} training made it better, {FALLS} worse, {STAYS} neither (the same test, with a "
+            f"Holm's correction for {len(training)} of its own)."
         )
     if first.without_relevant:
-        note += f" Left out: {first.without_relevant:,} judged queries without a relevant document."
+        yield f"Left out: {first.without_relevant:,} judged queries without a relevant document."
     for system, results in systems.items():
         if results.missing:
-            note += f" {system} returned nothing for {results.missing:,} queries, scored 0."
-    pairs = compare(systems, None, primary[:1]) if comparisons and len(systems) > 2 else []
-    return ResultTable(title, measures, rows, comparisons, note, pairs, training)
+            yield f"{system} returned nothing for {results.missing:,} queries, scored 0."
 
 
 def rich_table(table: ResultTable) -> Table:
