@@ -55,6 +55,23 @@ class OneLine:
             raise ValueError(f"{name}={value!r:.200}; it must be one line of printable characters")
 
 
+class Most(NamedTuple):
+    """The largest size of a string, list or dict, used as `Annotated[str, Most(100, "characters")]`.
+
+    A string must also be without lone surrogates (`check_text`). None is always valid.
+    """
+
+    size: int
+    what: str
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise ValueError if the value is larger."""
+        if isinstance(value, str):
+            check_text(value, name)
+        if value is not None and len(value) > self.size:
+            raise ValueError(f"{name} has {len(value):,} {self.what}, more than {self.size:,}")
+
+
 def check_types(settings: Any) -> None:
     """Check the fields of a dataclass. Raises ValueError if a type is wrong or a value is not allowed."""
     kinds = get_type_hints(type(settings), include_extras=True)
@@ -65,9 +82,11 @@ def check_types(settings: Any) -> None:
 def check_type(name: str, value: Any, kind: Any) -> None:
     """Raise ValueError if a value does not have the type `kind`.
 
-    kind: a class, a Literal, a mapping, a union, or an Annotated type. For an Annotated type, its `Range` or
-    `OneLine` is checked, too.
+    kind: a class, a Literal, a list, a mapping, a union, or an Annotated type. The entries of a list or dict
+    are checked, too, and so is the `Range`, `OneLine` or `Most` of an Annotated type.
     """
+    if kind is Any:
+        return
     if get_origin(kind) is Annotated:
         plain, *bounds = get_args(kind)
         check_type(name, value, plain)
@@ -81,6 +100,15 @@ def check_type(name: str, value: Any, kind: Any) -> None:
         raise ValueError(f"{name}={value!r:.200}; it must be {wanted}")
     elif isinstance(value, int) and not LEAST_INT <= value <= MOST_INT:
         raise ValueError(f"{name} is a whole number of more than 64 bits")
+    for part in get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,):
+        of_entries = get_args(part)
+        if isinstance(value, list) and get_origin(part) is list:
+            for n, entry in enumerate(value):
+                check_type(f"{name}[{n}]", entry, of_entries[0])
+        elif isinstance(value, dict) and get_origin(part) is dict:
+            for key, entry in value.items():
+                check_type(f"a key of {name}", key, of_entries[0])
+                check_type(f"{name}[{key!r:.80}]", entry, of_entries[1])
 
 
 def _parts(kind: Any) -> tuple[Any, ...]:

@@ -84,17 +84,18 @@ const STARTS = { k: 2, p: 0.1, eps: 0.05, planes: 4, repetitions: 10 }; // of kn
 
 function listKnobs(values = {}) {
   const knobs = Object.entries(known.alignments[find("align").value] ?? {});
-  find("knobs").replaceChildren(...knobs.map(([name, { type, least, most, default: preset }]) => {
+  find("knobs").replaceChildren(...knobs.map(([name, { type, minimum, maximum, default: preset }]) => {
     const box = element("input");
     box.name = name;
-    if (type === "boolean") {
+    const types = [type].flat();
+    if (types.includes("boolean")) {
       box.type = "checkbox";
       box.checked = (values[name] ?? (preset ? "True" : "False")) === "True";
     } else {
       box.type = "number";
-      box.step = type === "integer" ? 1 : "any";
-      if (least !== null) box.min = least;
-      if (most !== null) box.max = most;
+      box.step = types.includes("number") ? "any" : 1;
+      box.min = minimum ?? "";
+      box.max = maximum ?? "";
       box.value = values[name] ?? preset ?? STARTS[name] ?? "";
       box.placeholder = preset ?? "";
     }

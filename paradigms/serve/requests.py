@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import ChainMap
 from dataclasses import MISSING, dataclass, fields
 from types import NoneType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
 
 from paradigms.align import NORMALISERS, as_alignment
-from paradigms.io.checks import Range, check_known, check_text, check_types, parse_json
+from paradigms.io.checks import Most, Range, check_known, check_types, parse_json
 from paradigms.serve.systems import View
 
 MOST_BYTES = 1 << 20  # maximum size of a request
 MOST_TEXTS = 256  # maximum number of texts in a request
 MOST_CHARACTERS = 100_000  # maximum length of a text
 MOST_DOCUMENTS = 1000  # maximum number of documents that a search returns for a query
-Asked = TypeVar("Asked", bound="Request")
+
+
+TEXTS = Most(MOST_TEXTS, "entries")
+CHARACTERS = Most(MOST_CHARACTERS, "characters")
+TYPES = {int: "integer", bool: "boolean", float: "number", NoneType: "null"}
+Text = Annotated[str, CHARACTERS]
+Texts = Annotated[dict[Text, Text], TEXTS]
+Optional = Annotated[str | None, CHARACTERS]
 
 
 @dataclass(frozen=True)
@@ -24,19 +31,9 @@ class Request:
 
     def __post_init__(self) -> None:
         check_types(self)
-        for field in fields(self):
-            value = getattr(self, field.name)
-            texts = [value] if isinstance(value, str) else value if isinstance(value, list | dict) else []
-            if len(texts) > MOST_TEXTS:
-                raise ValueError(f"{field.name} has {len(texts):,} entries, more than {MOST_TEXTS}")
-            if isinstance(texts, dict):
-                check_texts(f"an id in {field.name}", texts.keys())
-                texts = list(texts.values())
-            if not isinstance(self, Rerank) or field.name != "run":
-                check_texts(field.name, texts)
 
     @classmethod
-    def read(cls: type[Asked], body: bytes) -> Asked:
+    def read(cls, body: bytes) -> Self:
         """Parse a request from its JSON body."""
         values = parse_json(body, "the request")
         if not isinstance(values, dict):
@@ -52,9 +49,9 @@ class Request:
 class Viewed(Request):
     """A request that selects systems and may override their alignment A, normaliser Z and salience."""
 
-    systems: list[str] | None = None
-    align: str | None = None
-    normalise: str | None = None
+    systems: Annotated[list[Text] | None, TEXTS] = None
+    align: Optional = None
+    normalise: Optional = None
     salience: bool = True
 
     @property
@@ -73,24 +70,17 @@ class Search(Viewed):
     reranks its first 100 documents. characters: number of characters of each document's text to return, after
     the title."""
 
-    queries: dict[str, str]
+    queries: Texts
     k: Annotated[int, Range(1, MOST_DOCUMENTS)] = 10
-    characters: Annotated[int, Range(0, 100_000)] = 0
+    characters: Annotated[int, Range(0, MOST_CHARACTERS)] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rerank(Viewed):
     """Score each query's documents. run: {query id: [document id, …]}."""
 
-    queries: dict[str, str]
-    run: dict[str, list[str]]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for query, documents in self.run.items():
-            if not isinstance(documents, list):
-                raise ValueError(f"run of {query!r:.80} must be a list of document ids")
-            check_texts(f"run of {query!r:.80}", documents)
+    queries: Texts
+    run: Annotated[dict[Text, list[Text]], TEXTS]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,17 +89,17 @@ class Explain(Viewed):
 
     text: an edited text to use instead of the document's text."""
 
-    query: str
-    document: str
-    text: str | None = None
+    query: Text
+    document: Text
+    text: Optional = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Encode(Request):
     """Encode texts to token vectors with one system."""
 
-    system: str
-    texts: list[str]
+    system: Text
+    texts: Annotated[list[Text], TEXTS]
     side: Literal["query", "document"] = "query"
 
 
@@ -117,47 +107,39 @@ class Encode(Request):
 class Differences(Request):
     """List judged queries by the difference in nDCG@10 between two systems, with the largest first."""
 
-    systems: list[str]
-
-
-def check_texts(name: str, texts: Iterable[Any]) -> None:
-    """Raise ValueError unless all values are strings of at most `MOST_CHARACTERS` characters."""
-    for text in texts:
-        try:
-            check_text(text, name)
-        except TypeError as error:
-            raise ValueError(str(error)) from None
-        if len(text) > MOST_CHARACTERS:
-            raise ValueError(f"{name} has {len(text):,} characters, more than {MOST_CHARACTERS:,}")
+    systems: Annotated[list[Text], TEXTS]
 
 
 def schema(kind: Any) -> dict[str, Any]:
-    """Return the JSON schema of a field's type.
+    """Return the JSON schema of a type; numbers have the bounds of their `Range`.
 
-    >>> schema(list[str])
-    {'type': 'array', 'items': {'type': 'string'}}
+    >>> schema(dict[str, Annotated[int, Range(1, 9)]])
+    {'type': 'object', 'additionalProperties': {'type': 'integer', 'minimum': 1, 'maximum': 9}}
     """
+    arguments = get_args(kind)
     if get_origin(kind) is Annotated:
-        plain, bounds = get_args(kind)
-        return schema(plain) | {"minimum": bounds.least, "maximum": bounds.most}
+        plain, bounds = arguments
+        limits = {"minimum": bounds.least, "maximum": bounds.most} if isinstance(bounds, Range) else {}
+        return schema(plain) | limits
     if get_origin(kind) is Literal:
-        return {"type": "string", "enum": list(get_args(kind))}
+        return {"type": "string", "enum": list(arguments)}
     if get_origin(kind) is list:
-        return {"type": "array", "items": schema(get_args(kind)[0])}
+        return {"type": "array", "items": schema(arguments[0])}
     if get_origin(kind) is dict:
-        return {"type": "object", "additionalProperties": schema(get_args(kind)[1])}
-    if NoneType in get_args(kind):
-        (plain,) = (part for part in get_args(kind) if part is not NoneType)
-        return {"anyOf": [schema(plain), {"type": "null"}]}
-    return {"type": {str: "string", int: "integer", bool: "boolean", float: "number"}[kind]}
+        return {"type": "object", "additionalProperties": schema(arguments[1])}
+    if arguments:  # of a union
+        parts = list(map(schema, arguments))
+        return dict(ChainMap(*parts)) | {"type": [part["type"] for part in parts]}
+    return {"type": TYPES.get(kind, "string")}
 
 
-def schema_of(kind: type[Request]) -> dict[str, Any]:
-    """Return the JSON schema of a request class."""
+def schema_of(kind: type) -> dict[str, Any]:
+    """Return the JSON schema of a dataclass: of a request, or of an alignment's settings."""
     hints = get_type_hints(kind, include_extras=True)
-    properties = {}
-    for field in fields(kind):
-        default = {} if field.default is MISSING else {"default": field.default}
-        properties[field.name] = schema(hints[field.name]) | default
+    properties = {
+        field.name: schema(hints[field.name])
+        | ({} if field.default is MISSING else {"default": field.default})
+        for field in fields(kind)
+    }
     required = [field.name for field in fields(kind) if field.default is MISSING]
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}

@@ -38,7 +38,7 @@ from paradigms.retrieve import Retriever
 from paradigms.serve import cost, requests
 from paradigms.serve.guard import Guard
 from paradigms.serve.patience import Patient
-from paradigms.serve.systems import CANDIDATES, ServedSystem, View, knobs_of, systems_of
+from paradigms.serve.systems import CANDIDATES, ServedSystem, View, systems_of
 from paradigms.serve.together import TEXTS, Batch, Busy, Together
 from paradigms.view import FOLDER, card_data, page
 
@@ -80,7 +80,9 @@ class Service:
             "documents": len(self.corpus),
             "candidates": CANDIDATES,
             "alignments": {
-                name: knobs_of(kind) for name, kind in ALIGNMENTS.items() if "statistics" not in kind.reads
+                name: requests.schema_of(kind)["properties"]
+                for name, kind in ALIGNMENTS.items()
+                if "statistics" not in kind.reads
             },
             "normalisers": list(NORMALISERS),
             "queries": 0 if self.judged is None else len(self.judged.queries),

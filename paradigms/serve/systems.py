@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import lru_cache
 from itertools import compress
-from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Generic, TypeVar, get_args
 
 import torch
 
@@ -267,24 +267,6 @@ class ServedSystem:
             documents = _seen(self.encoded(one, "document"), view)
             made.append(model.explain_tokens(query, one, queries, documents, pool))
         return max(made, key=lambda one: one.rel)
-
-
-def knobs_of(kind: type[Alignment]) -> dict[str, dict[str, Any]]:
-    """Map each field of an alignment to its type, bounds and default."""
-    hints, knobs = get_type_hints(kind, include_extras=True), {}
-    for field in fields(kind):  # type: ignore[arg-type]  # a subclass of Alignment is a dataclass
-        hint: Any = hints[field.name]
-        bounds: list[Any] = []
-        if get_origin(hint) is Annotated:
-            hint, *bounds = get_args(hint)
-        parts = (hint, *get_args(hint))
-        knobs[field.name] = {
-            "type": "boolean" if bool in parts else "number" if float in parts else "integer",
-            "least": bounds[0].least if bounds else None,
-            "most": bounds[0].most if bounds else None,
-            "default": None if field.default is MISSING else field.default,
-        }
-    return knobs
 
 
 def systems_of(retrievers: Mapping[str, Retriever], corpus: Corpus) -> dict[str, ServedSystem]:

@@ -216,9 +216,9 @@ def test_encode_gives_the_models_tokens(port, retrievers):
         ("/search", {"queries": {"q": QUERY}, "k": True}, 400, "k=True; it must be int"),
         ("/search", {"queries": {"q": " \n"}}, 400, "'q' is blank: nothing can be found by it"),
         ("/search", {"queries": [QUERY]}, 400, "queries=['fish and the cold sea']; it must be dict"),
-        ("/search", {"queries": {"q": 3}}, 400, "queries is 3: a string is needed"),
-        ("/search", {"queries": {"q": "\ud800"}}, 400, "queries has a lone surrogate"),
-        ("/search", {"queries": {"q": "x" * 100_001}}, 400, "queries has 100,001 characters"),
+        ("/search", {"queries": {"q": 3}}, 400, "queries['q']=3; it must be str"),
+        ("/search", {"queries": {"q": "\ud800"}}, 400, "queries['q'] has a lone surrogate"),
+        ("/search", {"queries": {"q": "x" * 100_001}}, 400, "queries['q'] has 100,001 characters"),
         ("/search", {"queries": {str(n): "x" for n in range(257)}}, 400, "queries has 257 entries"),
         ("/search", {"queries": {"q": QUERY}, "systems": ["x"]}, 404, "unknown system 'x'; there are bm25"),
         (
@@ -229,8 +229,8 @@ def test_encode_gives_the_models_tokens(port, retrievers):
         ),
         ("/search", {"queries": {"q": QUERY}, "align": "TopK(k=0)"}, 400, "TopK: k must be at least 1"),
         ("/search", {"queries": {"q": QUERY}, "normalise": "x"}, 400, "unknown Z 'x'; there are one"),
-        ("/rerank", {"queries": {"q": QUERY}, "run": {"q": "7"}}, 400, "run of 'q' must be a list"),
-        ("/rerank", {"queries": {"q": QUERY}, "run": {"q": [7]}}, 400, "run of 'q' is 7: a string is needed"),
+        ("/rerank", {"queries": {"q": QUERY}, "run": {"q": "7"}}, 400, "run['q']='7'; it must be list"),
+        ("/rerank", {"queries": {"q": QUERY}, "run": {"q": [7]}}, 400, "run['q'][0]=7; it must be str"),
         ("/explain", {"query": QUERY, "document": "x"}, 404, "no document 'x' among the 32"),
         (
             "/encode",
