@@ -12,9 +12,9 @@ from paradigms.baselines.bm25 import BM25
 from paradigms.cli import show
 from paradigms.cli.indexed import (
     Checkpoint,
-    Opened,
+    SearchFolder,
+    index_source,
     is_indexed,
-    make,
     open_folder,
     open_folders,
     words_that_fit,
@@ -52,11 +52,11 @@ def run_index(settings: argparse.Namespace) -> None:
     from paradigms.io.command_line import folder_name  # imports jsonargparse, which search does not need
 
     output = Path(settings.output or f"{folder_name(settings.source)}.index")
-    opened, problems = make(settings, output, settings.precision)
-    report_source(settings, opened.made.words, problems)
+    opened, problems = index_source(settings, output)
+    report_source(settings, opened.origin.words, problems)
     cut = opened.index.model.count_cut(opened.pieces.corpus)
     if cut and cut.cut:
-        show.tell(cut.summary + ("" if opened.made.words else " (--passages)"))
+        show.tell(cut.summary + ("" if opened.origin.words else " (--passages)"))
     count = f"{len(opened.corpus):,} document{'s' * (len(opened.corpus) != 1)}"
     show.tell(f"{count} of {settings.source} in {output}")
     again = "".join(f" --plugin {quote(file)}" for file in settings.plugin) + " --pickled" * settings.pickled
@@ -75,7 +75,7 @@ def run_search(settings: argparse.Namespace) -> None:
         folders = [settings.folder, *takewhile(is_indexed, settings.query)]
         settings.query = settings.query[len(folders) - 1 :]
         opened = open_folders(folders, pickled=settings.pickled, best=settings.best_passages)
-        corpus, source = opened.corpus, opened.made.source or None
+        corpus, source = opened.corpus, opened.origin.source or None
         ids = corpus.ids
         if settings.hybrid and settings.among:
             raise ValueError("--hybrid searches all documents: leave out --among")
@@ -164,7 +164,7 @@ def run_compare(settings: argparse.Namespace) -> None:
     best = settings.best_passages
     systems = [open_folder(folder, pickled=settings.pickled, best=best) for folder in settings.folders]
     check_same(systems)
-    source, corpus = systems[0].made.source, systems[0].corpus
+    source, corpus = systems[0].origin.source, systems[0].corpus
     queries = read_queries(settings, source)
     if not queries:
         raise ValueError("no query: give its text with --query, --queries FILE or --split NAME")
@@ -214,7 +214,7 @@ def run_serve(settings: argparse.Namespace) -> None:
     best = settings.best_passages
     opened = [open_folder(folder, pickled=settings.pickled, best=best) for folder in settings.folders]
     check_same(opened)
-    corpus, source = opened[0].corpus, opened[0].made.source
+    corpus, source = opened[0].corpus, opened[0].origin.source
     retrievers: dict[str, Retriever] = {one.name: one.retriever for one in opened}
     bm25 = BM25(corpus) if settings.bm25 or settings.model else None
     if bm25 and settings.bm25:
@@ -259,15 +259,15 @@ def measured(collection: Collection, split: str, runs: dict[str, Run], output: P
         write_text(output / "table.csv", csv_table(table))
 
 
-def check_same(systems: list[Opened]) -> None:
+def check_same(systems: list[SearchFolder]) -> None:
     """Raise ValueError unless all `systems` contain the same documents and have different names."""
     first, *others = systems
     for other in others:
-        same_source = other.made.source == first.made.source and not first.made.passages
-        if same_source and other.made.words != first.made.words:
+        same_source = other.origin.source == first.origin.source and not first.origin.passages
+        if same_source and other.origin.words != first.origin.words:
             raise ValueError(
-                f"{first.folder} has passages of {first.made.words} words and {other.folder} of "
-                f"{other.made.words}: index both with the same --words"
+                f"{first.folder} has passages of {first.origin.words} words and {other.folder} of "
+                f"{other.origin.words}: index both with the same --words"
             )
         texts = [dict(zip(system.corpus.ids, system.corpus, strict=True)) for system in (first, other)]
         if texts[0] != texts[1]:  # compared by id, because an update changes the order

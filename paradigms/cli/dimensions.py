@@ -1,15 +1,16 @@
 """`python -m paradigms dimensions`: how many dimensions keep BM25's best document in the top ten?
 
 This file and oracle.py are the only ones in `paradigms` that import `theory`; each is imported only when its
-command runs. experiments/random_projections.py writes a longer report.
+command runs. experiments/random_projections.py also reports dimensions by length and by placement of the idf.
 """
 
 import argparse
 import re
+from collections.abc import Iterator
 
 import numpy as np
 
-from paradigms.baselines.lexical_vectors import PLACEMENTS, Counts, count_terms, weigh
+from paradigms.baselines.lexical_vectors import Counts, count_terms, weigh
 from paradigms.cli.queries import read_queries
 from paradigms.cli.sources import corpus_of, is_text, words_of
 from paradigms.data import Corpus
@@ -22,14 +23,13 @@ from theory.collection import (
     cosine_lost,
     exact_thresholds,
     least_dimension,
-    length_groups,
     projected_dimension,
     reached_by,
     truncated,
 )
 
 RANK, BETA = 10, 0.05  # goal: for a share 1 − BETA of queries, the best document stays in the first RANK
-QUERIES, SAMPLES, BINS = 100, 64, 4  # drawn queries, drawn Gaussian vectors, groups of document length
+QUERIES, SAMPLES = 100, 64  # drawn queries, drawn Gaussian vectors
 FEW = 50  # below this number of queries, the interval is too narrow
 MOST = 512  # maximum number of dimensions tried for the truncated SVD
 BATCH = 64  # texts encoded at once
@@ -37,18 +37,16 @@ SENTENCE = re.compile(r"(?s)\S.*?(?=[.!?。！？](?:\s|$)|$)")
 
 
 def run_dimensions(settings: argparse.Namespace) -> None:
-    """Print how many dimensions linear maps need to keep BM25's best document, by length and idf placement.
-
-    The idf may be part of the query, of the documents or of both. If a model is given, it is compared with
-    these maps.
-    """
+    """Print how many dimensions linear maps need to keep BM25's best document, and how a model compares."""
     corpus = corpus_of(settings.source, words_of(settings.source, settings.words))
-    queries = read_queries(settings, settings.source)
-    real = bool(queries)
-    queries = queries or title_queries(corpus, is_text(settings.source))
+    given = read_queries(settings, settings.source)
+    queries = given or title_queries(corpus, is_text(settings.source))
     counts = count_terms(corpus, queries, QUERIES, seed=0)
-    lines, problem, thresholds = answer(counts, real, settings.source)
-    for line in lines:
+    problem = Problem.of(*weigh(counts), [np.arange(len(corpus))])
+    thresholds = exact_thresholds(problem, [RANK], SAMPLES, seed=0)[0, 0]
+    if np.isnan(thresholds[:, 0]).all():
+        raise ValueError(f"{settings.source}: no query has {RANK} documents that BM25 ranks below the best")
+    for line in report(counts, problem, thresholds, bool(given)):
         print(line)
     if settings.model:
         print(compare_model(settings, corpus, [queries[id] for id in counts.query_ids], problem, thresholds))
@@ -70,60 +68,34 @@ def title_queries(corpus: Corpus, paths: bool) -> dict[str, str]:
     return queries
 
 
-def answer(counts: Counts, real: bool, source: str) -> tuple[list[str], Problem, Array]:
-    """Return (report lines on linear maps, the problem, `exact_thresholds` [m, samples] for all documents).
+def report(counts: Counts, problem: Problem, thresholds: Array, given: bool) -> Iterator[str]:
+    """Yield the lines on linear maps.
 
-    real: whether the user gave the queries; otherwise, they come from `title_queries`. Raises ValueError if
-    no query has `RANK` documents that BM25 ranks below the best one.
+    thresholds: [m, samples], NaN for a query with too few documents. given: whether the user gave the
+    queries; otherwise, they come from `title_queries`.
     """
-    lengths = np.array([len(text.split()) for text in counts.corpus])
-    groups = length_groups(lengths, BINS if len(lengths) >= BINS * 10 * RANK else 1)
-    problem = Problem.of(*weigh(counts), groups)
-    (thresholds,) = exact_thresholds(problem, [RANK], SAMPLES, seed=0)
-    if not real:  # a title asks for one document, which is in one group of lengths
-        titled = np.array([counts.corpus.position(id) for id in counts.query_ids])
-        for group, values in zip(groups, thresholds, strict=True):
-            values[~np.isin(titled, group)] = np.nan
-    known = int((~np.isnan(thresholds[-1, :, 0])).sum())
-    if not known:
-        raise ValueError(f"{source}: no query has {RANK} documents that BM25 ranks below the best")
-    ks = [projected_dimension(values, BETA) for values in thresholds]
-    svd = least_dimension(*truncated(problem, RANK, MOST), BETA)
-    others = {}
-    for place in PLACEMENTS:
-        if place != "query":
-            moved = Problem.of(*weigh(counts, "bm25", place))
-            others[place] = projected_dimension(exact_thresholds(moved, [RANK], SAMPLES, seed=0)[0, 0])
-    lines = [
+    known = int((~np.isnan(thresholds[:, 0])).sum())
+    linear = shown(projected_dimension(thresholds, BETA))
+    svd = shown(least_dimension(*truncated(problem, RANK, MOST), BETA), MOST)
+    yield (
         f"To keep BM25's best document in the first {RANK} for {1 - BETA:.0%} of the queries, an untrained "
-        f"linear map needs {shown(ks[-1])} dimensions, and a truncated SVD, the map one would take, "
-        f"{shown(svd, MOST)} ({known} queries, {len(lengths):,} documents; [95% intervals over queries])."
-    ]
+        f"linear map needs {linear} dimensions, and a truncated SVD, the map one would take, {svd} ({known} "
+        f"queries, {len(counts.corpus):,} documents; [95% intervals over queries])."
+    )
     if known < FEW:
-        lines.append(
+        yield (
             f"With fewer than {FEW} queries, such an interval contains the number for all queries less often "
             "than 95%, and that number is mostly higher."
         )
-    if copies := len(counts.corpus) - len(set(counts.corpus)):
+    copies = len(counts.corpus) - len(set(counts.corpus))
+    if copies:
         have = "documents have" if copies > 1 else "document has"
-        lines.append(
-            f"{copies:,} {have} the text of another: a copy of the best ties with it and is not counted."
-        )
-    if not real:
-        lines.append(
+        yield f"{copies:,} {have} the text of another: a copy of the best ties with it and is not counted."
+    if not given:
+        yield (
             "The queries are titles or first sentences of documents. Real ones (--queries or --split) mostly "
             "share fewer words with their documents and need more dimensions."
         )
-    cells = [(rows, k) for rows, k in zip(groups, ks[:-1], strict=False) if not np.isnan(k.k)]
-    if len(ks) > 2 and cells:
-        by_length = [f"{lengths[rows].mean():.0f} words" for rows, _ in cells]
-        shares = "; ".join(f"{name} {shown(k)}" for name, (_, k) in zip(by_length, cells, strict=True))
-        lines.append(f"Among the documents of each quarter by length: {shares}.")
-        if len(set(by_length)) < len(by_length):
-            lines.append("Quarters of the same length differ only by chance.")
-    moved_to = "; ".join(f"in {place} {shown(k)}" for place, k in others.items())
-    lines.append(f"These are for the idf in the query. With the same scores, but the idf {moved_to}.")
-    return lines, problem, thresholds[-1]
 
 
 def shown(k: Dimension, most: int = 0) -> str:
@@ -149,20 +121,21 @@ def compare_model(
     model = as_paradigm(Checkpoint.of(settings).open(pickled=settings.pickled), settings.model)
     if model.recipe.reads_pool:
         raise ValueError(f"{settings.model} scores a document by the whole pool, not by the pair alone")
-    encoded, parts, vectors = model.encode_queries(queries), [], []
+    encoded = model.encode_queries(queries)
+    parts = []
+    vectors = []
     with progress_bar() as bar:
         for start in bar.track(range(0, len(corpus), BATCH), description="encode"):
-            end = min(start + BATCH, len(corpus))
-            documents = model.encode_documents([corpus[i] for i in range(start, end)])
+            documents = model.encode_documents(corpus[start : start + BATCH])
             parts.append(model.score(documents, encoded).float().cpu())
             vectors.append(documents.vectors[0, :, 0].float().cpu())
     scores = torch.cat(parts, 1).numpy()
-    kept = []
+    stays = []
     for query in range(len(queries)):
         best, below, _ = problem.competitors(-1, query)
         if len(below) >= RANK:
-            kept.append(bool((scores[query, below] >= scores[query, best]).sum() < RANK))
-    mean, low, high = proportion(kept)
+            stays.append(bool((scores[query, below] >= scores[query, best]).sum() < RANK))
+    mean, low, high = proportion(stays)
     equal = [reached_by(thresholds, 1 - x) if 0 < x < 1 else None for x in (mean, low, high)]
     k, least, most = ("–" if k is None else f"{k:,.0f}" for k in equal)
     line = (
@@ -173,11 +146,10 @@ def compare_model(
     if not (model.encoder.settings.normalize and documents.vectors.shape[2] == encoded.vectors.shape[2] == 1):
         return line
     ks = np.unique(np.geomspace(2, MOST, POINTS).astype(int))
-    of_cosine = cosine_lost(
-        torch.cat(vectors).numpy(), encoded.vectors[:, 0, 0].float().cpu().numpy(), ks, RANK
-    )
-    least_k = shown(least_dimension(ks, of_cosine, BETA), MOST)
+    of_queries = encoded.vectors[:, 0, 0].float().cpu().numpy()
+    lost = cosine_lost(torch.cat(vectors).numpy(), of_queries, ks, RANK)
     return (
-        f"{line} An untrained map of these to {least_k} dimensions, renormalised, keeps the model's own best "
-        f"document in the first {RANK} for {1 - BETA:.0%} of the queries."
+        f"{line} An untrained map of these to {shown(least_dimension(ks, lost, BETA), MOST)} dimensions, "
+        f"renormalised, keeps the model's own best document in the first {RANK} for {1 - BETA:.0%} of the "
+        "queries."
     )

@@ -1,6 +1,6 @@
 """Build, update and open a searchable folder: documents, their index and the name of the model.
 
-corpus.jsonl contains the documents in BEIR format, and index/ is a `Store`. search.json (`Made`) is written
+corpus.jsonl contains the documents in BEIR format, and index/ is a `Store`. search.json (`Origin`) is written
 last; until then, .begun has its content. An update is one commit of the store, whose manifest then names the
 fingerprint of the updated documents. They lie beside corpus.jsonl until they replace it, so a search finds
 all documents of one state at any time.
@@ -52,8 +52,8 @@ class Checkpoint:
     def of(cls, settings: argparse.Namespace) -> Checkpoint:
         """Return the checkpoint named on the command line."""
         return cls(
-            model=settings.model if settings.model == OFFLINE else whole(settings.model),
-            document_model=whole(settings.document_model),
+            model=settings.model if settings.model == OFFLINE else absolute(settings.model),
+            document_model=absolute(settings.document_model),
             model_layout=settings.model_layout,
         )
 
@@ -67,7 +67,7 @@ class Checkpoint:
         return model.to(chosen_device())
 
 
-def whole(name: str) -> str:
+def absolute(name: str) -> str:
     """Make the path of an existing file absolute; return other names unchanged."""
     return os.path.abspath(name) if name and Path(name).exists() else name
 
@@ -79,7 +79,7 @@ def words_that_fit(model: Any) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made(Checkpoint):
+class Origin(Checkpoint):
     """The content of search.json, which records the source, settings and model of a searchable folder.
 
     The permission to read pickled weights (`pickled`) is not stored, so it must be given whenever the folder
@@ -107,11 +107,11 @@ class Made(Checkpoint):
 
 
 @dataclass(frozen=True)
-class Opened:
+class SearchFolder:
     """An open searchable folder: its documents, index and model."""
 
     folder: Path
-    made: Made
+    origin: Origin
     corpus: Corpus
     index: Indexed  # of pieces.corpus
     pieces: Pieces
@@ -125,36 +125,38 @@ class Opened:
     def retriever(self) -> Retriever:
         return Passages(self.index, self.pieces, self.best)
 
-    def only(self, ids: Iterable[str]) -> Opened:
+    def only(self, ids: Iterable[str]) -> SearchFolder:
         """Restrict searches to the given documents (`Indexed.only`). Raises KeyError if an id is unknown."""
         return replace(self, index=self.index.only(piece for id in ids for piece in self.pieces.of(id)))
 
 
-def make(settings: argparse.Namespace, folder: Path, precision: str) -> tuple[Opened, Problems]:
+def index_source(settings: argparse.Namespace, folder: Path) -> tuple[SearchFolder, Problems]:
     """Index a source, update a finished index (`update`), or resume an interrupted build.
 
     settings: arguments of the command `index`. Raises FileExistsError if the folder contains anything else or
     has other settings, and ValueError if the source has no documents or another model made the index.
     """
-    source, checkpoint = settings.source, Checkpoint.of(settings)
-    problems, digest, file, begun = Problems(), Digest(), folder / MARKER, folder / BEGUN
-    ours = file.is_file() or begun.is_file()
+    finished = folder / MARKER
+    begun = folder / BEGUN
+    ours = finished.is_file() or begun.is_file()
     if not ours and folder.exists() and (not folder.is_dir() or visible(folder)):
         raise FileExistsError(f"{folder} exists and is not an index: choose another output")
-    check_source(source)
+    check_source(settings.source)
     if settings.kind not in INDEXES:
         raise ValueError(f"unknown kind {settings.kind!r} of index; there are {', '.join(INDEXES)}")
+    checkpoint = Checkpoint.of(settings)
     paradigm = as_paradigm(checkpoint.open(pickled=settings.pickled), checkpoint.model)
-    passages = settings.passages and not is_text(source)
-    words = words_of(source, settings.words, words_that_fit(paradigm), passages)
-    rows = documents(source, problems, words)
+    passages = settings.passages and not is_text(settings.source)
+    words = words_of(settings.source, settings.words, words_that_fit(paradigm), passages)
+    problems = Problems()
+    rows = documents(settings.source, problems, words)
     first = next(rows, None)
     if first is None:
-        raise ValueError("; ".join([f"{source} holds no document", *problems.lines()]))
+        raise ValueError("; ".join([f"{settings.source} holds no document", *problems.lines()]))
     rows = chain([first], rows)
-    made = Made(
+    origin = Origin(
         **asdict(checkpoint),
-        source=whole(source),
+        source=absolute(settings.source),
         kind=settings.kind,
         words=words,
         passages=passages,
@@ -162,33 +164,40 @@ def make(settings: argparse.Namespace, folder: Path, precision: str) -> tuple[Op
     )
     with locked(folder, make=True):
         if settings.anew:
-            file.unlink(missing_ok=True)
-        elif known := [place for place in (file, begun) if place.is_file() and place.stat().st_size]:
-            _check_made(folder, read_settings(Made, known[0]), made)
-        if file.is_file():
-            update(folder, made, rows, paradigm, precision)
+            finished.unlink(missing_ok=True)
         else:
-            write_json(begun, asdict(made))
+            _check_origin(folder, origin)
+        if finished.is_file():
+            update(folder, origin, rows, paradigm, settings.precision)
+        else:
+            write_json(begun, asdict(origin))
+            digest = Digest()
             write_corpus(digest.passing(rows), folder / CORPUS)
             corpus = Pieces(read_corpus(folder / CORPUS), words if passages else 0).corpus
             Indexed.build(
-                paradigm, corpus, folder / INDEX, kind=settings.kind, precision=precision, progress=True
+                paradigm,
+                corpus,
+                folder / INDEX,
+                kind=settings.kind,
+                precision=settings.precision,
+                progress=True,
             )
-            write_json(file, asdict(replace(made, fingerprint=digest.hexdigest())))
+            write_json(finished, asdict(replace(origin, fingerprint=digest.hexdigest())))
         begun.unlink(missing_ok=True)
         return open_folder(folder, paradigm), problems
 
 
-def update(folder: Path, made: Made, rows: Iterable[Document], paradigm: Paradigm, precision: str) -> None:
+def update(
+    folder: Path, origin: Origin, rows: Iterable[Document], paradigm: Paradigm, precision: str
+) -> None:
     """Update an index: encode new and changed documents, and delete changed and missing documents.
 
-    made: new settings. rows: the source's documents. Prints the number of new, changed and missing documents.
-    An interruption at any point leaves the documents as they were, or all of them updated.
+    origin: new settings. rows: the source's documents. Prints the number of new, changed and missing
+    documents. An interruption at any point leaves the documents as they were, or all of them updated.
 
     Raises ValueError if another model made the index, and FileExistsError if the source is not the former one
     and has less than half of its documents.
     """
-    fresh = folder / FRESH
     try:
         store = open_index(folder / INDEX).store
         store.check(paradigm)
@@ -196,119 +205,121 @@ def update(folder: Path, made: Made, rows: Iterable[Document], paradigm: Paradig
         raise ValueError(f"{error} (--anew discards it)") from None
     former = _settle(folder, store.manifest.get(DOCUMENTS))
     before = read_corpus(folder / CORPUS)
-    write_corpus(rows, fresh)
-    documents = read_corpus(fresh)
-    held = set(compress(store.ids, store.living))
-    words = made.words if made.passages else 0
-
-    def row(corpus: Corpus, id: str) -> Document:
-        position = corpus.position(id)
-        return id, corpus.titles[position], corpus[position]
-
-    old, new = Pieces(before, words), set(documents.ids)
-    same = [
-        id
-        for id in before.ids
-        if id in new and row(documents, id) == row(before, id) and held.issuperset(old.of(id))
-    ]
-    if made.source != former.source and len(same) < MOVED * len(before):
-        fresh.unlink()
+    write_corpus(rows, folder / FRESH)
+    after = read_corpus(folder / FRESH)
+    words = origin.words if origin.passages else 0
+    indexed = set(compress(store.ids, store.living))
+    same = _unchanged(before, after, indexed, words)
+    if origin.source != former.source and len(same) < MOVED * len(before):
+        (folder / FRESH).unlink()
         raise FileExistsError(
-            f"{folder} holds documents of {former.source}, and {made.source} has {len(same):,} of its "
-            f"{len(before):,}: choose another --output, or add --anew to index {made.source} instead"
+            f"{folder} holds documents of {former.source}, and {origin.source} has {len(same):,} of its "
+            f"{len(before):,}: choose another --output, or add --anew to index {origin.source} instead"
         )
-    stays = {piece for id in same for piece in old.of(id)}
-    missing = new.difference(same)
-    encoded = [id for id in documents.ids if id in missing]
-    changed, gone = len(missing.intersection(before.ids)), len(set(before.ids) - new)
+    encoded = after.only(set(after.ids).difference(same))
     digest = Digest()
-    write_corpus(digest.passing(row(documents, id) for id in (*same, *encoded)), fresh)
-    wanted = [row(documents, id) for id in encoded]
-    titles = [title for _, title, _ in wanted]
-    added = Pieces(Corpus(encoded, [text for _, _, text in wanted], titles), words).corpus
+    write_corpus(digest.passing(_row(after, id) for id in (*same, *encoded.ids)), folder / FRESH)
     fingerprint = digest.hexdigest()
-    if fingerprint != former.fingerprint or held != stays:
+    stays = {piece for pieces in same.values() for piece in pieces}
+    if fingerprint != former.fingerprint or indexed != stays:
+        added = Pieces(encoded, words).corpus
         store = store.add(
             paradigm,
             added.ids,
             added,
-            instead_of=held - stays,
+            instead_of=indexed - stays,
             state={DOCUMENTS: fingerprint},
             precision=precision,
-            progress=bool(encoded),
+            progress=bool(encoded.ids),
         )
-    write_json(folder / MARKER, asdict(replace(made, fingerprint=former.fingerprint)))
+    write_json(folder / MARKER, asdict(replace(origin, fingerprint=former.fingerprint)))
     _settle(folder, fingerprint)
-    fresh.unlink(missing_ok=True)
-    if encoded or gone:
+    (folder / FRESH).unlink(missing_ok=True)
+    changed = len(set(encoded.ids).intersection(before.ids))
+    gone = len(set(before.ids).difference(after.ids))
+    if encoded.ids or gone:
         counts = f"{len(encoded) - changed:,} added, {changed:,} encoded again, {gone:,} deleted"
         show.tell(f"{folder} is up to date: {counts}")
     store.compact()
 
 
-def _settle(folder: Path, fingerprint: str | None) -> Made:
+def _unchanged(before: Corpus, after: Corpus, indexed: set[str], words: int) -> dict[str, list[str]]:
+    """Return the documents that are the same before and after, with their indexed passages."""
+    pieces = Pieces(before, words)
+    ids = set(after.ids)
+    passages = {id: pieces.of(id) for id in before.ids if id in ids and _row(after, id) == _row(before, id)}
+    return {id: of for id, of in passages.items() if indexed.issuperset(of)}
+
+
+def _row(corpus: Corpus, id: str) -> Document:
+    position = corpus.position(id)
+    return id, corpus.titles[position], corpus[position]
+
+
+def _settle(folder: Path, fingerprint: str | None) -> Origin:
     """Let the documents of the store's last commit replace the former ones; return what search.json holds.
 
     fingerprint: of the documents at the last update of the store, or None before the first one.
     """
-    made: Made = read_settings(Made, folder / MARKER)
-    if fingerprint in (None, made.fingerprint):
-        return made
+    origin: Origin = read_settings(Origin, folder / MARKER)
+    if fingerprint in (None, origin.fingerprint):
+        return origin
     if (folder / FRESH).exists():
         replace_file(folder / FRESH, folder / CORPUS)
-    made = replace(made, fingerprint=fingerprint)
-    write_json(folder / MARKER, asdict(made))
-    return made
+    origin = replace(origin, fingerprint=fingerprint)
+    write_json(folder / MARKER, asdict(origin))
+    return origin
 
 
 def is_indexed(folder: str) -> bool:
-    """Return whether a folder was made by `make`."""
+    """Return whether a folder was made by `index_source`."""
     return (Path(folder) / MARKER).is_file()
 
 
 def open_folder(
     folder: str | Path, paradigm: Paradigm | None = None, *, pickled: bool = False, best: int = 1
-) -> Opened:
-    """Open a folder made by `make`.
+) -> SearchFolder:
+    """Open a folder made by `index_source`.
 
     paradigm: the folder's model, if already loaded. best: number of passage scores summed per document, if
     the index contains passages. Raises FileNotFoundError if the folder does not exist, and ValueError if its
     build is unfinished or if corpus.jsonl has changed since it was indexed.
     """
     folder = Path(folder)
-    file, begun = folder / MARKER, folder / BEGUN
-    if not file.is_file():
-        if begun.is_file():
-            command = read_settings(Made, begun).command(folder)
+    if not (folder / MARKER).is_file():
+        if (folder / BEGUN).is_file():
+            command = read_settings(Origin, folder / BEGUN).command(folder)
             raise ValueError(
                 f"the build of {folder} has not ended: unless it is running, resume it: {command}"
             )
-        near = folder.with_name(f"{folder.name}.index")
-        meant = f"; {near} is one" if (near / MARKER).is_file() else ""
+        default = folder.with_name(f"{folder.name}.index")
+        hint = f"; {default} is one" if (default / MARKER).is_file() else ""
         raise FileNotFoundError(
-            f"{folder} is not an index of `python -m paradigms index SOURCE`: it has no {MARKER}{meant}"
+            f"{folder} is not an index of `python -m paradigms index SOURCE`: it has no {MARKER}{hint}"
         )
     before: tuple[Any, ...] = ()
     while True:
-        made, index, digest = read_settings(Made, file), open_index(folder / INDEX), Digest()
-        fingerprint = index.store.manifest.get(DOCUMENTS, made.fingerprint)
-        unsettled = fingerprint != made.fingerprint and (folder / FRESH).exists()
+        origin = read_settings(Origin, folder / MARKER)
+        index = open_index(folder / INDEX)
+        fingerprint = index.store.manifest.get(DOCUMENTS, origin.fingerprint)
+        unsettled = fingerprint != origin.fingerprint and (folder / FRESH).exists()
+        digest = Digest()
         with suppress(FileNotFoundError):  # an update has just moved the documents
             corpus = read_corpus(folder / (FRESH if unsettled else CORPUS), digest)
-            pieces = Pieces(corpus, made.words if made.passages else 0)
+            pieces = Pieces(corpus, origin.words if origin.passages else 0)
             ids = list(compress(index.store.ids, index.store.living))
             if digest.hexdigest() == fingerprint and pieces.corpus.ids == ids:
                 break
-        now = made, fingerprint, unsettled, index.store.files.manifest["generation"]
+        now = origin, fingerprint, unsettled, index.store.files.manifest["generation"]
         if now == before:  # no update ended meanwhile
             raise ValueError(f"{folder / CORPUS} changed after it was indexed: index the source again")
         before = now
-    paradigm = paradigm or made.open(pickled=pickled)
+    paradigm = paradigm or origin.open(pickled=pickled)
     index.store.check(paradigm)
-    return Opened(folder, made, corpus, Indexed(index, paradigm, pieces.corpus), pieces, best)
+    return SearchFolder(folder, origin, corpus, Indexed(index, paradigm, pieces.corpus), pieces, best)
 
 
-def open_folders(folders: Sequence[str | Path], *, pickled: bool = False, best: int = 1) -> Opened:
+def open_folders(folders: Sequence[str | Path], *, pickled: bool = False, best: int = 1) -> SearchFolder:
     """Open several folders, built with one model from different documents, as one folder (`open_folder`).
 
     Raises ValueError if two folders share a document or differ in passage length.
@@ -319,22 +330,26 @@ def open_folders(folders: Sequence[str | Path], *, pickled: bool = False, best: 
     if len(opened) == 1:
         return first
     for other in opened:
-        if (other.made.passages, other.made.words) != (first.made.passages, first.made.words):
+        if (other.origin.passages, other.origin.words) != (first.origin.passages, first.origin.words):
             raise ValueError(f"the passages of {other.folder} and {first.folder} differ in length")
     indexes = Indexes([part for one in opened if isinstance(part := one.index.index, Index)])
     corpus = Corpus.joined([one.corpus for one in opened])
     pieces = Pieces(corpus, first.pieces.words)
     joined = replace(first.index, index=indexes, corpus=pieces.corpus)
-    return replace(first, made=replace(first.made, source=""), corpus=corpus, index=joined, pieces=pieces)
+    return replace(first, origin=replace(first.origin, source=""), corpus=corpus, index=joined, pieces=pieces)
 
 
-def _check_made(folder: Path, kept: Made, made: Made) -> None:
-    """Raise FileExistsError if a folder was built with other settings.
+def _check_origin(folder: Path, origin: Origin) -> None:
+    """Raise FileExistsError if a folder was built, or its build begun, with other settings.
 
     The source and the model may have other names, because their contents are compared.
     """
-    names = ("kind", "words", "passages")
-    pairs = {name: (getattr(kept, name), getattr(made, name)) for name in names}
+    files = (file for file in (folder / MARKER, folder / BEGUN) if file.is_file() and file.stat().st_size)
+    file = next(files, None)
+    if file is None:
+        return
+    former = read_settings(Origin, file)
+    pairs = {name: (getattr(former, name), getattr(origin, name)) for name in ("kind", "words", "passages")}
     changed = [f"{name} ({old}, not {new})" for name, (old, new) in pairs.items() if old != new]
     if changed:
         raise FileExistsError(

@@ -77,26 +77,38 @@ class Question:
 
         known [N, h]: query vectors to try after the model's, with equal saliences.
         """
-        for query in [self.query] if known is None else [self.query, known]:
-            weights = None if query is self.query else np.ones(len(query))
-            if separates(self.scores(query, weights), rows):
-                return Answer(True, query=query)
+        if separates(self.scores(self.query), rows):
+            return Answer(True, query=self.query)
+        if known is not None and separates(self.scores(known, np.ones(len(known))), rows):
+            return Answer(True, query=known)
         if self.kinds is not None and not len(self.query):
             return Answer(False)  # no document has a token of the query: all scores are 0
-        if len(self.query) > 1 or self.kinds is not None or self.salience is not None:
-            return sum_of_maxima(
-                self.tokens,
-                self.owners,
-                rows,
-                query_tokens=len(self.query),
-                start=self.query,
-                kinds=self.kinds,
-                asked=self.asked,
-                salience=None if self.salience is None else self.salience[0],
-            )
-        if len(self.tokens) == self.owners[-1] + 1:
-            return one_vector(self.tokens, rows)
-        return max_over_tokens(self.tokens, self.owners, rows)
+        if self.kinds is None and self.salience is None and len(self.query) <= 1:
+            if len(self.tokens) == self.owners[-1] + 1:
+                return one_vector(self.tokens, rows)
+            return max_over_tokens(self.tokens, self.owners, rows)
+        return sum_of_maxima(
+            self.tokens,
+            self.owners,
+            rows,
+            query_tokens=len(self.query),
+            start=self.query,
+            kinds=self.kinds,
+            asked=self.asked,
+            salience=None if self.salience is None else self.salience[0],
+        )
+
+    def verify(self, answer: Answer, rows: np.ndarray) -> bool | None:
+        """Check an answer in rational arithmetic; None: it has no rational form, or h > `LARGEST`."""
+        if self.salience is not None or self.kinds is not None:
+            return None
+        if answer.query is not None and len(answer.query) == 1:
+            _, chosen, _ = maxima(self.tokens, self.owners, answer.query)
+            others = np.flatnonzero(~np.isin(self.owners, rows))
+            return verified(self.tokens, answer, chosen[rows, 0], others)
+        if answer.weights is not None and self.tokens.shape[1] <= LARGEST:
+            return verified(self.tokens, answer)
+        return None
 
 
 class Outcome(NamedTuple):
@@ -113,20 +125,20 @@ def run_oracle(settings: argparse.Namespace) -> None:
     if not settings.split:
         raise ValueError("oracle needs judged queries: give --split, such as test")
     opened = open_folder(settings.folder, pickled=settings.pickled)
-    if opened.made.passages:
+    if opened.origin.passages:
         raise ValueError(f"{settings.folder} holds passages, and judgements name documents: index them whole")
     index, model = opened.index.index, opened.index.model
     assert isinstance(index, Index)  # of one folder
     store = index.store
     check(model, store.longest)
-    split = load_collection(opened.made.source).split(settings.split)
+    split = load_collection(opened.origin.source).split(settings.split)
     tokens = stored(store)
-    asked = drawn(split, tokens.documents)
-    if not asked:
+    queries = drawn(split, tokens.documents)
+    if not queries:
         raise ValueError(f"{settings.split}: no query has a relevant document in {settings.folder}")
     with progress_bar() as bar:
-        made = list(bar.track(outcomes(tokens, model, asked), description="oracle", total=len(asked)))
-    for line in (*summary(made, opened.made.model), verification(made)):
+        results = list(bar.track(outcomes(tokens, model, queries), description="oracle", total=len(queries)))
+    for line in summary(results, opened.origin.model):
         print(line)
     print(f"The index has {store.bytes_per_document:,.0f} bytes per document.")
 
@@ -148,17 +160,18 @@ def stored(store: Store, axes: np.ndarray | None = None) -> Stored:
     rows = np.flatnonzero(store.living & (np.diff(store.offsets) > 0))
     lengths = np.diff(store.offsets)[rows]
     vectors = np.empty((lengths.sum(), store.dim if axes is None else axes.shape[1]))
-    some = store.decoded(slice(0, SAMPLED))["vectors"].astype(np.float64)  # one encoder made them all
-    unit = np.allclose(np.linalg.norm(some, axis=1), 1, atol=ROUNDED)
+    sample = store.decoded(slice(0, SAMPLED))["vectors"].astype(np.float64)  # one encoder made them all
+    unit = np.allclose(np.linalg.norm(sample, axis=1), 1, atol=ROUNDED)
     others = []
     for row, end, length in zip(rows, np.cumsum(lengths), lengths, strict=True):
         part = store.decoded(slice(store.offsets[row], store.offsets[row + 1]))
-        own = projected(part.pop("vectors").astype(np.float64), axes, unit)
-        vectors[end - length : end] = own if axes is None else own.astype(np.float16)  # as a store rounds
+        of_document = projected(part.pop("vectors").astype(np.float64), axes, unit)
+        rounded = of_document if axes is None else of_document.astype(np.float16)  # as a store rounds
+        vectors[end - length : end] = rounded
         others.append(part)
     fields = {name: np.concatenate([part[name] for part in others]) for name in (others[0] if others else ())}
-    owners, names = np.repeat(np.arange(len(rows)), lengths), store.names(rows)
-    return Stored(vectors, owners, names, fields.get("ids"), fields.get("salience"), axes, unit)
+    owners = np.repeat(np.arange(len(rows)), lengths)
+    return Stored(vectors, owners, store.names(rows), fields.get("ids"), fields.get("salience"), axes, unit)
 
 
 def projected(vectors: np.ndarray, axes: np.ndarray | None, unit: bool) -> np.ndarray:
@@ -201,13 +214,13 @@ def outcomes(
         question = question_of(tokens, encoded, n, model.recipe.align)
         scores = question.scores(question.query)
         best = np.argsort(-scores, kind="stable")[: len(rows)]
-        given = known[n] if known else None
-        given = given if given is None else projected(given, tokens.axes, tokens.unit)
-        answer, held = question.answer(rows, given), None
-        if question.salience is None and question.kinds is None and left.get(bool(answer.answerable)):
-            held = verify(question, answer, rows)
-            left[bool(answer.answerable)] -= held is not None
-        yield Outcome(answer, separates(scores, rows), float(np.isin(best, rows).mean()), held)
+        solution = known[n] if known else None
+        if solution is not None:
+            solution = projected(solution, tokens.axes, tokens.unit)
+        answer = question.answer(rows, solution)
+        checked = question.verify(answer, rows) if left[bool(answer.answerable)] else None
+        left[bool(answer.answerable)] -= checked is not None
+        yield Outcome(answer, separates(scores, rows), float(np.isin(best, rows).mean()), checked)
 
 
 def question_of(tokens: Stored, queries: Tokens, n: int, align: Alignment) -> Question:
@@ -230,77 +243,62 @@ def question_of(tokens: Stored, queries: Tokens, n: int, align: Alignment) -> Qu
         return Question(tokens.vectors, tokens.owners, query, salience=both)
     assert ids is not None
     assert tokens.ids is not None
-    there = np.isin(ids, tokens.ids)
-    query, ids = query[there], ids[there]
+    indexed = np.isin(ids, tokens.ids)
+    query, ids = query[indexed], ids[indexed]
     same = np.flatnonzero(np.isin(tokens.ids, ids))
-    wanted = np.unique(ids) if len(ids) else np.zeros(1, ids.dtype)  # only zero vectors, and no query token
-    missing = np.ones((len(tokens.documents), len(wanted)), bool)
-    missing[tokens.owners[same], np.searchsorted(wanted, tokens.ids[same])] = False
+    names = np.unique(ids) if len(ids) else np.zeros(1, ids.dtype)  # only zero vectors, and no query token
+    missing = np.ones((len(tokens.documents), len(names)), bool)
+    missing[tokens.owners[same], np.searchsorted(names, tokens.ids[same])] = False
     if align.positive:
-        missing[:, wanted >= 0] = True
+        missing[:, names >= 0] = True
     without, kind = np.nonzero(missing)
     owners = np.concatenate([tokens.owners[same], without])
     order = np.argsort(owners, kind="stable")
     vectors = np.concatenate([tokens.vectors[same], np.zeros((len(without), query.shape[1]))])
-    kinds = np.concatenate([tokens.ids[same], wanted[kind]])
+    kinds = np.concatenate([tokens.ids[same], names[kind]])
     return Question(vectors[order], owners[order], query, kinds[order].astype(np.int64), ids.astype(np.int64))
 
 
-def summary(made: Sequence[Outcome], name: str) -> list[str]:
-    """Report for how many queries some vectors, and the model's, rank the relevant documents first."""
+def summary(results: Sequence[Outcome], name: str) -> Iterator[str]:
+    """Yield for how many queries some vectors, and the model's, rank the relevant documents first."""
 
     def share(values: Sequence[bool]) -> str:
         return "{:.0%} [{:.0%}, {:.0%}]".format(*proportion(values))
 
-    possible, none, open_ = (
-        [one.answer.answerable is value for one in made] for value in (True, False, None)
+    possible, impossible, undecided = (
+        [one.answer.answerable is value for one in results] for value in (True, False, None)
     )
-    reached = [one.reached for one in made]
+    reached = [one.reached for one in results]
     lost = [can and not does for can, does in zip(possible, reached, strict=True)]
-    lines = [
-        f"Of {len(made)} judged queries, some query vectors rank every relevant document above all others "
-        f"for {share(possible)}, and no query vectors do for {share(none)} [95% intervals over queries]."
-    ]
-    if any(open_):
-        lines.append(f"For {share(open_)} neither was found: the limit lies between.")
-    mean, low, high = seeds_interval(np.array([[one.precision for one in made]]))
-    lines.append(
+    yield (
+        f"Of {len(results)} judged queries, some query vectors rank every relevant document above all others "
+        f"for {share(possible)}, and no query vectors do for {share(impossible)} [95% intervals over "
+        "queries]."
+    )
+    if any(undecided):
+        yield f"For {share(undecided)} neither was found: the limit lies between."
+    mean, low, high = seeds_interval(np.array([[one.precision for one in results]]))
+    yield (
         f"The query vectors of {name} do for {share(reached)}, so the query encoder loses {share(lost)}; "
         f"their R-precision is {mean:.2f} [{low:.2f}, {high:.2f}]."
     )
-    if len(made) < FEW and not 0.2 < mean < 0.8:
-        lines.append(
+    if len(results) < FEW and not 0.2 < mean < 0.8:
+        yield (
             f"With fewer than {FEW} queries, the interval of an R-precision near 0 or 1 contains the value "
             "for all queries less often than 95%."
         )
-    return lines
+    counts = []
+    for value in (True, False):
+        checks = [one.verified for one in results if one.answer.answerable is value]
+        counts.append(f"{checks.count(True)} of {len(checks) - checks.count(None)}")
+    residual = max((one.answer.residual for one in results if one.answer.relevant is not None), default=0.0)
+    yield (
+        f"In rational arithmetic {counts[0]} queries and {counts[1]} certificates hold; the largest residual "
+        f"of a certificate is {residual:.0e}."
+    )
 
 
 def proportion(values: Sequence[bool]) -> tuple[float, float, float]:
     """Return the share of True with Wilson's 95% interval; a bootstrap interval at 0 or 1 has no width."""
     low, high = binomtest(sum(values), len(values)).proportion_ci(method="wilson")
     return sum(values) / len(values), low, high
-
-
-def verify(question: Question, answer: Answer, rows: np.ndarray) -> bool | None:
-    """Check an answer in rational arithmetic; return None if it has no rational form or h > `LARGEST`."""
-    if answer.query is not None and len(answer.query) == 1:
-        _, chosen, _ = maxima(question.tokens, question.owners, answer.query)
-        others = np.flatnonzero(~np.isin(question.owners, rows))
-        return verified(question.tokens, answer, chosen[rows, 0], others)
-    if answer.weights is not None and question.tokens.shape[1] <= LARGEST:
-        return verified(question.tokens, answer)
-    return None
-
-
-def verification(made: Sequence[Outcome]) -> str:
-    """Report how many of the sampled answers hold in rational arithmetic, and the largest residual."""
-    held = {
-        value: [one.verified for one in made if one.answer.answerable is value] for value in (True, False)
-    }
-    residual = max((one.answer.residual for one in made if one.answer.relevant is not None), default=0.0)
-    counts = {value: f"{some.count(True)} of {len(some) - some.count(None)}" for value, some in held.items()}
-    return (
-        f"In rational arithmetic {counts[True]} queries and {counts[False]} certificates hold; the largest "
-        f"residual of a certificate is {residual:.0e}."
-    )

@@ -437,7 +437,7 @@ class Generative(Trainable):
         raise ValueError(f"the target {list(target)} does not occur in the identifier of document {id!r}")
 
     def names(self, document: int, *, whole: bool = False) -> list[list[int]]:
-        """Return a document's sequences for reranking: its identifier, or windows of `span` tokens of its text.
+        """Return a document's sequences for reranking: its identifier, or windows of `span` of its tokens.
 
         whole: use the identifier even if it is a whole text. A document without tokens has no sequence.
         """

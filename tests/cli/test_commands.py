@@ -292,7 +292,7 @@ def test_a_source_and_a_model_that_were_moved_continue_their_index(source, model
     command = "index", "papers", "--model", "moved", "--output", "notes.index"
     assert "1 added, 0 encoded again, 0 deleted" in printed(capsys, *command)[1]
     assert len(answers("notes.index")) == 4
-    assert open_folder("notes.index").made.source == str(Path("papers").absolute())
+    assert open_folder("notes.index").origin.source == str(Path("papers").absolute())
 
 
 def test_a_build_that_was_interrupted_goes_on(source, models, monkeypatch, capsys):

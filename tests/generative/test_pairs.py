@@ -4,7 +4,6 @@ import gzip
 import json
 import math
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
