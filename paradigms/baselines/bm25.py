@@ -27,7 +27,7 @@ import numpy as np
 import regex  # type: ignore[import-untyped]
 
 from paradigms.data import Corpus, Run, best_first, check_queries
-from paradigms.data.collection import Digest
+from paradigms.data.assembly import Digest
 from paradigms.explanation import Explanation
 from paradigms.io.checks import check_texts, naming, read_json
 from paradigms.io.files import atomic_folder, contents, settle

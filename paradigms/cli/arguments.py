@@ -183,12 +183,12 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command. On invalid input, print one line and exit with code 1."""
-    whole = parser()
-    settings, rest = whole.parse_known_args(spelled(sys.argv[1:] if arguments is None else arguments, "-"))
+    root = parser()
+    settings, rest = root.parse_known_args(spelled(sys.argv[1:] if arguments is None else arguments, "-"))
     # argparse leaves texts that follow an option unparsed.
     takes_texts = settings.command in ("search", "rerank")
     if any(word.startswith("-") for word in rest) or (rest and not takes_texts):
-        whole.error(f"unrecognized arguments: {' '.join(rest)}")
+        root.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
         settings.query += rest
     resuming = "the same command resumes the index" if settings.command == "index" else ""
@@ -229,10 +229,10 @@ def imported(name: str) -> ModuleType:
 
 def parser() -> argparse.ArgumentParser:
     """Build the argument parser with all commands."""
-    whole = argparse.ArgumentParser(
+    root = argparse.ArgumentParser(
         "python -m paradigms", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = whole.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    commands = root.add_subparsers(required=True, metavar="COMMAND", dest="command")
     for name, (described, options) in COMMANDS.items():
         command = commands.add_parser(name, help=described, description=described)
         add_plugin(command)
@@ -240,4 +240,4 @@ def parser() -> argparse.ArgumentParser:
         for option in options.split():
             short = ["-q"] if option == "--query" else []
             command.add_argument(*short, option, **OPTIONS.get(f"{name} {option}", OPTIONS[option]))
-    return whole
+    return root

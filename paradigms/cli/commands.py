@@ -130,12 +130,14 @@ def run_rerank(settings: argparse.Namespace) -> None:
     report_source(settings, words, problems)
     if not settings.run:
         run = WithoutOwn(BM25(corpus), ids).search(queries, settings.depth)
-    known = {query: best_first(scores, settings.depth) for query, scores in run.items() if query in queries}
-    if not known:
+    candidates = {
+        query: best_first(scores, settings.depth) for query, scores in run.items() if query in queries
+    }
+    if not candidates:
         raise ValueError(f"{settings.run} has none of the queries: {', '.join(list(queries)[:3])} …")
     pieces = Pieces(corpus, words if split else 0)
     reranking = Reranking(model, pieces.corpus, precision=settings.precision)
-    reranked = Passages(reranking, pieces, settings.best_passages).rerank(queries, known, progress=True)
+    reranked = Passages(reranking, pieces, settings.best_passages).rerank(queries, candidates, progress=True)
     best = {query: best_first(scores, settings.k) for query, scores in reranked.items()}
     show.results({query: queries[query] for query in best}, best, corpus, settings.format)
 

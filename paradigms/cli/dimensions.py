@@ -39,14 +39,14 @@ SENTENCE = re.compile(r"(?s)\S.*?(?=[.!?。！？](?:\s|$)|$)")
 def run_dimensions(settings: argparse.Namespace) -> None:
     """Print how many dimensions linear maps need to keep BM25's best document, and how a model compares."""
     corpus = corpus_of(settings.source, words_of(settings.source, settings.words))
-    given = read_queries(settings, settings.source)
-    queries = given or title_queries(corpus, is_text(settings.source))
+    chosen = read_queries(settings, settings.source)
+    queries = chosen or title_queries(corpus, is_text(settings.source))
     counts = count_terms(corpus, queries, QUERIES, seed=0)
     problem = Problem.of(*weigh(counts), [np.arange(len(corpus))])
     thresholds = exact_thresholds(problem, [RANK], SAMPLES, seed=0)[0, 0]
     if np.isnan(thresholds[:, 0]).all():
         raise ValueError(f"{settings.source}: no query has {RANK} documents that BM25 ranks below the best")
-    for line in report(counts, problem, thresholds, bool(given)):
+    for line in report(counts, problem, thresholds, bool(chosen)):
         print(line)
     if settings.model:
         print(compare_model(settings, corpus, [queries[id] for id in counts.query_ids], problem, thresholds))
@@ -68,21 +68,21 @@ def title_queries(corpus: Corpus, paths: bool) -> dict[str, str]:
     return queries
 
 
-def report(counts: Counts, problem: Problem, thresholds: Array, given: bool) -> Iterator[str]:
+def report(counts: Counts, problem: Problem, thresholds: Array, chosen: bool) -> Iterator[str]:
     """Yield the lines on linear maps.
 
-    thresholds: [m, samples], NaN for a query with too few documents. given: whether the user gave the
+    thresholds: [m, samples], NaN for a query with too few documents. chosen: whether the user gave the
     queries; otherwise, they come from `title_queries`.
     """
-    known = int((~np.isnan(thresholds[:, 0])).sum())
+    count = int((~np.isnan(thresholds[:, 0])).sum())
     linear = shown(projected_dimension(thresholds, BETA))
     svd = shown(least_dimension(*truncated(problem, RANK, MOST), BETA), MOST)
     yield (
         f"To keep BM25's best document in the first {RANK} for {1 - BETA:.0%} of the queries, an untrained "
-        f"linear map needs {linear} dimensions, and a truncated SVD, the map one would take, {svd} ({known} "
+        f"linear map needs {linear} dimensions, and a truncated SVD, the map one would take, {svd} ({count} "
         f"queries, {len(counts.corpus):,} documents; [95% intervals over queries])."
     )
-    if known < FEW:
+    if count < FEW:
         yield (
             f"With fewer than {FEW} queries, such an interval contains the number for all queries less often "
             "than 95%, and that number is mostly higher."
@@ -91,7 +91,7 @@ def report(counts: Counts, problem: Problem, thresholds: Array, given: bool) -> 
     if copies:
         have = "documents have" if copies > 1 else "document has"
         yield f"{copies:,} {have} the text of another: a copy of the best ties with it and is not counted."
-    if not given:
+    if not chosen:
         yield (
             "The queries are titles or first sentences of documents. Real ones (--queries or --split) mostly "
             "share fewer words with their documents and need more dimensions."

@@ -22,8 +22,9 @@ from paradigms.cli import show
 from paradigms.cli.arguments import OFFLINE
 from paradigms.cli.sources import check_source, documents, is_text, words_of
 from paradigms.data import Corpus, Problems
+from paradigms.data.assembly import Digest
 from paradigms.data.beir import read_corpus, write_corpus
-from paradigms.data.collection import Digest, Document
+from paradigms.data.collection import Document
 from paradigms.data.pieces import Pieces
 from paradigms.data.texts import CORPUS, INDEX, MARKER, WORDS, visible
 from paradigms.find import INDEXES, Index, Indexes, open_index

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from rich.text import Text
 
 from paradigms.data import load_collection
-from paradigms.data.collection import mended
+from paradigms.data.assembly import mended
 from paradigms.data.lines import columns, json_row
 from paradigms.io.checks import is_blank
 from paradigms.io.gzipped import numbered_lines

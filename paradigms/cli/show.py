@@ -41,8 +41,8 @@ def results(queries: Mapping[str, str], run: Run, corpus: Corpus | None, form: s
             if form == "trec":
                 print(shown(f"{query} Q0 {id} {rank} {score!r} paradigms"))
                 continue
-            known = score if isfinite(score) else None
-            row = {"query": query, "text": text, "rank": rank, "id": id, "score": known}
+            number = score if isfinite(score) else None
+            row = {"query": query, "text": text, "rank": rank, "id": id, "score": number}
             print(json.dumps(row | ({} if corpus is None else {"document": _document(id, corpus)[1]})))
 
 

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from paradigms.data import LAYOUTS, Corpus, Problems, load_collection
-from paradigms.data.collection import Document, gathered, mended
+from paradigms.data.assembly import gathered, mended
+from paradigms.data.collection import Document
 from paradigms.data.texts import CORPUS, JSON_LINES, WORDS, json_lines, text_passages
 
 NAMES = ("hf:", "irds:")  # prefixes of collections that are not folders

@@ -9,18 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from paradigms.data.collection import (
-    Collection,
-    Corpus,
-    Digest,
-    Document,
-    Problems,
-    all_queries,
-    assemble,
-    body,
-    gathered,
-    grade,
-)
+from paradigms.data.assembly import Digest, assemble, gathered, grade
+from paradigms.data.collection import Collection, Corpus, Document, Problems, all_queries, body
 from paradigms.data.lines import is_header, json_document, json_row, read_documents
 from paradigms.io.files import atomic_folder, atomic_text, contents
 from paradigms.io.gzipped import byte_lines, existing, names_in, numbered_lines
@@ -104,8 +94,8 @@ def _qrels(folder: Path) -> dict[str, Path]:
     files = {name.removesuffix(".tsv"): existing(folder / "qrels", name) for name in names}
     if not files:
         raise FileNotFoundError(f"{folder} holds no qrels/<split>.tsv (BEIR layout)")
-    known = [name for name in SPLITS if name in files]
-    return {name: files[name] for name in [*known, *sorted(files.keys() - set(known))]}
+    standard = [name for name in SPLITS if name in files]
+    return {name: files[name] for name in [*standard, *sorted(files.keys() - set(standard))]}
 
 
 def _divided(title: str, text: str) -> dict[str, Any]:

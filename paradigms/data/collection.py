@@ -1,14 +1,10 @@
-"""Retrieval collections, which consist of documents and of splits of queries with graded judgements.
-
-Readers of each layout pass streams of documents, queries and judgements to `assemble`, which checks them and
-counts their problems.
-"""
+"""Retrieval collections, which consist of documents and of splits of queries with graded judgements."""
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from collections.abc import Collection as Names
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, chain
 from math import isnan
@@ -16,7 +12,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from paradigms.io.checks import as_sequence, check_id, check_texts, is_blank
+from paradigms.io.checks import as_sequence, check_id, check_texts
 
 Judgements = dict[str, dict[str, int]]
 """Query id -> document id -> grade; a grade above 0 is relevant."""
@@ -24,13 +20,10 @@ Run = dict[str, dict[str, float]]
 """Query id -> document id -> score; higher is better."""
 
 EXAMPLES = 3
-LONE = "with lone surrogates (each replaced by U+FFFD)"
 
 
 Document = tuple[str, str, str]
 """(id, title, text); the text begins with the title."""
-Stored = Callable[[np.ndarray], tuple[Sequence[str], Sequence[str]]]
-"""Positions in a stream of documents -> their titles and texts, as sequences that read on demand."""
 
 
 class Joined(Sequence[str]):
@@ -263,24 +256,15 @@ def hold_out(split: Split, share: float, seed: int = 0) -> tuple[Split, Split]:
     if not 0 <= share <= 1:
         raise ValueError(f"share must lie in [0, 1], not {share}")
     order = hash_order(split.queries, seed)
-    held = set(order[: round(share * len(order))])
-    return split.only(q for q in split.queries if q not in held), split.only(
-        q for q in split.queries if q in held
+    drawn = set(order[: round(share * len(order))])
+    return split.only(q for q in split.queries if q not in drawn), split.only(
+        q for q in split.queries if q in drawn
     )
 
 
 def hash_order(ids: Names[str], seed: int = 0) -> list[str]:
     """Sort ids by their hash, a random order that depends on the ids alone: the first n are a draw of n."""
     return sorted(ids, key=lambda id: hashlib.sha256(f"{seed} {id}".encode()).digest())
-
-
-def mended(text: str) -> str:
-    """Replace lone surrogates (halves of characters, which JSON can contain) with U+FFFD."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
 
 
 def joined(title: str, text: str) -> str:
@@ -291,170 +275,3 @@ def joined(title: str, text: str) -> str:
 def body(title: str, text: str) -> str:
     """Remove the title from the start of a text: the inverse of `joined`."""
     return text.removeprefix(f"{title} ") if title else text
-
-
-def title_of(row: Mapping[str, Any]) -> str:
-    """Return the title of a BEIR row; `text_of` does not prepend a title from `metadata.title`."""
-    metadata = row.get("metadata")
-    title = row.get("title") or (metadata.get("title") if isinstance(metadata, dict) else None)
-    return title.strip() if isinstance(title, str) else ""
-
-
-def text_of(row: Mapping[str, Any]) -> str:
-    """Return the text of a BEIR row, joined with the title."""
-    return joined(row.get("title") or "", row.get("text") or "")
-
-
-def grade(value: Any, where: str = "a judgement") -> int:
-    """Convert a grade such as 1, "1" or "1.0" to an integer. Raises ValueError if it is not an integer."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = 0.5
-    if not number.is_integer() or abs(number) >= 1 << 31:
-        raise ValueError(f"{where}: the grade {value!r:.60} is not an integer of 32 bits")
-    return int(number)
-
-
-class Digest:
-    """sha256 of a stream of strings that keeps their boundaries: ("ab", "c") differs from ("a", "bc")."""
-
-    def __init__(self) -> None:
-        self._hash = hashlib.sha256()
-
-    def passing(self, rows: Iterable[Document]) -> Iterator[Document]:
-        """Yield the documents, adding each to the digest."""
-        for row in rows:
-            self.add(*row)
-            yield row
-
-    def add(self, *parts: str) -> None:
-        for part in parts:
-            data = part.encode("utf-8", "surrogatepass")
-            self._hash.update(len(data).to_bytes(8, "little") + data)
-
-    def digest(self) -> bytes:
-        return self._hash.digest()
-
-    def hexdigest(self) -> str:
-        return self._hash.hexdigest()
-
-
-def assemble(
-    name: str,
-    documents: Iterable[tuple[str, str, str]],
-    queries: Iterable[tuple[str, str]] | Mapping[str, Iterable[tuple[str, str]]],
-    judgements: Mapping[str, Iterable[tuple[str, str, int]]],
-    *,
-    answers: dict[str, dict[str, list[str]]] | None = None,
-    groups: dict[str, str] | None = None,
-    measures: tuple[str, ...] = (),
-    problems: Problems | None = None,
-    stored: Stored | None = None,
-) -> Collection:
-    """Make a collection from streams of documents, queries and judgements.
-
-    documents: (id, title, text). queries: (id, text) for all splits, or split -> stream if splits reuse ids
-    for different texts. judgements: split -> (query id, document id, grade). answers: split -> query id ->
-    answers; a query with answers needs no judgement. groups: query id -> group. stored: reads the kept
-    documents on demand; without it, titles and texts stay in memory.
-
-    If an id repeats, only its first row is kept. Judgements for absent documents or queries are left out,
-    empty texts are kept, and lone surrogates are replaced. `problems` counts all of these cases.
-    """
-    problems = Problems() if problems is None else problems
-    digest = Digest()
-
-    def digested() -> Iterator[tuple[int, str, str, str]]:
-        for place, (id, title, text) in checked("document", documents, problems):
-            digest.add(id, text)
-            yield place, id, title, text
-
-    corpus = gathered(name, digested(), stored)
-    shared = {} if isinstance(queries, Mapping) else _texts(queries, problems)
-    splits: dict[str, Split] = {}
-    answers, groups = answers or {}, groups or {}
-    for split in dict.fromkeys([*judgements, *answers]):
-        every = _texts(queries[split], problems) if isinstance(queries, Mapping) else shared
-        judged: Judgements = {query: {} for query in answers.get(split, {})}
-        for query, document, value in judgements.get(split, ()):
-            if query not in every:
-                problems.add("judgement for an absent query (left out)", f"{split}: {query}")
-            elif document not in corpus._positions:
-                problems.add("judgement for an absent document (left out)", f"{split}: {query} -> {document}")
-            elif document in judged.get(query, {}):
-                problems.add("repeated judgement (first one kept)", f"{split}: {query} -> {document}")
-            else:
-                judged.setdefault(query, {})[document] = value
-        # In the order of the queries, not of the judgements.
-        part = Split(every, judged, answers.get(split, {}), groups).only(q for q in every if q in judged)
-        splits[split] = part
-        digest.add(split, str(len(part.queries)))
-        for query, grades in part.judgements.items():
-            digest.add(query, every[query], str(len(grades)))
-            for document in sorted(grades):
-                digest.add(document, str(grades[document]))
-            if query in part.answers:
-                texts = part.answers[query]
-                digest.add("answers", str(len(texts)), *texts, part.groups.get(query, ""))
-    if not any(split.queries for split in splits.values()):
-        raise ValueError(f"{name}: no split holds a judged query" + (f"\n{problems}" if problems else ""))
-    return Collection(name, corpus, splits, problems, digest.hexdigest(), measures)
-
-
-def some_documents(
-    collection: Collection,
-    name: str,
-    kept: Set[str],
-    judgements: Mapping[str, Iterable[tuple[str, str, int]]],
-) -> Collection:
-    """Restrict a collection to the documents `kept` and the queries of `judgements` (see `assemble`)."""
-    corpus = collection.corpus
-    rows = ((id, corpus.titles[i], corpus[i]) for i, id in enumerate(corpus.ids) if id in kept)
-    queries = all_queries(collection)[0].items()
-    part = assemble(name, rows, queries, judgements, measures=collection.measures)
-    return replace(part, built_in=collection.built_in)
-
-
-def checked(
-    kind: str, rows: Iterable[tuple[str, ...]], problems: Problems
-) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield (position, row) for each row with a new id. rows: (id, title, text) or (id, text).
-
-    Lone surrogates are replaced. `problems` counts them, repeated ids and empty texts.
-    """
-    seen: set[str] = set()
-    for place, (id, *parts) in enumerate(rows):
-        if id in seen:
-            problems.add(f"duplicate {kind} id (first one kept)", id)
-            continue
-        seen.add(id)
-        texts = list(map(mended, parts))
-        if texts != parts:
-            problems.add(f"{kind} {LONE}", id)
-        if is_blank(texts[-1]):
-            problems.add(f"{kind} with empty text (kept)", id)
-        yield place, (id, *texts)
-
-
-def gathered(name: str, rows: Iterable[tuple[int, str, str, str]], stored: Stored | None = None) -> Corpus:
-    """Make a corpus from rows (position, id, title, text). stored: see `assemble`.
-
-    Raises ValueError if there are no rows.
-    """
-    ids, titles, texts, places = [], [], [], []
-    for place, id, title, text in rows:
-        ids.append(id)
-        if stored is None:
-            titles.append(title)
-            texts.append(text)
-        else:
-            places.append(place)
-    if not ids:
-        raise ValueError(f"{name} holds no document")
-    read = (titles, texts) if stored is None else stored(np.array(places, dtype=np.int64))
-    return Corpus(ids, titles=read[0], texts=read[1])
-
-
-def _texts(queries: Iterable[tuple[str, str]], problems: Problems) -> dict[str, str]:
-    return {id: text for _, (id, text) in checked("query", queries, problems)}

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from paradigms.data import layouts, open_qa
-from paradigms.data.collection import Collection, Problems, assemble, grade, joined, text_of, title_of
+from paradigms.data.assembly import assemble, grade, text_of, title_of
+from paradigms.data.collection import Collection, Problems, joined
 from paradigms.data.lines import json_id
 
 PARTS = ("corpus", "queries", "qrels")
@@ -28,8 +29,9 @@ class Rows(Sequence[str]):
         return self._part(self._dataset[int(self._positions[index])])
 
     def __iter__(self) -> Iterator[str]:
-        kept = self._dataset if len(self) == len(self._dataset) else self._dataset.select(self._positions)
-        return map(self._part, kept)
+        if len(self) == len(self._dataset):
+            return map(self._part, self._dataset)
+        return map(self._part, self._dataset.select(self._positions))
 
 
 def read_hub(path: str, prefix: str | None = None) -> Collection:
@@ -68,7 +70,7 @@ def read_hub(path: str, prefix: str | None = None) -> Collection:
         ((json_id(row, f"{name}, query {n}"), row.get("text") or "") for n, row in enumerate(queries)),
         {names.get(part, part): _judgements(rows, part, problems) for part, rows in judged.items()},
         problems=problems,
-        stored=lambda kept: (Rows(corpus, kept, title_of), Rows(corpus, kept, text_of)),
+        stored=lambda positions: (Rows(corpus, positions, title_of), Rows(corpus, positions, text_of)),
     )
 
 
@@ -132,19 +134,19 @@ def _quiet(datasets: Any) -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-def _configuration(existing: Sequence[str], part: str, prefix: str | None, wanted: str = "") -> str | None:
+def _configuration(existing: Sequence[str], part: str, prefix: str | None, required: str = "") -> str | None:
     """Find the configuration for a part of a collection, or return None.
 
-    wanted: the dataset's name; if given, raise ValueError if the configuration is missing.
+    required: the dataset's name; if given, raise ValueError if the configuration is missing.
     """
     names = [part, "default"] if part == "qrels" else [part]
     if prefix is not None:
         names = [form for name in names for form in (f"{prefix}-{name}", f"{name}-{prefix}")]
         names += [prefix] if part == "qrels" else []
     configuration = next((name for name in names if name in existing), None)
-    if wanted and configuration is None:
+    if required and configuration is None:
         looked = " or ".join(map(repr, names))
-        raise ValueError(f"{wanted} has no configuration {looked}; it has {', '.join(map(repr, existing))}")
+        raise ValueError(f"{required} has no configuration {looked}; it has {', '.join(map(repr, existing))}")
     return configuration
 
 

@@ -40,8 +40,8 @@ def without_own(run: Run, ids: Set[str], k: int | None = None) -> Run:
     """
     if not ids:
         return run
-    kept = ((q, {d: s for d, s in scores.items() if d != q or q not in ids}) for q, scores in run.items())
-    return {query: best_first(scores, k) for query, scores in kept}
+    filtered = ((q, {d: s for d, s in scores.items() if d != q or q not in ids}) for q, scores in run.items())
+    return {query: best_first(scores, k) for query, scores in filtered}
 
 
 def left_out(ids: Set[str]) -> str:

@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from paradigms.data.collection import Collection, Document, assemble, joined
+from paradigms.data.assembly import assemble
+from paradigms.data.collection import Collection, Document, joined
 from paradigms.data.lines import Parse, columns, json_document, json_object, read_documents
 from paradigms.data.trec import judged_rows
 from paradigms.io.gzipped import decoded, existing, names_in, numbered_lines
@@ -133,11 +134,11 @@ def read_msmarco(folder: Path) -> Collection:
         files["test"] = files.pop("dev")
     every = ["queries.all.tsv"] if "queries.all.tsv" in names else list(filter(QUERIES.fullmatch, names))
     queries = [pair for name in every for pair in _pairs(existing(folder, name))]
-    known = {id for id, _ in queries}
+    with_text = {id for id, _ in queries}
     judgements: dict[str, Iterable[tuple[str, str, int]]] = {}
     for split, file in sorted(files.items()):
         rows = judgements[split] = list(_judgements(file))
-        if rows and not any(query in known for query, _, _ in rows):
+        if rows and not any(query in with_text for query, _, _ in rows):
             read = ", ".join(every) or "no queries.<split>.tsv"
             raise ValueError(f"{file} judges no query that has a text; queries were read from: {read}")
     passages = existing(folder, PASSAGES)

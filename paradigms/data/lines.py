@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from paradigms.data.collection import Document, Stored, mended, text_of, title_of
+from paradigms.data.assembly import Stored, mended, text_of, title_of
+from paradigms.data.collection import Document
 from paradigms.io.checks import parse_json
 from paradigms.io.gzipped import byte_lines
 

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from paradigms.data.collection import Collection, Document, Problems, assemble, joined
+from paradigms.data.assembly import assemble
+from paradigms.data.collection import Collection, Document, Problems, joined
 from paradigms.data.lines import columns, json_object, read_documents
 from paradigms.io.checks import is_blank, parse_json
 from paradigms.io.gzipped import decoded, existing, names_in, numbered_lines
@@ -114,12 +115,12 @@ def _question(row: Any, where: str, problems: Problems) -> Question:
         raise ValueError(f'{where}: no "question" with a list of "answers": {str(row)[:100]}')
     if not all(isinstance(answer, str) for answer in answers):
         raise ValueError(f"{where}: an answer is not a text: {str(answers)[:100]}")
-    kept = [answer for answer in answers if not is_blank(answer)]
-    if len(kept) < len(answers):
+    texts = [answer for answer in answers if not is_blank(answer)]
+    if len(texts) < len(answers):
         problems.add("empty answer (left out)", where)
-    if not kept:
+    if not texts:
         problems.add("question without an answer (kept, never answered)", where)
-    return question, kept
+    return question, texts
 
 
 def _columns(line: str, where: str) -> dict[str, Any] | None:

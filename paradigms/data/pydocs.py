@@ -33,15 +33,15 @@ import re
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paradigms.data import near
+from paradigms.data.assembly import Digest, assemble, some_documents
 from paradigms.data.beir import read_folder, write_folder
-from paradigms.data.collection import Collection, Digest, assemble, some_documents
+from paradigms.data.collection import Collection
 from paradigms.io.files import atomic_text, locked
-from paradigms.io.processes import in_processes
 from paradigms.io.progress import progress_bar
 
 PACKAGES = ("matplotlib", "networkx", "numpy", "pandas", "scipy", "sympy", "torch", "transformers")
@@ -81,7 +81,6 @@ SUMMARY_WORDS = range(3, 13)
 PARAMETER_QUERY_WORDS, PARAMETER_WORDS, MOST = range(6, 21), 70, 10
 DOCUMENT_WORDS = 30
 NEAR = 0.5
-FILES = 500  # source files that are worth a process, about a second and a half of work
 SHARES = {"train": 0.7, "dev": 0.1, "test": 0.2}
 PARAMETERS = "parameters"  # split with the second kind of query
 
@@ -132,19 +131,13 @@ def cache_folder() -> Path:
 
 def build(sources: Mapping[str, Path]) -> list[Docstring]:
     """Collect the docstrings, sorted by id. sources: top-level name -> package folder or module file."""
-    files = [
-        (part, str(file)) for name, path in sorted(sources.items()) for part, file in _modules(name, path)
-    ]
-    return distinct([Docstring(**row) for rows in in_processes(_read, files, FILES) for row in rows])
-
-
-def _read(files: Sequence[tuple[str, str]]) -> list[list[dict[str, str]]]:
+    files = [file for name, path in sorted(sources.items()) for file in _modules(name, path)]
     collecting = gc.isenabled()
     gc.disable()  # saves a quarter of the time: syntax nodes have no cycles
     try:
         with progress_bar(sys.stderr.isatty()) as bar:
             tracked = bar.track(files, description="Reading docstrings")
-            return [[asdict(item) for item in docstrings(module, Path(file))] for module, file in tracked]
+            return distinct(item for module, file in tracked for item in docstrings(module, file))
     finally:
         if collecting:
             gc.enable()
@@ -249,10 +242,10 @@ def subset(collection: Collection, documents: int) -> Collection:
     for name in sorted(exact, key=lambda name: sizes[name] - exact[name])[:missing]:
         sizes[name] += 1
     chosen = {name: sorted(rows[: sizes[name]]) for name, rows in pairs.items()}
-    kept = {document for rows in chosen.values() for _, document in rows}
-    chosen[PARAMETERS] = sorted(pair for pair in described if pair[0][2:] in kept and pair[1] in kept)
+    ids = {document for rows in chosen.values() for _, document in rows}
+    chosen[PARAMETERS] = sorted(pair for pair in described if ids.issuperset((pair[0][2:], pair[1])))
     judgements = {name: ((q, document, 1) for q, document in rows) for name, rows in chosen.items()}
-    return some_documents(collection, collection.name, kept, judgements)
+    return some_documents(collection, collection.name, ids, judgements)
 
 
 def _assembled(items: list[Docstring]) -> Collection:
@@ -261,23 +254,30 @@ def _assembled(items: list[Docstring]) -> Collection:
     judgements: dict[str, list[tuple[str, str, int]]] = {split: [] for split in (*SHARES, PARAMETERS)}
     for item in items:
         judgements[split_of(item.group)].append((f"q:{item.id}", item.id, 1))
+    for id, sentence, holders in _described(items):
+        queries.append((f"p:{id}", sentence))
+        judgements[PARAMETERS] += [(f"p:{id}", holder, 1) for holder in holders]
+    documents = ((item.id, title(item), item.rest) for item in items)
+    return assemble("pydocs", documents, queries, judgements)
+
+
+def _described(items: list[Docstring]) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield test documents' ids, each with a parameter's sentence and the documents that contain it."""
     phrases = {item.id: near.phrase(item.rest) for item in items}
     containing: dict[str, list[str]] = {}  # word -> ids of the documents that contain it
     for id, text in phrases.items():
         for word in set(text.split()):
             containing.setdefault(word, []).append(id)
     for item in items:
-        described = parameters(item.rest) if split_of(item.group) == "test" else []
-        for sentence in sorted(described, key=uniform):
+        if split_of(item.group) != "test":
+            continue
+        for sentence in sorted(parameters(item.rest), key=uniform):
             phrase = near.phrase(sentence)
             rarest = min((containing.get(word, []) for word in phrase.split()), key=len)
             holders = [id for id in rarest if phrase in phrases[id]]
             if item.id in holders and len(holders) <= MOST:
-                queries.append((f"p:{item.id}", sentence))
-                judgements[PARAMETERS] += [(f"p:{item.id}", id, 1) for id in holders]
+                yield item.id, sentence, holders
                 break
-    documents = ((item.id, title(item), item.rest) for item in items)
-    return assemble("pydocs", documents, queries, {split: iter(rows) for split, rows in judgements.items()})
 
 
 def _cached(folder: Path) -> Collection | None:

@@ -7,7 +7,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import quote
 
-from paradigms.data.collection import Document, Problems, checked, joined
+from paradigms.data.assembly import checked
+from paradigms.data.collection import Document, Problems, joined
 from paradigms.data.lines import json_id, json_object
 from paradigms.io.checks import is_blank
 from paradigms.io.gzipped import numbered_lines

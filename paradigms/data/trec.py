@@ -15,7 +15,8 @@ from typing import TypeVar
 import numpy as np
 from jaxtyping import Float
 
-from paradigms.data.collection import Judgements, Problems, Run, best_first, grade
+from paradigms.data.assembly import grade
+from paradigms.data.collection import Judgements, Problems, Run, best_first
 from paradigms.data.lines import is_header
 from paradigms.io.checks import check_text
 from paradigms.io.files import atomic_text

@@ -11,7 +11,8 @@ from copy import deepcopy
 from dataclasses import replace
 
 from paradigms.data import near
-from paradigms.data.collection import Collection, Digest, Judgements, Split, all_queries, some_documents
+from paradigms.data.assembly import Digest, some_documents
+from paradigms.data.collection import Collection, Judgements, Split, all_queries
 from paradigms.data.pydocs import MOST, parameters, uniform
 
 WITHIN = "within documents"
@@ -99,18 +100,18 @@ def most_asked(collection: Collection, documents: int) -> Collection:
         raise ValueError(f"documents must be at least 1, got {documents}")
     counts = Counter(d for grades in all_queries(collection)[1].values() for d in _relevant(grades))
     ids = sorted(collection.corpus.ids, key=lambda id: (-counts[id], uniform(id)))
-    kept = set(ids[:documents])
+    remaining = set(ids[:documents])
     judgements = {
         name: (
             (query, id, grade)
             for query, grades in split.judgements.items()
             for id, grade in grades.items()
-            if id in kept and any(grades[d] > 0 for d in grades.keys() & kept)
+            if id in remaining and any(grades[d] > 0 for d in grades.keys() & remaining)
         )
         for name, split in collection.splits.items()
     }
-    name = f"{collection.name}, {len(kept):,} documents with the most queries"
-    return some_documents(collection, name, kept, judgements)
+    name = f"{collection.name}, {len(remaining):,} documents with the most queries"
+    return some_documents(collection, name, remaining, judgements)
 
 
 def learned_share(train: Split, test: Split) -> float:

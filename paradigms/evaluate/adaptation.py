@@ -105,8 +105,8 @@ def adapt(
     strategies, queries = values.shape
     seeds = [[seed, n] for n in range(PARTITIONS * shots)]
     parts = np.concatenate([folds(queries, shots, each) for each in seeds])  # [folds, shots]
-    some = np.array_split(parts, -(-len(parts) // TOGETHER))
-    chosen = np.concatenate([rule(values[:, part]) for part in some])
+    chunks = np.array_split(parts, -(-len(parts) // TOGETHER))
+    chosen = np.concatenate([rule(values[:, part]) for part in chunks])
     rows = np.arange(len(parts))
     inside = values[:, parts].sum(axis=2)  # [strategies, folds]
     outside = (values.sum(axis=1, keepdims=True) - inside) / (queries - shots)

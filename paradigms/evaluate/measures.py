@@ -196,9 +196,9 @@ def _parse(name: str) -> ir_measures.Measure:
         for limit in COUNTED & measure.params.keys():
             check_type(limit, measure.params[limit], Annotated[int, Range(1, 1 << 31)])
     except (NameError, ValueError, KeyError, AssertionError) as error:
-        known = ", ".join(MEASURES)
+        examples = ", ".join(MEASURES)
         raise ValueError(
-            f"{name!r} is not a measure of ir_measures ({error}); known are, for example, {known}"
+            f"{name!r} is not a measure of ir_measures ({error}); known are, for example, {examples}"
         ) from None
     return measure
 

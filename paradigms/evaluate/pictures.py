@@ -66,10 +66,11 @@ def alignment_picture(
     facts += [f"rest = {alignment.rest:.4g}"] if alignment.rest else []
     facts.append(f"{links} link{'' if links == 1 else 's'}")
     lines = [shortened(heading, int(12 * width)), ", ".join(facts)]
+    sides = (("document", columns, entries.shape[1]), ("query", rows, entries.shape[0]))
     cropped = [
-        f"{len(kept)} of {total} {side} tokens, those used most"
-        for kept, total, side in ((columns, entries.shape[1], "document"), (rows, entries.shape[0], "query"))
-        if len(kept) < total
+        f"{len(positions)} of {total} {side} tokens, those used most"
+        for side, positions, total in sides
+        if len(positions) < total
     ]
     lines += ["shown: " + "; ".join(cropped)] if cropped else []
     axes.set_title("\n".join(lines), fontsize=8.5, loc="left", linespacing=1.5, parse_math=False)

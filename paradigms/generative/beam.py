@@ -108,8 +108,8 @@ def beam_search(
             if len(prefixes):
                 decoding.reorder(slots, prefixes)
     if keep:
-        kept = _join(steps)
-        return kept[_best_first(kept, len(kept))]
+        every = _join(steps)
+        return every[_best_first(every, len(every))]
     return finished[_best_first(finished, beams)]
 
 

@@ -278,8 +278,8 @@ def _attended(
     """Return (softmax(s·qᵀk + mask) v, weights) for q, k, v = `rows`; a trace holds the weights fixed."""
     q, k, v = rows
     if trace is None:
-        how: Any = {"attn_mask": mask, "dropout_p": dropout, "scale": scale}
-        return nn.functional.scaled_dot_product_attention(q, k, v, **how), mask
+        attend = nn.functional.scaled_dot_product_attention
+        return attend(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale), mask
     scores = scale * q @ k.mT
     masked = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     weights = _softmax(masked).detach()

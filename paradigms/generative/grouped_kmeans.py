@@ -13,19 +13,19 @@ SAMPLE = 1 << 15  # larger groups: vectors per chunk; centroids are fitted to th
 def grouped_kmeans(
     vectors: Float[np.ndarray, "t h"],
     offsets: Int[np.ndarray, " g1"],
-    wanted: Int[np.ndarray, " g"],
+    sizes: Int[np.ndarray, " g"],
     warm: Int[np.ndarray, " t"] | None,
     seed: int,
     progress: bool = False,
 ) -> tuple[Float[np.ndarray, "g k h"], Int[np.ndarray, " t"]]:
-    """argmin over C and c of Σ_t ‖x_t − C_{g(t), c(t)}‖², a local minimum, with c(t) < wanted[g(t)].
+    """argmin over C and c of Σ_t ‖x_t − C_{g(t), c(t)}‖², a local minimum, with c(t) < sizes[g(t)].
 
     Lloyd's algorithm (FAISS) starts from the means of the labels `warm`. Empty clusters start from vectors
     drawn as in k-means++ (Arthur & Vassilvitskii, SODA 2007). If no distinct vector is left, a cluster gets
     the group's mean and no members. vectors: vectors[offsets[g]:offsets[g + 1]] is group g; the array is read
     twice and may be a memory map. A group's draws depend only on the seed and the group's number.
     """
-    centroids = np.zeros((len(wanted), int(wanted.max()), vectors.shape[1]), np.float32)
+    centroids = np.zeros((len(sizes), int(sizes.max()), vectors.shape[1]), np.float32)
     labels = np.empty(len(vectors), np.int64)
     import faiss  # takes a while, and no search needs it
 
@@ -35,13 +35,13 @@ def grouped_kmeans(
     )  # the order of sums, and so a borderline vector's cluster, depends on threads
     try:
         with progress_bar(progress) as bar:
-            for g in bar.track(range(len(wanted)), description="cluster tokens"):
+            for g in bar.track(range(len(sizes)), description="cluster tokens"):
                 first, last = offsets[g : g + 2].tolist()
                 rows = np.linspace(first, last - 1, min(last - first, SAMPLE)).astype(np.int64)
                 sample = np.asarray(vectors[rows], np.float32)
                 mean = sample.mean(0)
                 begin = None if warm is None else warm[rows]
-                C, numbers = _fit(sample - mean, begin, int(wanted[g]), np.random.default_rng((seed, g)))
+                C, numbers = _fit(sample - mean, begin, int(sizes[g]), np.random.default_rng((seed, g)))
                 centroids[g] = mean
                 centroids[g, numbers] += C
                 for start in range(first, last, SAMPLE):

@@ -180,6 +180,15 @@ class Identifiers:
             return cls(**plain, **arrays)
 
 
+class Tokenized(NamedTuple):
+    """A text and its tokens without special tokens."""
+
+    text: str
+    ids: list[int]
+    ends: list[int]  # character offset at which each token ends
+    special: bool  # whether the text spells special tokens, which are dropped
+
+
 def titles(corpus: Corpus, tokenizer: Any, length: int) -> Identifiers:
     """d ↦ the tokens of d's title, at most `length` including the end token (GENRE).
 
@@ -201,24 +210,7 @@ def titles(corpus: Corpus, tokenizer: Any, length: int) -> Identifiers:
     left = list(range(len(corpus)))
     for source, name in sources.items():
         for i, tokenized in zip(left, tokenize(tokenizer, map(name, left)), strict=True):
-            id, row = corpus.ids[i], tokenized.ids[: length - 1]
-            unsure = tokenizer.unk_token_id in row or tokenized.special or is_blank(tokenized.text)
-            if source != "id" and row and unsure:
-                known = [token for token in row if token != tokenizer.unk_token_id]
-                if is_blank(tokenizer.decode(known).replace(SPACE, " ")):
-                    problems.add(f"{source} without a visible, known token (not used)", id)
-                    continue
-            if not row:
-                continue
-            rows[i] = row
-            if source != "title":
-                problems.add(f"document without a usable title (named by its {source})", id)
-            if tokenized.special:
-                problems.add("title that spells special tokens (left out)", id)
-            if len(tokenized.ids) > length - 1:
-                problems.add(f"title of more than {length} tokens with the end (cut)", id)
-            if tokenizer.unk_token_id in rows[i]:
-                problems.add("title with a token unknown to the tokenizer (kept)", id)
+            rows[i] = _named(tokenizer, tokenized, source, corpus.ids[i], length, problems)
         left = [i for i in left if not rows[i]]
     if left:
         raise ValueError(
@@ -228,6 +220,32 @@ def titles(corpus: Corpus, tokenizer: Any, length: int) -> Identifiers:
     name_shared(rows, corpus.ids, problems)
     end = int(tokenizer.eos_token_id)
     return make("title", corpus.ids, rows, len(tokenizer), end, problems)
+
+
+def _named(
+    tokenizer: Any, tokenized: Tokenized, source: str, id: str, length: int, problems: Problems
+) -> list[int]:
+    """Return a name's tokens without the end, or [] if none of them shows a character; count problems.
+
+    source: what names the document: its title, first words or id; an id is used in any case.
+    """
+    row = tokenized.ids[: length - 1]
+    unknown = tokenizer.unk_token_id in row
+    if source != "id" and row and (unknown or tokenized.special or is_blank(tokenized.text)):
+        visible = [token for token in row if token != tokenizer.unk_token_id]
+        if is_blank(tokenizer.decode(visible).replace(SPACE, " ")):
+            problems.add(f"{source} without a visible, known token (not used)", id)
+            return []
+    if row:
+        oddities = {
+            f"document without a usable title (named by its {source})": source != "title",
+            "title that spells special tokens (left out)": tokenized.special,
+            f"title of more than {length} tokens with the end (cut)": len(tokenized.ids) > length - 1,
+            "title with a token unknown to the tokenizer (kept)": unknown,
+        }
+        for kind in filter(oddities.get, oddities):
+            problems.add(kind, id)
+    return row
 
 
 def atomic(documents: Sequence[str]) -> Identifiers:
@@ -269,15 +287,6 @@ def make(
     tokens = np.fromiter((token for row in rows for token in row), np.int64, int(offsets[-1]))
     begins = np.array(starts, dtype=np.int64)
     return Identifiers(kind, list(documents), tokens, offsets, vocabulary, end, problems, begins)
-
-
-class Tokenized(NamedTuple):
-    """A text and its tokens without special tokens."""
-
-    text: str
-    ids: list[int]
-    ends: list[int]  # character offset at which each token ends
-    special: bool  # whether the text spells special tokens, which are dropped
 
 
 def tokenize(tokenizer: Any, texts: Iterable[str], length: int | None = None) -> Iterator[Tokenized]:

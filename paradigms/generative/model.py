@@ -62,44 +62,38 @@ class Generative(Trainable):
         """
         super().__init__()
         check_places(settings, identifiers)
+        _check_parts(settings, identifiers, clusters, sets)
         self.settings, self.identifiers = settings, identifiers
-        self.backbone: Any = base.load_base(backbone)
-        config = self.backbone.config
-        self.tokenizer = base.load_base_tokenizer(backbone)
-        self.width: int = config.hidden_size
+        self.clusters, self.sets = clusters, sets
         self.states: LowerStates | None = None  # of a frozen encoder; see `keep_states`
+        self.backbone: Any = base.load_base(backbone)
+        self.tokenizer = base.load_base_tokenizer(backbone)
+        config = self.backbone.config
+        width: int = config.hidden_size
         new_tokens = settings.tokens == "own"
         if not new_tokens and identifiers.vocabulary > config.vocab_size:
             raise ValueError(
                 f"identifiers use {identifiers.vocabulary} tokens, the vocabulary of {backbone} has "
                 f"{config.vocab_size}: build them with its tokenizer"
             )
-        if (settings.tokens == "clusters") != (clusters is not None):
-            raise ValueError(
-                f"tokens='clusters' and clusters go together, got {settings.tokens!r} and {clusters}"
-            )
-        if clusters is not None and not np.array_equal(clusters.surface[clusters.labels], identifiers.tokens):
-            raise ValueError("the clusters belong to other identifiers")
-        if (settings.set_size > 0) != (sets is not None):
-            raise ValueError(f"set_size={settings.set_size} and sets go together, got {sets}")
-        self.clusters, self.sets = clusters, sets
+        self.width = width
+        self.added = None
+        dropout = getattr(config, "dropout_rate", getattr(config, "dropout", 0.0))  # T5's or BART's
+        if not config.is_encoder_decoder:
+            heads = getattr(config, "num_attention_heads", 8)
+            self.added = small_decoder(width, heads, settings.decoder_layers)
+            dropout = 0.0
         size = identifiers.vocabulary if new_tokens else config.vocab_size
         vectors = base.token_vectors(self.backbone)
-        heads, layers = getattr(config, "num_attention_heads", 8), settings.decoder_layers
-        self.added = None if config.is_encoder_decoder else small_decoder(self.width, heads, layers)
-        self.embedding = None
+        self.embedding = self.table = self.pawa = None
         if new_tokens:
-            self.embedding = nn.Parameter(
-                torch.randn(size, self.width) * vectors.std()
-            )  # same scale as the others
+            self.embedding = nn.Parameter(torch.randn(size, width) * vectors.std())  # the backbone's scale
         elif self.added is not None and clusters is None:
             self.embedding = nn.Parameter(vectors.clone())
-        table = new_tokens and not settings.pawa_rank
-        self.table = nn.Parameter(torch.randn(size, self.width)) if table else None
-        dropout = getattr(config, "dropout_rate", getattr(config, "dropout", 0.0))  # T5's or BART's
-        dropout = dropout if self.added is None else 0.0
-        rank, layers = settings.pawa_rank, settings.pawa_layers
-        self.pawa = Pawa(size, self.width, rank, layers, dropout) if rank else None
+        if settings.pawa_rank:
+            self.pawa = Pawa(size, width, settings.pawa_rank, settings.pawa_layers, dropout)
+        elif new_tokens:
+            self.table = nn.Parameter(torch.randn(size, width))
         if config.is_encoder_decoder and (settings.tokens != "backbone" or self.pawa is not None):
             output = self.backbone.lm_head.weight  # unused: it would get no gradient
             output.requires_grad_(output is self.backbone.get_input_embeddings().weight)
@@ -360,10 +354,10 @@ class Generative(Trainable):
             for query, each in enumerate(sequences):
                 for numbers in by_length([len(sequence) for sequence in each], most):
                     targets = self.targets([[each[n] for n in numbers]]).to(self.device)
-                    own = [memory.of_query(query) for memory in memories]
-                    states = self.decode(own, targets.inputs)
+                    of_query = [memory.of_query(query) for memory in memories]
+                    states = self.decode(of_query, targets.inputs)
                     for row, scorer in enumerate(scorers):
-                        parts = self.token_parts(self.readings(states, own, scorer), targets, scorer)[0]
+                        parts = self.token_parts(self.readings(states, of_query, scorer), targets, scorer)[0]
                         scores[query][row, numbers] = parts.cpu().double().sum(-1).numpy()
         return scores
 
@@ -481,6 +475,20 @@ class Generative(Trainable):
     def _heads(self) -> dict[str, Tensor]:
         """The weights outside the backbone."""
         return {n: t.contiguous() for n, t in self.state_dict().items() if not n.startswith("backbone.")}
+
+
+def _check_parts(
+    settings: GenerativeSettings, identifiers: Identifiers, clusters: Clusters | None, sets: TokenSets | None
+) -> None:
+    """Raise ValueError unless clusters and sets are given if, and only if, the settings need them."""
+    if (settings.tokens == "clusters") != (clusters is not None):
+        raise ValueError(
+            f"tokens='clusters' and clusters go together, got {settings.tokens!r} and {clusters}"
+        )
+    if clusters is not None and not np.array_equal(clusters.surface[clusters.labels], identifiers.tokens):
+        raise ValueError("the clusters belong to other identifiers")
+    if (settings.set_size > 0) != (sets is not None):
+        raise ValueError(f"set_size={settings.set_size} and sets go together, got {sets}")
 
 
 def _difference(scores: list[Tensor]) -> Tensor:

@@ -109,10 +109,10 @@ def cluster_tokens(
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
     if old is None:
-        wanted, warm = np.full(len(tokens), settings.clusters), None
+        sizes, warm = np.full(len(tokens), settings.clusters), None
     else:
         offsets, members = old.expand(tokens)
-        wanted, warm = np.diff(offsets), (old.labels - members[offsets[:-1]][group])[order]
+        sizes, warm = np.diff(offsets), (old.labels - members[offsets[:-1]][group])[order]
     with tempfile.TemporaryFile() as file:
         vectors = np.memmap(file, np.float32, "w+", shape=(len(group), reference.shape[1]))
         around = _around(tokenizer)
@@ -120,9 +120,9 @@ def cluster_tokens(
         rows = _windows(tokenizer, corpus, identifiers, step)
         end = _embed(encoder, rows, around, place, vectors, old is None)
         starts = np.append(0, counts.cumsum())
-        centroids, labels = grouped_kmeans(vectors, starts, wanted, warm, 0, old is None)
+        centroids, labels = grouped_kmeans(vectors, starts, sizes, warm, 0, old is None)
     numbers = group * centroids.shape[1] + labels[place]
-    used = np.arange(centroids.shape[1]) < wanted[:, None]
+    used = np.arange(centroids.shape[1]) < sizes[:, None]
     if old is None:
         used &= (np.bincount(numbers, minlength=used.size) > 0).reshape(used.shape)
     table = torch.cat([reference[:1], end[None], torch.from_numpy(centroids[used])])
@@ -154,9 +154,9 @@ class _Window(NamedTuple):
 
 def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
     """Special tokens before and after a text: nothing and </s> for T5, [CLS] and [SEP] for BERT."""
-    bare, whole = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
-    before = next(n for n in range(len(whole)) if whole[n : n + len(bare)] == bare)
-    return whole[:before], whole[before + len(bare) :]
+    bare, closed = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
+    before = next(n for n in range(len(closed)) if closed[n : n + len(bare)] == bare)
+    return closed[:before], closed[before + len(bare) :]
 
 
 def _windows(tokenizer: Any, corpus: Corpus, identifiers: Identifiers, step: int) -> Iterator[_Window]:

@@ -47,8 +47,9 @@ class GenerativeRetriever:
             frozen = {id(part) for part in (*model.encoder.parameters(), *model.encoder.buffers())}
             frozen -= {id(part) for part in model.decoder.parameters()}
             parts = [part for part in parts if id(part) not in frozen]
-        held = [vars(part) for part in (model.identifiers, self.valid, model.clusters) if part is not None]
-        parts += [part for part in held for part in part.values() if isinstance(part, np.ndarray)]
+        for owner in (model.identifiers, self.valid, model.clusters):
+            arrays = () if owner is None else vars(owner).values()
+            parts += [array for array in arrays if isinstance(array, np.ndarray)]
         return sum(part.nbytes for part in parts)
 
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
@@ -67,8 +68,8 @@ class GenerativeRetriever:
         run: Run = {query: {} for query in queries}
         with progress_bar(progress) as bar:
             for batch in bar.track(_batches(queries, queries, step), description=f"search {settings.name}"):
-                found = self._search([queries[query] for query in batch])
-                for query, scores in zip(batch, found, strict=True):
+                results = self._search([queries[query] for query in batch])
+                for query, scores in zip(batch, results, strict=True):
                     run[query] = best_first({documents[n]: score for n, score in scores.items()}, k)
         return run
 
@@ -214,7 +215,7 @@ class GenerativeRetriever:
             yield seal_scores(self.valid, keys, np.concatenate([written.scores, log_p]), first)
 
 
-def _batches(some: Iterable[str], queries: Mapping[str, str], size: int) -> list[list[str]]:
+def _batches(ids: Iterable[str], queries: Mapping[str, str], size: int) -> list[list[str]]:
     """Divide queries into batches of at most `size` queries with similar lengths."""
-    order = sorted(some, key=lambda query: len(queries[query]))
+    order = sorted(ids, key=lambda query: len(queries[query]))
     return [order[start : start + size] for start in range(0, len(order), size)]

@@ -81,9 +81,9 @@ def residual(
     centroids = np.zeros((levels * codes, left.shape[1]), dtype=np.float32)
     for level in range(levels):
         first = level * codes
-        found, labels = grouped_kmeans(left, np.array([0, len(left)]), np.array([codes]), None, seed)
-        centroids[first : first + codes] = found[0]
-        left -= found[0][labels]
+        fitted, labels = grouped_kmeans(left, np.array([0, len(left)]), np.array([codes]), None, seed)
+        centroids[first : first + codes] = fitted[0]
+        left -= fitted[0][labels]
         for row, label in zip(rows, labels.tolist(), strict=True):
             row.append(FIRST + first + label)
     problems = Problems()

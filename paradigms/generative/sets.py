@@ -50,9 +50,9 @@ class TokenSets(nn.Module):
     ) -> Interaction:
         """Compute S, A and Z for documents, given by position, and queries, given by encoder states."""
         rows = self.members[documents]
-        known = rows < len(self.vectors)
-        D = nn.functional.embedding(rows.where(known, 0), self.vectors)
-        return interact(Tokens(D, known), Tokens(states[:, None], mask[:, None]), DocumentToQuery(), one)
+        real = rows < len(self.vectors)
+        D = nn.functional.embedding(rows.where(real, 0), self.vectors)
+        return interact(Tokens(D, real), Tokens(states[:, None], mask[:, None]), DocumentToQuery(), one)
 
     def labels(self, tokenizer: Any, document: int) -> list[str]:
         """Return the tokens in a document's set, as the tokenizer writes them."""

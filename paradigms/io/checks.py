@@ -96,8 +96,8 @@ def check_type(name: str, value: Any, kind: Any) -> None:
         if value not in get_args(kind):
             raise ValueError(f"{name}={value!r:.200}; there are {', '.join(get_args(kind))}")
     elif not any(_is(value, part) for part in _parts(kind)):
-        wanted = " or ".join("null" if part is NoneType else part.__name__ for part in _parts(kind))
-        raise ValueError(f"{name}={value!r:.200}; it must be {wanted}")
+        allowed = " or ".join("null" if part is NoneType else part.__name__ for part in _parts(kind))
+        raise ValueError(f"{name}={value!r:.200}; it must be {allowed}")
     elif isinstance(value, int) and not LEAST_INT <= value <= MOST_INT:
         raise ValueError(f"{name} is a whole number of more than 64 bits")
     for part in get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,):
@@ -270,15 +270,15 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     Nested objects are compared by field, and of checksums only the field is named. A field that one object
     lacks differs if its value in the other is true or non-empty.
     """
-    found = []
+    parts = []
     for name in sorted(old.keys() | new.keys()):
         a = old.get(name)
         b = new.get(name)
         if isinstance(a, Mapping) and isinstance(b, Mapping):
-            found.append(differences(a, b))
+            parts.append(differences(a, b))
         elif a != b and (a or b or (name in old and name in new)):
-            found.append(name if CHECKSUM.fullmatch(f"{a}") else f"{name}: {a} then, {b} now")
-    return "; ".join(filter(None, found))
+            parts.append(name if CHECKSUM.fullmatch(f"{a}") else f"{name}: {a} then, {b} now")
+    return "; ".join(filter(None, parts))
 
 
 def check_files(folder: Path) -> None:

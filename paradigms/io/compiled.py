@@ -33,23 +33,23 @@ def cached_njit(**options: Any) -> Callable[[Any], Any]:
     """
 
     def compiled(function: Any) -> Any:
-        given = CONFIG.CACHE_DIR
-        CONFIG.CACHE_DIR = str(_folder(function.__module__, function.__code__.co_filename, given))
+        configured = CONFIG.CACHE_DIR
+        CONFIG.CACHE_DIR = str(_folder(function.__module__, function.__code__.co_filename, configured))
         try:
             return numba.njit(cache=True, **options)(function)
         finally:
-            CONFIG.CACHE_DIR = given
+            CONFIG.CACHE_DIR = configured
 
     return compiled
 
 
 @cache
-def _folder(module: str, source: str, given: str) -> Path:
+def _folder(module: str, source: str, configured: str) -> Path:
     """Create the folder for a module's compiled code, and delete the code of its former sources."""
     file = Path(source).absolute()
     user = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     of_file = f"{file.stem}-{hashlib.sha256(os.fsencode(file)).hexdigest()[:8]}"
-    places = [Path(given).absolute()] if given else []
+    places = [Path(configured).absolute()] if configured else []
     for place in [*places, file.parent / "__pycache__", user / "numba"]:
         folder = place / of_file / digest(module)
         try:
@@ -80,8 +80,8 @@ def digest(module: str) -> str:
         if name not in sources and name.partition(".")[0] not in LIBRARIES:
             sources[name], imported = _source(name)
             waiting += imported
-    whole = b"".join(hashlib.sha256(sources[name]).digest() for name in sorted(sources))
-    return hashlib.sha256(whole).hexdigest()[:16]
+    hashes = b"".join(hashlib.sha256(sources[name]).digest() for name in sorted(sources))
+    return hashlib.sha256(hashes).hexdigest()[:16]
 
 
 @cache

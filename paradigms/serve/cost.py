@@ -84,18 +84,18 @@ def encoding(model: Any, side: Side, text: str | None = None) -> Cost:
     return Cost(64 * tokens * tokens, tokens * per_token(model))
 
 
-def aligning(model: Paradigm, recipe: Recipe, query: str, tokens: int, whole: bool) -> Cost:
+def aligning(model: Paradigm, recipe: Recipe, query: str, tokens: int, at_once: bool) -> Cost:
     """Return the cost of S and A for a query and documents with so many tokens in all.
 
-    whole: whether all documents are in memory at once, rather than a block of them.
+    at_once: whether all documents are in memory together, rather than a block of them.
     """
     j = vectors_of(model, "query", query)
     dim, align = model.encoder.dim, recipe.align
-    block = tokens if whole or "pool" in align.reads else min(tokens, BLOCK)
-    held = align.cost(block * j, block + j, dim).bytes + 8 * block * (dim + j)
+    block = tokens if at_once or "pool" in align.reads else min(tokens, BLOCK)
+    memory = align.cost(block * j, block + j, dim).bytes + 8 * block * (dim + j)
     if align.is_maximum() or recipe.search == "impute":  # found beside S, by the kernels
-        return Cost(held, tokens * j * (dim + 10))
-    return Cost(held, tokens * j * dim + align.cost(tokens * j, tokens + j, dim).operations)
+        return Cost(memory, tokens * j * (dim + 10))
+    return Cost(memory, tokens * j * dim + align.cost(tokens * j, tokens + j, dim).operations)
 
 
 def tokens_in(store: Any, documents: int) -> int:
@@ -123,15 +123,15 @@ def searching(retriever: Any, query: str, k: int) -> Cost:
 
 
 def reranking(
-    retriever: Any, query: str, documents: int, recipe: Recipe | None = None, whole: bool = False
+    retriever: Any, query: str, documents: int, recipe: Recipe | None = None, at_once: bool = False
 ) -> Cost:
     """Return the cost of scoring documents for a query.
 
-    recipe: None means the model's own. whole: see `aligning`. A retriever of another class counts nothing.
+    recipe: None means the model's own. at_once: see `aligning`. A retriever of another class counts nothing.
     """
     if isinstance(retriever, Wrapper):
         mean = retriever.pieces.mean if isinstance(retriever, Passages) else 1
-        return reranking(retriever.retriever, query, documents * mean, recipe, whole)
+        return reranking(retriever.retriever, query, documents * mean, recipe, at_once)
     if isinstance(retriever, Fused):
         return sum((reranking(one, query, documents) for one in retriever.retrievers), Cost())
     if isinstance(retriever, BM25):
@@ -150,6 +150,5 @@ def reranking(
         return Cost(0, documents * model.document_length * per_token(model))
     else:
         return Cost()
-    return (
-        read + encoding(model, "query", query) + aligning(model, recipe or model.recipe, query, tokens, whole)
-    )
+    aligned = aligning(model, recipe or model.recipe, query, tokens, at_once)
+    return read + encoding(model, "query", query) + aligned

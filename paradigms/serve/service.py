@@ -105,93 +105,93 @@ class Service:
         position = self.corpus.position(id)
         return {"id": id, "title": self.corpus.titles[position], "text": self.corpus[position]}
 
-    async def search(self, asked: requests.Search) -> dict[str, Any]:
-        check_not_blank(asked.queries)
-        view, texts = asked.view, asked.queries.values()
-        chosen = self._chosen(asked.systems)
+    async def search(self, request: requests.Search) -> dict[str, Any]:
+        check_not_blank(request.queries)
+        view, texts = request.view, request.queries.values()
+        chosen = self._chosen(request.systems)
         for system in chosen:
-            self._check(system, (system.searching(text, asked.k, view) for text in texts))
-        self._check_rows(len(chosen) * len(texts) * min(asked.k, len(self.corpus)))
+            self._check(system, (system.searching(text, request.k, view) for text in texts))
+        self._check_rows(len(chosen) * len(texts) * min(request.k, len(self.corpus)))
 
         async def ask(system: ServedSystem) -> dict[str, Any]:
             if view.plain or system.model is None:
-                runs, seconds = await self._searched(system, texts, asked.k)
+                runs, seconds = await self._searched(system, texts, request.k)
             else:
                 runs, seconds = await self._each(partial(system.ranked, text, view) for text in texts)
-            by_query = {id: rows(scores, asked.k) for id, scores in zip(asked.queries, runs, strict=True)}
+            by_query = {id: rows(scores, request.k) for id, scores in zip(request.queries, runs, strict=True)}
             return {"milliseconds": 1000 * seconds, "run": by_query}
 
-        answers = await self._of_each(asked.systems, ask)
+        answers = await self._of_each(request.systems, ask)
         answer: dict[str, Any] = {"systems": answers}
-        if asked.characters:
+        if request.characters:
             runs = [run for of in answers.values() for run in of.get("run", {}).values()]
             documents: dict[str, tuple[str, str]] = {}
             size = 0
             for id in dict.fromkeys(id for run in runs for id, _ in run):
-                documents[id] = self._beginning(id, asked.characters)
+                documents[id] = self._beginning(id, request.characters)
                 size += sum(len(text.encode()) for text in documents[id])
                 cost.check_answer(size)
             answer["documents"] = documents
         return answer
 
-    async def rerank(self, asked: requests.Rerank) -> dict[str, Any]:
-        check_not_blank(asked.queries)
-        view = asked.view
-        chosen = self._chosen(asked.systems)
-        run = {query: dict.fromkeys(documents, 0.0) for query, documents in asked.run.items()}
-        sizes = [(asked.queries.get(query, ""), len(documents)) for query, documents in run.items()]
+    async def rerank(self, request: requests.Rerank) -> dict[str, Any]:
+        check_not_blank(request.queries)
+        view = request.view
+        chosen = self._chosen(request.systems)
+        run = {query: dict.fromkeys(documents, 0.0) for query, documents in request.run.items()}
+        sizes = [(request.queries.get(query, ""), len(documents)) for query, documents in run.items()]
         for system in chosen:
             self._check(system, (system.reranking(text, size, view) for text, size in sizes))
         self._check_rows(len(chosen) * sum(map(len, run.values())))
 
         async def ask(system: ServedSystem) -> dict[str, Any]:
             ranked, seconds = await self._each(
-                partial(system.rescored, asked.queries, {query: documents}, view)
+                partial(system.rescored, request.queries, {query: documents}, view)
                 for query, documents in run.items()
             )
             by_query = {id: rows(scores) for one in ranked for id, scores in one.items()}
             return {"milliseconds": 1000 * seconds, "run": by_query}
 
-        return {"systems": await self._of_each(asked.systems, ask)}
+        return {"systems": await self._of_each(request.systems, ask)}
 
-    async def explain(self, asked: requests.Explain) -> dict[str, Any]:
-        check_not_blank({"query": asked.query})
-        text, view, links = self._text(asked), asked.view, 0
-        for system in self._chosen(asked.systems):
-            of_system, of_card = system.explaining(asked.query, text, view)
-            self._check(system, [of_system], system.explaining(asked.query, text, View())[0])
+    async def explain(self, request: requests.Explain) -> dict[str, Any]:
+        check_not_blank({"query": request.query})
+        text, view, links = self._text(request), request.view, 0
+        for system in self._chosen(request.systems):
+            of_system, of_card = system.explaining(request.query, text, view)
+            self._check(system, [of_system], system.explaining(request.query, text, View())[0])
             links += of_card
         cost.check_answer(links * 2 * cost.NUMBER)
 
         async def ask(system: ServedSystem) -> dict[str, Any]:
             (explained, rank), seconds = await self.together.run(
-                lambda: system.explain(asked.query, asked.document, asked.text, view)
+                lambda: system.explain(request.query, request.document, request.text, view)
             )
-            where = f"query {asked.query!r:.80}, document {asked.document!r}"
+            where = f"query {request.query!r:.80}, document {request.document!r}"
             cards = [card_data(one, where) for one in explained]
             return {"milliseconds": 1000 * seconds, "rank": rank, "cards": cards}
 
-        return {"systems": await self._of_each(asked.systems, ask)}
+        return {"systems": await self._of_each(request.systems, ask)}
 
-    async def save(self, asked: requests.Explain) -> dict[str, Any]:
+    async def save(self, request: requests.Explain) -> dict[str, Any]:
         """Return the cards from `explain` as a self-contained page, which works without the service."""
-        answers = (await self.explain(asked))["systems"].values()
+        answers = (await self.explain(request))["systems"].values()
         cards = [card for answer in answers for card in answer.get("cards", ())]
-        return {"html": page(cards, asked.query, self._text(asked))}
+        return {"html": page(cards, request.query, self._text(request))}
 
-    async def encode(self, asked: requests.Encode) -> dict[str, Any]:
-        (system,) = self._chosen([asked.system])
-        model, side = system.model, asked.side
+    async def encode(self, request: requests.Encode) -> dict[str, Any]:
+        (system,) = self._chosen([request.system])
+        model, side = system.model, request.side
         if model is None:
             raise ValueError(f"{system.name} does not encode texts")
-        vectors = sum(cost.vectors_of(model, side, text) for text in asked.texts)
+        vectors = sum(cost.vectors_of(model, side, text) for text in request.texts)
         cost.check_answer(vectors * model.encoder.dim * cost.NUMBER)
-        costs = [cost.encoding(model, side, text) for text in asked.texts]
-        encoded, seconds = await self._batched(system, system.encode, asked.texts, costs, side)
+        costs = [cost.encoding(model, side, text) for text in request.texts]
+        encoded, seconds = await self._batched(system, system.encode, request.texts, costs, side)
         return {"milliseconds": 1000 * seconds, "texts": encoded}
 
-    async def differences(self, asked: requests.Differences) -> dict[str, Any]:
-        chosen = self._chosen(asked.systems)
+    async def differences(self, request: requests.Differences) -> dict[str, Any]:
+        chosen = self._chosen(request.systems)
         if self.judged is None or len(chosen) != 2:
             raise ValueError("differences compare two systems on judged queries (--split)")
         for system in chosen:
@@ -208,9 +208,9 @@ class Service:
         run: Run = {}
         ids = list(judged.queries)
         for start in range(0, len(ids), TEXTS):
-            some = ids[start : start + TEXTS]
-            ranked, _ = await self._searched(system, [judged.queries[id] for id in some], 10)
-            run |= dict(zip(some, ranked, strict=True))
+            batch = ids[start : start + TEXTS]
+            ranked, _ = await self._searched(system, [judged.queries[id] for id in batch], 10)
+            run |= dict(zip(batch, ranked, strict=True))
         values = on_split(run, judged, [MEASURE])
         return dict(zip(values.queries, values.values[MEASURE].tolist(), strict=True))
 
@@ -238,9 +238,9 @@ class Service:
         for step in steps:
             cost.check_cost(step, sum(beside, self.allowed[system.name]))
 
-    def _text(self, asked: requests.Explain) -> str:
-        position = self.corpus.position(asked.document)
-        return self.corpus[position] if asked.text is None else asked.text
+    def _text(self, request: requests.Explain) -> str:
+        position = self.corpus.position(request.document)
+        return self.corpus[position] if request.text is None else request.text
 
     def _check_rows(self, count: int) -> None:
         cost.check_answer(count * (self._longest_id + 2 * cost.NUMBER))
@@ -305,8 +305,8 @@ def application(service: Service, *, names: frozenset[str] = frozenset(), token:
         async def answer(http: Http) -> Response:
             method = getattr(service, name)
             if kind is not None:
-                return Answer(await unless_gone(http, method(kind.read(await body_of(http)))))
-            return Answer(await method(**http.path_params))
+                return FiniteJSON(await unless_gone(http, method(kind.read(await body_of(http)))))
+            return FiniteJSON(await method(**http.path_params))
 
         return answer
 
@@ -349,7 +349,7 @@ class Name(StringConvertor):
 register_url_convertor("name", Name())
 
 
-class Answer(JSONResponse):
+class FiniteJSON(JSONResponse):
     """A JSON response that replaces numbers that are not finite with null."""
 
     def render(self, content: Any) -> bytes:

@@ -108,10 +108,10 @@ class ServedSystem:
             return described | {"align": None, "normalise": None, "salience": False, "alignments": []}
         settings, recipe = self.model.encoder.settings, self.model.recipe
         lacking = {"statistics"} if self._has_ids else {"statistics", "ids"}  # whose knob is no number
-        known = [name for name, kind in ALIGNMENTS.items() if not lacking & kind.reads]
+        allowed = [name for name, kind in ALIGNMENTS.items() if not lacking & kind.reads]
         salient = settings.weighs
         described |= {"align": str(recipe.align), "normalise": recipe.normalise}
-        return described | {"salience": salient, "alignments": known, "reads": sorted(self.model.reads)}
+        return described | {"salience": salient, "alignments": allowed, "reads": sorted(self.model.reads)}
 
     @property
     def editable(self) -> bool:
@@ -136,8 +136,9 @@ class ServedSystem:
             return total, 0
         i = cost.vectors_of(self.model, "document", text)
         j = cost.vectors_of(self.model, "query", query)
-        kept = self._recipe(view).align.kept(torch.tensor(i))
-        return total + cost.encoding(self.model, "document", text), j * (i if kept is None else int(kept))
+        aligned = self._recipe(view).align.kept(torch.tensor(i))
+        links = j * (i if aligned is None else int(aligned))
+        return total + cost.encoding(self.model, "document", text), links
 
     def search(self, queries: Sequence[str], k: int) -> list[dict[str, float]]:
         """Return the k best documents for each query."""
@@ -151,20 +152,20 @@ class ServedSystem:
         masks, vectors = encoded.mask.flatten(0, 1), encoded.vectors.flatten(0, 1)
         ids = None if encoded.ids is None else encoded.ids.flatten(0, 1)
         salience = None if encoded.salience is None else encoded.salience.flatten(0, 1)
-        made = []
+        rows = []
         for n, text in enumerate(texts):
             named = labels(text, side, None if ids is None else ids[n])
             tokens = list(compress(named, masks[n].tolist()))
             weights = None if salience is None else salience[n, masks[n]].tolist()
-            made.append({"tokens": tokens, "vectors": vectors[n, masks[n]].tolist(), "salience": weights})
-        return made
+            rows.append({"tokens": tokens, "vectors": vectors[n, masks[n]].tolist(), "salience": weights})
+        return rows
 
     def _ranked(self, query: str, view: View) -> dict[str, float]:
         """Rank a query's `CANDIDATES` best documents by their scores under a view."""
-        known = self.candidates(query)
+        candidates = self.candidates(query)
         if view.plain or self.model is None:
-            return known
-        return self._scored(query, list(known), view)
+            return candidates
+        return self._scored(query, list(candidates), view)
 
     def rescored(self, queries: Mapping[str, str], run: Run, view: View) -> Run:
         """Rerank a run under a view; see `Retriever.rerank`."""
@@ -188,19 +189,20 @@ class ServedSystem:
             raise ValueError(f"{self.name} scores documents of its corpus only: undo the changes to the text")
         ranked = self.ranked(query, view)
         others = [id for id in self.candidates(query) if id != document]
-        if self.model is not None:
-            made = [self._explained(query, document, text, others, view)]
+        if self.model is None:
+            cards = self.explained(query, document, text)
+            named = [replace(card, system=f"{self.name}: {card.system}") for card in cards]
         else:
-            made = self.explained(query, document, text)
-        parts = [""] if len(made) == 1 else [f": {one.system}" for one in made]
-        made = [replace(one, system=self.name + part) for one, part in zip(made, parts, strict=True)]
+            named = [self._explained(query, document, text, others, view)]
+        if len(named) == 1:
+            named = [replace(named[0], system=self.name)]
         if text is None and document in ranked:
-            return made, 1 + list(ranked).index(document)
+            return named, 1 + list(ranked).index(document)
         if text is None and self.model is None:
-            return made, None
+            return named, None
         if self.model is not None and self.model.recipe.search == "impute":  # a search has other scores
             ranked = self._scored(query, others, view)
-        return made, 1 + sum(score > made[0].rel for id, score in ranked.items() if id != document)
+        return named, 1 + sum(score > named[0].rel for id, score in ranked.items() if id != document)
 
     def _explained_without_model(self, query: str, document: str, text: str | None) -> list[Explanation]:
         """Explain a score without a `model`. text: an edited text to use instead of the document's text."""
@@ -262,11 +264,11 @@ class ServedSystem:
         else:
             title = self.corpus.titles[self.corpus.position(document)]
             texts = list(Pieces(Corpus([document], [text], [title]), self.pieces.words).corpus)
-        made = []
-        for one in texts:
-            documents = _seen(self.encoded(one, "document"), view)
-            made.append(model.explain_tokens(query, one, queries, documents, pool))
-        return max(made, key=lambda one: one.rel)
+        explanations = []
+        for passage in texts:
+            documents = _seen(self.encoded(passage, "document"), view)
+            explanations.append(model.explain_tokens(query, passage, queries, documents, pool))
+        return max(explanations, key=lambda explanation: explanation.rel)
 
 
 def systems_of(retrievers: Mapping[str, Retriever], corpus: Corpus) -> dict[str, ServedSystem]:

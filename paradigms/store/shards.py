@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from paradigms.core import Tokens
-from paradigms.data.collection import Digest
+from paradigms.data.assembly import Digest
 from paradigms.encoder.batches import by_length
 from paradigms.io.checks import check_several, check_text
 from paradigms.model import Paradigm, autocast

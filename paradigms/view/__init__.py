@@ -30,7 +30,7 @@ def environment(*folders: Path) -> jinja2.Environment:
     """Make a template environment that escapes every value, for these folders and this module's folder."""
     import jinja2
 
-    made = jinja2.Environment(
+    templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader([*folders, FOLDER]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -38,8 +38,8 @@ def environment(*folders: Path) -> jinja2.Environment:
         lstrip_blocks=True,
     )
     compact = {"separators": (",", ":"), "allow_nan": False, "ensure_ascii": False}
-    made.policies["json.dumps_kwargs"] = compact
-    return made
+    templates.policies["json.dumps_kwargs"] = compact
+    return templates
 
 
 def card_data(explanation: Explanation, where: str = "") -> dict[str, Any]:
@@ -94,11 +94,11 @@ def explanations_of(interaction: Interaction) -> list[Explanation]:
         t.detach().cpu()
         for t in (interaction.similarity, interaction.alignment, interaction.normaliser, interaction.rel)
     )
-    made = []
+    explanations = []
     for b, n in [(b, n) for b in range(A.shape[0]) for n in range(A.shape[1])][:PAIRS]:
         query, document = [f"q{j}" for j in range(A.shape[3])], [f"d{i}" for i in range(A.shape[2])]
         links = [(i, j, float(S[b, n, i, j]), float(A[b, n, i, j])) for i, j in A[b, n].nonzero().tolist()]
         rest = 0.0 if interaction.rest is None else float(interaction.rest[b, n])
         name, normaliser, total = f"query {b}, document {n}", float(Z[b, n]), float(rel[b, n])
-        made.append(Explanation(name, "", query, document, links, normaliser, total, rest=rest))
-    return made
+        explanations.append(Explanation(name, "", query, document, links, normaliser, total, rest=rest))
+    return explanations

@@ -123,9 +123,8 @@ def found_by(capsys, *arguments):
     return rows_of(printed(capsys, *arguments, "--format", "jsonl")[0])
 
 
-@pytest.mark.parametrize("kind", ["exact", "faiss", "compressed"])
-def test_index_then_search(source, models, capsys, kind):
-    _, err = printed(capsys, "index", "notes", "--model", models["colbert"], "--kind", kind)
+def test_index_then_search(source, models, capsys):
+    _, err = printed(capsys, "index", "notes", "--model", models["colbert"])
     assert "search notes.index" in err
     rows = found_by(capsys, "search", "notes.index", "the fish in the sea", "-k", "2")
     assert [row["rank"] for row in rows] == [1, 2]
@@ -423,7 +422,7 @@ def test_compare_shows_rankings_side_by_side(judged, models, capsys, indexed):
     assert "different documents" in refused("compare", "one", indexed, "-q", "x")
 
 
-@pytest.mark.parametrize("name", ["colbert", "xtr", "dpr", "cross_attention"])
+@pytest.mark.parametrize("name", ["xtr", "dpr", "cross_attention"])
 def test_rerank_orders_what_bm25_finds(source, models, capsys, name):
     rows = found_by(capsys, "rerank", "notes", "cold fire in the sea", "--model", models[name])
     assert {row["id"] for row in rows} == {"fish.txt:1", "fire.txt:1", "snow.txt:1"}
@@ -448,7 +447,7 @@ def test_a_generative_model_is_searched_as_it_is(source, models, capsys):
     assert {row["id"] for row in found_by(capsys, "search", models["dsi"], "snow", "-k", "3")} <= set(TEXTS)
 
 
-@pytest.mark.parametrize("name", ["colbert", "xtr", "dpr"])
+@pytest.mark.parametrize("name", ["xtr", "dpr"])
 def test_explain_names_the_aligned_tokens(source, models, capsys, name):
     index("notes", models[name], "--output", "explained")
     out, err = printed(capsys, "explain", "explained", "fish in the sea")
@@ -660,19 +659,6 @@ def test_dimensions_of_a_source(source, models, capsys, queries):
     assert "can rank better than BM25" in out
 
 
-def test_a_group_of_lengths_without_a_known_query_is_left_out(source, capsys):
-    rng = random.Random(0)
-    common, rare = [f"common{i}" for i in range(20)], [f"rare{i}" for i in range(100)]
-    texts = [" ".join(rng.choices(common, k=12)) for _ in range(300)]
-    texts += [" ".join(rng.sample(rare, 30)) for _ in range(100)]  # a quarter that no query matches
-    write_rows(source.parent / "rows.jsonl", {str(i): text for i, text in enumerate(texts)})
-    asked = ["-q", "common1 common2 common3", "-q", "common4 common5 common6"]
-    out, _ = printed(capsys, "dimensions", "rows.jsonl", *asked)
-    assert "12 words" in out
-    assert "30 words" not in out
-    assert "more than 0" not in out
-
-
 @pytest.mark.parametrize("name", ["aligner", "coil", "colbert", "dpr", "xtr"])
 def test_oracle_says_what_any_query_vectors_could_answer(judged, models, capsys, name):
     index(judged, models[name], "--output", name)
@@ -735,22 +721,10 @@ def test_oracle_refuses_what_it_cannot_judge(indexed, judged, models):
     assert "holds passages" in refused("oracle", "split", "--split", "test")
 
 
-def test_dimensions_warns_of_few_queries_copies_and_equal_lengths(source, capsys):
+def test_dimensions_warns_of_few_queries_and_copies(source, capsys):
     rng = random.Random(1)
-    texts = [" ".join(rng.sample([f"word{i}" for i in range(40)], 20)) for _ in range(410)]
+    texts = [" ".join(rng.sample([f"word{i}" for i in range(40)], 20)) for _ in range(60)]
     write_rows(source.parent / "rows.jsonl", {str(i): text for i, text in enumerate([*texts, texts[0]])})
     out, _ = printed(capsys, "dimensions", "rows.jsonl", "-q", "word1 word2 word3", "-q", "word4 word5 word6")
     assert "fewer than 50 queries" in out
     assert "1 document has the text of another" in out
-    assert "differ only by chance" in out
-
-
-def test_equal_idf_gives_one_number_wherever_it_stands(source, capsys):
-    """Every word occurs in equally many documents, so the three placements are one problem."""
-    words = [f"w{i}" for i in range(40)]
-    texts = {str(i): " ".join(words[(i + j * j) % 40] for j in range(8)) for i in range(40)}
-    write_rows(source.parent / "rows.jsonl", texts)
-    asked = [part for i in range(0, 36, 3) for part in ("-q", " ".join(words[i : i + 4]))]
-    out, _ = printed(capsys, "dimensions", "rows.jsonl", *asked)
-    first = out.partition("linear map needs ")[2].partition(" dimensions")[0]
-    assert out.count(first) == 3

@@ -24,7 +24,8 @@ from paradigms.data import (
     write_judgements,
     write_run,
 )
-from paradigms.data.collection import best_first, mended
+from paradigms.data.assembly import mended
+from paradigms.data.collection import best_first
 from paradigms.data.lines import Lines
 from paradigms.dpr import dpr
 from tests import needs

@@ -374,17 +374,6 @@ def compared(collection: Path, output: Path, backbone: Path, split: str) -> dict
     return cells(output, "retrieve")
 
 
-def test_lotte_is_compared_by_success(tmp_path, tiny_bert, capsys):
-    found = compared(lotte(tmp_path), tmp_path / "out", tiny_bert, "search")
-    assert {measure for _, measure in found} == {"Success@5"}
-    assert found["bm25", "Success@5"] == 0.5  # swims and swim are two words
-    assert "2 search queries over 4 documents" in capsys.readouterr().out.replace("\n", " ")
-    with pytest.raises(
-        SystemExit, match="has no split 'test'; it has search, forum: choose one with --split"
-    ):
-        compared(tmp_path / "lotte" / "lifestyle" / "test", tmp_path / "other", tiny_bert, "test")
-
-
 def test_questions_are_compared_by_accuracy(tmp_path, tiny_bert):
     """BM25 finds Kiel, whose text has an answer, and Porto, whose text has none: relations count alike."""
     folder, out = questions(tmp_path), tmp_path / "out"

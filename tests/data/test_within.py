@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from paradigms.data.collection import assemble
+from paradigms.data.assembly import assemble
 from paradigms.data.within import learned_share, most_asked, within_documents
 
 WORDS = ["river", "stone", "cloud", "tree", "bird", "fish", "lamp", "door", "wheel", "grass", "snow", "iron"]

@@ -23,7 +23,7 @@ from studies.model_runs import DEV
 
 from paradigms import Paradigm, load
 from paradigms.data import Corpus, Run, load_collection, write_folder
-from paradigms.data.collection import assemble
+from paradigms.data.assembly import assemble
 from paradigms.encoder.backbone import load_tokenizer
 from paradigms.evaluate import per_query
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge

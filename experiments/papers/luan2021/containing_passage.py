@@ -28,7 +28,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from papers.luan2021.passages import WORD, Runs, read_runs, units, words_of
 
-from paradigms.data.collection import Collection, Corpus, assemble
+from paradigms.data.assembly import assemble
+from paradigms.data.collection import Collection, Corpus
 
 LENGTHS = (50, 100, 200, 400)
 FEWEST, MOST = 5, 25  # words and tokens of a query
