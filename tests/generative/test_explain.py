@@ -17,6 +17,7 @@ from paradigms.generative.outputs import ScoreName
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.seal import seal
 from tests.near import assert_same
+from tests.tiny import SEQ2SEQ
 from tests.tiny_generative import generative, log_p, named, texts
 
 QUERY = "the quick red fox did run over the stone bridge"
@@ -45,8 +46,7 @@ def adds_up(shown: Explanation) -> None:
     assert_same(weights.sum(1), np.ones(len(weights)))  # each token of the name attends to the whole query
 
 
-@pytest.mark.parametrize("family", ["t5", "t5-v1.1", "mt5"])
-@pytest.mark.parametrize("score", SCORERS)
+@pytest.mark.parametrize(("family", "score"), list(zip(SEQ2SEQ, SCORERS, strict=True)))
 def test_products_and_rest_are_rel(seq2seq: dict[str, Path], family: str, score: ScoreName) -> None:
     model = generative(seq2seq[family], named(NAMES), score=score)
     for position, name in enumerate(NAMES):
