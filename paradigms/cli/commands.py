@@ -70,12 +70,14 @@ def run_search(settings: argparse.Namespace) -> None:
     generative = generative_in(settings)
     retriever: Retriever
     if generative is not None:
-        retriever, ids = generative, generative.model.identifiers.documents
+        retriever = generative
+        ids = generative.model.identifiers.documents
     else:
         folders = [settings.folder, *takewhile(is_indexed, settings.query)]
         settings.query = settings.query[len(folders) - 1 :]
         opened = open_folders(folders, pickled=settings.pickled, best=settings.best_passages)
-        corpus, source = opened.corpus, opened.origin.source or None
+        corpus = opened.corpus
+        source = opened.origin.source or None
         ids = corpus.ids
         if settings.hybrid and settings.among:
             raise ValueError("--hybrid searches all documents: leave out --among")
@@ -166,7 +168,8 @@ def run_compare(settings: argparse.Namespace) -> None:
     best = settings.best_passages
     systems = [open_folder(folder, pickled=settings.pickled, best=best) for folder in settings.folders]
     check_same(systems)
-    source, corpus = systems[0].origin.source, systems[0].corpus
+    source = systems[0].origin.source
+    corpus = systems[0].corpus
     queries = read_queries(settings, source)
     if not queries:
         raise ValueError("no query: give its text with --query, --queries FILE or --split NAME")
@@ -216,7 +219,8 @@ def run_serve(settings: argparse.Namespace) -> None:
     best = settings.best_passages
     opened = [open_folder(folder, pickled=settings.pickled, best=best) for folder in settings.folders]
     check_same(opened)
-    corpus, source = opened[0].corpus, opened[0].origin.source
+    corpus = opened[0].corpus
+    source = opened[0].origin.source
     retrievers: dict[str, Retriever] = {one.name: one.retriever for one in opened}
     bm25 = BM25(corpus) if settings.bm25 or settings.model else None
     if bm25 and settings.bm25:

@@ -127,7 +127,8 @@ def run_oracle(settings: argparse.Namespace) -> None:
     opened = open_folder(settings.folder, pickled=settings.pickled)
     if opened.origin.passages:
         raise ValueError(f"{settings.folder} holds passages, and judgements name documents: index them whole")
-    index, model = opened.index.index, opened.index.model
+    index = opened.index.index
+    model = opened.index.model
     assert isinstance(index, Index)  # of one folder
     store = index.store
     check(model, store.longest)
@@ -235,7 +236,9 @@ def question_of(tokens: Stored, queries: Tokens, n: int, align: Alignment) -> Qu
     def field(values: torch.Tensor | None) -> np.ndarray | None:
         return None if values is None else values[n, 0][mask].cpu().numpy()
 
-    query, ids, weights = field(queries.vectors.double()), field(queries.ids), field(queries.salience)
+    query = field(queries.vectors.double())
+    ids = field(queries.ids)
+    weights = field(queries.salience)
     assert query is not None
     query = projected(query, tokens.axes, tokens.unit)
     if "ids" not in align.reads:

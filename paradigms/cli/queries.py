@@ -62,7 +62,8 @@ def from_file(file: str) -> dict[str, str]:
                 continue
             id, text = cells
         else:
-            id, text = str(number), line
+            id = str(number)
+            text = line
         if id in queries:
             raise ValueError(f"{where}: the id {id!r} is repeated")
         if is_blank(text):

@@ -70,7 +70,8 @@ def alignment(explanation: Explanation, query: str, document: str, console: Term
 
     Then list the links that make up the score, largest first, with S, A and the share of rel.
     """
-    console, links = console or Terminal(highlight=False), explanation.links
+    console = console or Terminal(highlight=False)
+    links = explanation.links
     colours = {j: PALETTE[n % len(PALETTE)] for n, j in enumerate(sorted({j for _, j, _, _ in links}))}
     best: dict[int, tuple[float, int]] = {}
     for i, j, s, a in links:

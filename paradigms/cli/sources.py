@@ -22,7 +22,8 @@ def documents(source: str, problems: Problems, words: int) -> Iterator[Document]
     if is_text(source):
         return _readable(text_passages(Path(source), problems, words))
     collection = load_collection(source)
-    problems.counts, problems.examples = collection.problems.counts, collection.problems.examples
+    problems.counts = collection.problems.counts
+    problems.examples = collection.problems.examples
     return _readable(zip(collection.corpus.ids, collection.corpus.titles, collection.corpus, strict=True))
 
 

@@ -203,7 +203,10 @@ def gathered(name: str, rows: Iterable[tuple[int, str, str, str]], stored: Store
 
     Raises ValueError if there are no rows.
     """
-    ids, titles, texts, places = [], [], [], []
+    ids = []
+    titles = []
+    texts = []
+    places = []
     for place, id, title, text in rows:
         ids.append(id)
         if stored is None:

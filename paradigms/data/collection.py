@@ -30,7 +30,8 @@ class Joined(Sequence[str]):
     """Concatenated sequences, without copying."""
 
     def __init__(self, parts: Sequence[Sequence[str]]) -> None:
-        self.parts, self.ends = parts, list(accumulate(map(len, parts)))
+        self.parts = parts
+        self.ends = list(accumulate(map(len, parts)))
 
     def __len__(self) -> int:
         return self.ends[-1]

@@ -20,7 +20,9 @@ class Rows(Sequence[str]):
     """The titles or texts (`part`) in a `datasets.Dataset`, which stays memory-mapped on disk."""
 
     def __init__(self, dataset: Any, positions: np.ndarray, part: Callable[[dict], str]):
-        self._dataset, self._positions, self._part = dataset, positions, part
+        self._dataset = dataset
+        self._positions = positions
+        self._part = part
 
     def __len__(self) -> int:
         return len(self._positions)
@@ -50,7 +52,8 @@ def read_hub(path: str, prefix: str | None = None) -> Collection:
     name = f"hf:{path}" + (f":{prefix}" if prefix else "")
     problems = Problems()
     with _quiet(datasets):
-        configurations, split = datasets.get_dataset_config_names(path), None
+        configurations = datasets.get_dataset_config_names(path)
+        split = None
         if _configuration(configurations, "corpus", prefix) is None and {*PARTS} <= {*configurations}:
             prefix, split = None, prefix
         corpus, queries = (

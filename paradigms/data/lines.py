@@ -40,7 +40,10 @@ class Lines(Sequence[str]):
     """
 
     def __init__(self, paths: Sequence[Path], offsets: np.ndarray, parse: Parse, column: int):
-        self._paths, self._offsets, self._parse, self._column = paths, offsets, parse, column
+        self._paths = paths
+        self._offsets = offsets
+        self._parse = parse
+        self._column = column
         self._maps = [_mapped(path) for path in paths]
         self._starts = [0, *accumulate(map(len, self._maps))][:-1]
 
@@ -50,7 +53,8 @@ class Lines(Sequence[str]):
     def __getitem__(self, index: Any) -> Any:
         offset = int(self._offsets[index])
         file = bisect_right(self._starts, offset) - 1
-        data, start = self._maps[file], offset - self._starts[file]
+        data = self._maps[file]
+        start = offset - self._starts[file]
         end = data.find(b"\n", start)
         document = self._parse(data[start : end if end >= 0 else len(data)], str(self._paths[file]))
         assert document is not None  # only lines with documents have offsets

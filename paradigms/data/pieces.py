@@ -27,9 +27,11 @@ class Pieces:
     def __init__(self, corpus: Corpus, words: int):
         if words < 0:
             raise ValueError(f"words of passages must be at least 0, got {words}")
-        self._documents, self.words = corpus, words
+        self._documents = corpus
+        self.words = words
         if not words:
-            self.corpus, self._owners = corpus, np.arange(len(corpus))
+            self.corpus = corpus
+            self._owners = np.arange(len(corpus))
             return
         ids: list[str] = []
         rows: list[tuple[int, int, int]] = []
@@ -72,14 +74,16 @@ class _Texts(Sequence[str]):
     """Title and body[start:end] for each row (document, start, end), read on demand."""
 
     def __init__(self, corpus: Corpus, rows: np.ndarray):
-        self._corpus, self._rows = corpus, rows
+        self._corpus = corpus
+        self._rows = rows
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: Any) -> Any:
         document, start, end = self._rows[index].tolist()
-        title, text = self._corpus.titles[document], self._corpus[document]
+        title = self._corpus.titles[document]
+        text = self._corpus[document]
         rest = body(title, text)
         before = text[: len(text) - len(rest)]
         return f"{before}{rest[start:end]}"

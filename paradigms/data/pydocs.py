@@ -166,7 +166,8 @@ def divided(docstring: str) -> tuple[str, str] | None:
     """Divide a docstring into (summary, rest), or return None if a part is unsuitable in form or length."""
     text = "\n".join(line.rstrip() for line in inspect.cleandoc(docstring).splitlines())
     summary, _, rest = text.partition("\n\n")
-    summary, rest = " ".join(summary.split()), rest.strip()
+    summary = " ".join(summary.split())
+    rest = rest.strip()
     if NOT_A_SUMMARY.search(summary.lower()) or len(near.words(summary)) not in SUMMARY_WORDS:
         return None
     return (summary, rest) if len(near.words(rest)) >= DOCUMENT_WORDS else None

@@ -42,7 +42,8 @@ def text_passages(folder: Path, problems: Problems, words: int = WORDS) -> Itera
         for line, title, text in sections(file, name, problems):
             upto = 0
             for start, end in passages(text, words):
-                line, upto = line + text.count("\n", upto, start), start
+                line = line + text.count("\n", upto, start)
+                upto = start
                 places[line] = places.get(line, 0) + 1
                 repeat = f".{places[line]}" if places[line] > 1 else ""
                 yield f"{id}:{line}{repeat}", title or name, text[start:end]
@@ -78,7 +79,8 @@ class _Page(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.parts: list[str] = []
-        self.line, self.hidden = 1, 0
+        self.line = 1
+        self.hidden = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.hidden += tag in UNSEEN
@@ -99,12 +101,17 @@ class _Page(HTMLParser):
 
 def passages(text: str, words: int) -> Iterator[tuple[int, int]]:
     """Yield (start, end) of passages of at most `words` words, cut at white space if possible."""
-    start, last, count = -1, 0, 0
+    start = -1
+    last = 0
+    count = 0
     for first, end, more in _runs(text, words):
         if start >= 0 and count + more > words:
             yield start, last
-            start, count = -1, 0
-        start, last, count = first if start < 0 else start, end, count + more
+            start = -1
+            count = 0
+        start = first if start < 0 else start
+        last = end
+        count = count + more
     if start >= 0:
         yield start, last
 

@@ -127,7 +127,8 @@ def _rows(path: str | Path, form: str) -> Iterator[tuple[str, list[str]]]:
     unless it has these columns and its second one is as in `form`: then "#" belongs to the query's id.
     """
     names = form.split()
-    most, least = len(names), len(names) - form.count("[")
+    most = len(names)
+    least = len(names) - form.count("[")
     for number, line in numbered_lines(path):
         parts = line.split()
         fits = least <= len(parts) <= most

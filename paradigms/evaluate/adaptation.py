@@ -110,9 +110,11 @@ def adapt(
     rows = np.arange(len(parts))
     inside = values[:, parts].sum(axis=2)  # [strategies, folds]
     outside = (values.sum(axis=1, keepdims=True) - inside) / (queries - shots)
-    adapted, plain = outside[chosen, rows], outside[0]
+    adapted = outside[chosen, rows]
+    plain = outside[0]
     # holding[s, q]: folds with query q that chose strategy s; outside_of[s, q]: folds without q that chose s.
-    holding, summed = np.zeros((strategies, queries)), np.zeros(queries)
+    holding = np.zeros((strategies, queries))
+    summed = np.zeros(queries)
     np.add.at(holding, (chosen[:, None], parts), 1)
     np.add.at(summed, parts, (adapted - plain)[:, None])
     outside_of = np.bincount(chosen, minlength=strategies)[:, None] - holding

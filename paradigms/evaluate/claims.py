@@ -70,7 +70,9 @@ class Verdict:
     def row(self) -> dict[str, str]:
         """Return the claim's row in the study's table."""
         seeds, queries = self.claim.contrast.shape
-        place, statement, readout = self.claim.place, self.claim.statement, self.claim.about == READOUT
+        place = self.claim.place
+        statement = self.claim.statement
+        readout = self.claim.about == READOUT
         mean, low, high = self.interval
         digits = 3 if high - low >= 0.002 or low == high else 5  # as many as the bounds need to differ
         return {
@@ -114,19 +116,18 @@ def _verdict(claim: Claim, p: float, clusters: Sequence[str] | None) -> Verdict:
     upper = claim.margin if claim.equal else np.inf
     inside = interval.low > -claim.margin and interval.high < upper
     outside = interval.high < -claim.margin or interval.low > upper
-    if claim.lacking:
-        word, reason = UNDECIDED, claim.lacking
-    elif claim.unlearned:
-        word, reason = UNDECIDED, f"{claim.unlearned} has not learned enough"
-    elif claim.about == TRAINING and claim.unmoved:
-        word, reason = UNDECIDED, f"training did not move {claim.unmoved} on dev queries"
-    elif p < ALPHA and (inside or outside):
-        words = (REPRODUCED, CONTRADICTED) if claim.place else (YES, NO)
-        word = words[0] if inside else words[1]
-        reason = "" if claim.contrast.shape[0] > 1 else ONE_SEED
-    else:
-        word, reason = UNDECIDED, _missing(claim, interval, p, inside or outside)
-    return Verdict(claim, interval, p, word, reason)
+    obstacle = claim.lacking
+    if not obstacle and claim.unlearned:
+        obstacle = f"{claim.unlearned} has not learned enough"
+    if not obstacle and claim.about == TRAINING and claim.unmoved:
+        obstacle = f"training did not move {claim.unmoved} on dev queries"
+    if not obstacle and not (p < ALPHA and (inside or outside)):
+        obstacle = _missing(claim, interval, p, inside or outside)
+    if obstacle:
+        return Verdict(claim, interval, p, UNDECIDED, obstacle)
+    words = (REPRODUCED, CONTRADICTED) if claim.place else (YES, NO)
+    word = words[0] if inside else words[1]
+    return Verdict(claim, interval, p, word, "" if claim.contrast.shape[0] > 1 else ONE_SEED)
 
 
 def _missing(claim: Claim, interval: Interval, p: float, decides: bool) -> str:

@@ -46,7 +46,9 @@ def measure_gate(salience: Float[np.ndarray, " t"], offsets: Integer[np.ndarray,
     largest = np.zeros(len(lengths))
     np.maximum.at(largest, owners, salience)
     silent = salience <= SILENT * largest[owners]
-    deviations, weighs, real = np.sqrt(squares), means > 0, lengths > 0
+    deviations = np.sqrt(squares)
+    weighs = means > 0
+    real = lengths > 0
 
     def mean(values: np.ndarray) -> float:
         return float(values.mean()) if len(values) else 0.0

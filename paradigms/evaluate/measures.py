@@ -234,7 +234,8 @@ def _resampled_clusters(
     if np.isnan(values).any():
         raise ValueError("a value is NaN: the mean is not defined")
     numbers = np.unique(clusters, return_inverse=True)[1]
-    sizes, sums = np.bincount(numbers), np.stack([np.bincount(numbers, row) for row in values], axis=1)
+    sizes = np.bincount(numbers)
+    sums = np.stack([np.bincount(numbers, row) for row in values], axis=1)
     drawn = np.concatenate(list(_draws(len(sizes), resamples, np.random.default_rng(0))))
     return drawn @ sums / (drawn @ sizes)[:, None]
 

@@ -52,7 +52,8 @@ def paired_test(
     if not difference.any():
         return 1.0
     moved = difference[difference != 0]
-    observed, rounding = moved.sum(), 1e-12 * np.abs(moved).sum()  # reordering changes the sum by less
+    observed = moved.sum()
+    rounding = 1e-12 * np.abs(moved).sum()  # reordering changes the sum by less
     sums = np.concatenate(list(_flipped_sums(moved)))
     extra = int(2 ** len(moved) > RESAMPLES)  # the observed pattern counts among drawn ones
     tail = min((sums >= observed - rounding).sum(), (sums <= observed + rounding).sum())
@@ -94,7 +95,8 @@ def _flipped_sums(values: Float[np.ndarray, " n"]) -> Iterator[Float[np.ndarray,
     if 2**n <= RESAMPLES:
         yield np.array(list(product((1.0, -1.0), repeat=n))) @ values
         return
-    generator, chunk = np.random.default_rng(0), max(1, 1_000_000 // n)
+    generator = np.random.default_rng(0)
+    chunk = max(1, 1_000_000 // n)
     for start in range(0, RESAMPLES, chunk):
         flipped = generator.integers(2, size=(min(chunk, RESAMPLES - start), n), dtype=np.int8)
         yield values.sum() - 2 * (flipped @ values)

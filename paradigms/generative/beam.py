@@ -166,7 +166,8 @@ class _Decoding:
 
     def next_scores(self, prefixes: Hypotheses, step: int) -> Float[Tensor, "x v"]:
         """Run one decoder step; return each next token's contribution to each prefix's score."""
-        model, slots = self.model, prefixes.slots
+        model = self.model
+        slots = prefixes.slots
         begun = np.pad(prefixes.tokens[:, :step], ((0, 0), (1, 0)), constant_values=model.start)
         inputs = np.full((self.count, slots.max() + 1, step + 1), model.start)
         inputs[prefixes.queries, slots] = begun
@@ -184,7 +185,8 @@ class _Decoding:
 
     def completed(self, prefixes: Hypotheses, rests: list[np.ndarray]) -> Hypotheses:
         """Append each prefix's completion, cut at the maximum length, and add its score."""
-        model, slots = self.model, prefixes.slots
+        model = self.model
+        slots = prefixes.slots
         written = prefixes.tokens.copy()
         step = int((written[0] != NOTHING).sum())
         for row, rest in zip(written, rests, strict=True):

@@ -23,10 +23,13 @@ def score(occurrences, bounds, starts, ends, text, grams, offsets, weights, late
         free = np.ones(ends[d] - starts[d], np.bool_)
         row = bounds[d]
         while row < bounds[d + 1]:
-            key, placed = occurrences[row, 0], False
-            first, last = offsets[key], offsets[key + 1]
+            key = occurrences[row, 0]
+            placed = False
+            first = offsets[key]
+            last = offsets[key + 1]
             while row < bounds[d + 1] and occurrences[row, 0] == key:
-                start, fits = occurrences[row, 1], True
+                start = occurrences[row, 1]
+                fits = True
                 for i in range(start, start + last - first):
                     fits = fits and free[i]
                 if fits:
@@ -73,7 +76,8 @@ def previous_smaller(values):
 @cached_njit(nogil=True, fastmath={"reassoc", "contract"})
 def rms_norm(x, weight, eps, out):
     """out = g ⊙ x / √(mean(x²) + eps) for every row of [b, n, m, h]; torch takes six operations."""
-    rows, width = x.size // x.shape[-1], x.shape[-1]
+    rows = x.size // x.shape[-1]
+    width = x.shape[-1]
     x, out = x.reshape(rows, width), out.reshape(rows, width)
     for i in range(rows):
         total = x[i, 0] * x[i, 0]

@@ -32,9 +32,19 @@ def small_decoder(width: int, heads: int, layers: int) -> nn.Module:
     from transformers import T5Config
     from transformers.models.t5.modeling_t5 import T5Stack
 
-    sizes: Any = {"d_model": width, "d_kv": max(1, width // heads), "d_ff": 2 * width, "num_heads": heads}
-    kind: Any = {"feed_forward_proj": "gated-gelu", "is_decoder": True, "is_encoder_decoder": False}
-    stack = T5Stack(T5Config(vocab_size=2, num_layers=layers, dropout_rate=0.0, **sizes, **kind))
+    config = T5Config(
+        vocab_size=2,
+        d_model=width,
+        d_kv=max(1, width // heads),
+        d_ff=2 * width,
+        num_layers=layers,
+        num_heads=heads,
+        dropout_rate=0.0,
+        feed_forward_proj="gated-gelu",
+        is_decoder=True,
+        is_encoder_decoder=False,
+    )
+    stack = T5Stack(config)
     stack.set_input_embeddings(None)  # never read
     return stack
 
@@ -171,7 +181,8 @@ class Memory:
     def keep(self, rows: Int[np.ndarray, "b n"]) -> None:
         """Keep the given sequences of each query, as a beam search does after each step."""
         if self.past:
-            old, new = self.past[0][0].shape[1], rows.shape[1]
+            old = self.past[0][0].shape[1]
+            new = rows.shape[1]
             flat = (rows + old * np.arange(len(rows))[:, None]).ravel()
             if old != new or not np.array_equal(flat, np.arange(len(flat))):
                 at = torch.from_numpy(flat).to(self.mask.device)
@@ -198,17 +209,21 @@ def decode(
     The new positions are added to `memory`. With a `trace`, intermediate values are stored there, and
     gradients treat the pass as a linear map. The returned states are the same.
     """
-    config, past, after = decoder.config, memory.past, _after(decoder)
+    config = decoder.config
+    past = memory.past
+    after = _after(decoder)
     rate = (config.dropout if after else config.dropout_rate) * decoder.training
     weights_rate = config.attention_dropout * decoder.training if after else rate
     drop: Drop = partial(nn.functional.dropout, p=rate) if rate else _unchanged
     before = past[0][0].shape[2] if past else 0
     if after:
-        table, places = decoder.embed_positions, torch.arange(inputs.shape[2], device=inputs.device)
+        table = decoder.embed_positions
+        places = torch.arange(inputs.shape[2], device=inputs.device)
         positions = nn.functional.embedding(table.offset + before + places, table.weight)
         inputs = _norm(decoder.layernorm_embedding, inputs + positions, trace)
     x = drop(inputs)
-    bias, mask = _bias(decoder, before, inputs, memory), memory.mask[:, None, None]
+    bias = _bias(decoder, before, inputs, memory)
+    mask = memory.mask[:, None, None]
     memory.past = []
 
     def add(x: Tensor, norm: Norm, part: Callable[..., Tensor], *arguments: Any) -> Tensor:
@@ -217,10 +232,13 @@ def decode(
         return x + drop(part(norm(x, trace), *arguments))
 
     if memory.layers is None or memory.mode != _mode():
-        memory.layers, memory.mode = layers_of(decoder), _mode()
+        memory.layers = layers_of(decoder)
+        memory.mode = _mode()
     for number, layer in enumerate(memory.layers):
-        to_self, to_query = layer.self_attention, layer.cross_attention
-        seen, crossed = past[number] if past else None, memory.crossed[number]
+        to_self = layer.self_attention
+        to_query = layer.cross_attention
+        seen = past[number] if past else None
+        crossed = memory.crossed[number]
         x = add(x, to_self.normed, _self_attention, to_self, seen, bias, memory, weights_rate, trace)
         x = add(x, to_query.normed, _cross_attention, to_query, crossed, mask, memory, weights_rate, trace)
         x = add(x, layer.feed.normed, _feed_forward, layer.feed, drop, trace)
@@ -266,7 +284,8 @@ def _cross_attention(
         context = context.detach().requires_grad_()
         trace.attention.append(weights.transpose(1, 2).unflatten(1, x.shape[1:3]))
         trace.contexts.append(context)
-    added, bias = attention.write(context.flatten(-2))[0], getattr(attention.v, "bias", None)
+    added = attention.write(context.flatten(-2))[0]
+    bias = getattr(attention.v, "bias", None)
     # BART's biases pass the softmax unchanged, as weights sum to 1.
     memory.crossing = added if bias is None else added - attention.o(bias)
     return added
@@ -313,7 +332,9 @@ def _normed(norm: Any) -> Norm:
         return partial(_norm, norm)
     from paradigms.generative.compiled import rms_norm
 
-    dtype, weight, eps = norm.weight.dtype, norm.weight.detach().numpy(), norm.variance_epsilon
+    dtype = norm.weight.dtype
+    weight = norm.weight.detach().numpy()
+    eps = norm.variance_epsilon
 
     def compiled(x: Tensor, trace: Trace | None) -> Tensor:
         x = (x if x.dtype == dtype else x.to(dtype)).detach().contiguous()

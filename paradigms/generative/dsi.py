@@ -110,7 +110,8 @@ def semantic(
                 if not alike:
                     example = f"{len(members)} documents with {documents[members[0]]}"
                     problems.add("cluster that k-means does not divide (divided by order)", example)
-                labels, alike = np.arange(len(members)) * branching // len(members), True
+                labels = np.arange(len(members)) * branching // len(members)
+                alike = True
             pending += [(members[labels == c], alike) for c in range(labels.max() + 1)]
         for i, digit in zip(members.tolist(), labels.tolist(), strict=True):
             digits[i].append(digit)

@@ -57,7 +57,8 @@ def _fit(
 ) -> tuple[Float[np.ndarray, "c h"], Int[np.ndarray, " c"]]:
     """Cluster vectors with mean 0; return at most k centroids and their numbers in [0, k)."""
     seeds = {} if warm is None else {int(c): X[warm == c].mean(0) for c in np.unique(warm)}
-    distance, norms = np.full(len(X), np.inf), np.square(X).sum(1)
+    distance = np.full(len(X), np.inf)
+    norms = np.square(X).sum(1)
 
     def closest(centroid: np.ndarray) -> np.ndarray:
         square = np.square(X - centroid).sum(1)

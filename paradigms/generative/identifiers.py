@@ -52,7 +52,8 @@ class Identifiers:
     starts: Int[np.ndarray, " s"]  # positions in `tokens` at which spans may begin ("text"), ascending
 
     def __post_init__(self) -> None:
-        count, size = len(self), len(self.tokens)
+        count = len(self)
+        size = len(self.tokens)
         if (np.diff(self.starts, prepend=-1, append=size) <= 0).any():
             raise ValueError(f"starts must ascend strictly within [0, {size})")
         if len(set(self.documents)) != count:
@@ -123,7 +124,8 @@ class Identifiers:
     def places(self) -> list[Int[np.ndarray, " v"]]:
         """{dᵢ} for i = 1, 2, …: the tokens at position i of any identifier, including `end`, ascending."""
         tokens, offsets = self.targets
-        firsts, lengths = offsets[:-1], np.diff(offsets)
+        firsts = offsets[:-1]
+        lengths = np.diff(offsets)
         return [np.unique(tokens[firsts[lengths > i] + i]) for i in range(self.longest)]
 
     @property
@@ -260,7 +262,9 @@ def text(corpus: Corpus, tokenizer: Any, length: int | None = None) -> Identifie
     tokenizer: a fast Hugging Face tokenizer. A document without tokens cannot be retrieved.
     """
     problems = Problems()
-    rows, starts, size = [], [], 0
+    rows = []
+    starts = []
+    size = 0
     for id, tokenized in zip(corpus.ids, tokenize(tokenizer, corpus, length), strict=True):
         rows.append(tokenized.ids)
         words = Words(tokenized)
@@ -292,12 +296,17 @@ def make(
 def tokenize(tokenizer: Any, texts: Iterable[str], length: int | None = None) -> Iterator[Tokenized]:
     """Yield each text's first `length` tokens, without padding and end tokens that the text spells out."""
     special = {tokenizer.pad_token_id, tokenizer.eos_token_id} - {None}
-    settings = dict.fromkeys(("split_special_tokens", "return_offsets_mapping"), True)
-    # verbose=False: no warning about texts longer than the model's input.
-    settings |= dict.fromkeys(("add_special_tokens", "return_attention_mask", "verbose"), False)
     stream = iter(texts)
     while batch := list(islice(stream, BATCH)):
-        encoded = tokenizer(batch, return_token_type_ids=False, **settings)
+        encoded = tokenizer(
+            batch,
+            add_special_tokens=False,
+            split_special_tokens=True,
+            return_offsets_mapping=True,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,  # about texts longer than the model's input
+        )
         rows = zip(batch, encoded["input_ids"], encoded["offset_mapping"], strict=True)
         for text, ids, places in rows:
             plain = [n for n, id in enumerate(ids) if id not in special]

@@ -63,8 +63,10 @@ class Generative(Trainable):
         super().__init__()
         check_places(settings, identifiers)
         _check_parts(settings, identifiers, clusters, sets)
-        self.settings, self.identifiers = settings, identifiers
-        self.clusters, self.sets = clusters, sets
+        self.settings = settings
+        self.identifiers = identifiers
+        self.clusters = clusters
+        self.sets = sets
         self.states: LowerStates | None = None  # of a frozen encoder; see `keep_states`
         self.backbone: Any = base.load_base(backbone)
         self.tokenizer = base.load_base_tokenizer(backbone)
@@ -135,7 +137,8 @@ class Generative(Trainable):
         the identifiers are neither titles nor texts, if the model has token clusters or sets, or if a
         document is already in the model.
         """
-        kind, learned = self.identifiers.kind, {"clusters": self.clusters, "sets": self.sets}
+        kind = self.identifiers.kind
+        learned = {"clusters": self.clusters, "sets": self.sets}
         if kind not in ("title", "text") or any(part is not None for part in learned.values()):
             of_tokens = [f"{name} of tokens" for name, part in learned.items() if part is not None]
             what = (*of_tokens, f"{kind} identifiers")[0]
@@ -156,7 +159,9 @@ class Generative(Trainable):
         """Cluster the identifiers' tokens again with the current encoder. Global random state is not used."""
         if self.clusters is None:
             raise ValueError(f"{self.name} has no clusters to renew: its tokens are {self.settings.tokens!r}")
-        encoder, old, ids = self.encoder, self.clusters, self.identifiers
+        encoder = self.encoder
+        old = self.clusters
+        ids = self.identifiers
         with self.evaluating():
             new = cluster_tokens(encoder, old.vectors, self.tokenizer, corpus, ids, self.settings, old=old)
         self.clusters.load_state_dict(new.state_dict())
@@ -180,9 +185,9 @@ class Generative(Trainable):
 
     def tokenize(self, texts: Sequence[str]) -> Batch:
         """Tokenize queries or passages for the encoder; every token counts, including </s>."""
-        settings = {"padding": True, "truncation": True, "max_length": self.settings.query_length}
-        texts = beginnings(self.tokenizer, texts, self.settings.query_length)
-        rows = self.tokenizer(texts, return_tensors="pt", **settings)
+        length = self.settings.query_length
+        texts = beginnings(self.tokenizer, texts, length)
+        rows = self.tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")
         return Batch(rows["input_ids"], rows["attention_mask"], rows["attention_mask"].bool())
 
     def targets(self, rows: Sequence[Sequence[Sequence[int]]]) -> Targets:
@@ -268,7 +273,8 @@ class Generative(Trainable):
     @property
     def _scale(self) -> float:
         """s in logit_v = s · hᵀ w_v: 1/√h for T5 v1.0 and for new vectors, 1 for T5 v1.1, mT5 and BART."""
-        config, settings = self.backbone.config, self.settings
+        config = self.backbone.config
+        settings = self.settings
         new_vectors = settings.tokens != "backbone" or settings.pawa_rank
         tied = getattr(config, "scale_decoder_outputs", config.tie_word_embeddings)
         scaled = new_vectors or self.added is not None or (tied and config.model_type == "t5")
@@ -347,7 +353,8 @@ class Generative(Trainable):
         A query is encoded once, and its sequences share its keys and values. Memory does not grow with the
         number of sequences.
         """
-        sources, most = sources.to(self.device), TOKENS.get(self.device.type, MANY_TOKENS)
+        sources = sources.to(self.device)
+        most = TOKENS.get(self.device.type, MANY_TOKENS)
         with self.evaluating(), torch.inference_mode():
             memories = self.memories(sources, *scorers)
             scores = [np.empty((len(scorers), len(each))) for each in sequences]
@@ -363,8 +370,10 @@ class Generative(Trainable):
 
     def token_parts(self, readings: Readings, targets: Targets, scorer: ScoreName) -> Float[Tensor, "b n m"]:
         """Return the last m target tokens' contributions to rel, from their `readings`; 0 at padding."""
-        count, length = readings[0].shape[-2], targets.ids.shape[-1]
-        before, places = length - count, [slice(0, None)]
+        count = readings[0].shape[-2]
+        length = targets.ids.shape[-1]
+        before = length - count
+        places = [slice(0, None)]
         ids, mask = targets.ids[..., before:], targets.mask[..., before:]
         if self._places is not None and len(self._places) > 1:  # a softmax for each position
             places = [slice(place, place + 1) for place in range(count)]
@@ -420,7 +429,8 @@ class Generative(Trainable):
         """
         if self.clusters is None:
             return list(target)
-        ids, length = self.identifiers, len(target)
+        ids = self.identifiers
+        length = len(target)
         if ids.end is not None and ids.target(document) == tuple(target):
             return self.target(document)
         if ids.end is None and len(ids[document]) >= length:

@@ -44,7 +44,8 @@ class Clusters(nn.Module):
         super().__init__()
         # Not a buffer: DistributedDataParallel broadcasts buffers at every step.
         self.vectors = nn.Parameter(vectors, requires_grad=False)
-        self.surface, self.labels = surface, labels
+        self.surface = surface
+        self.labels = labels
 
     def get_extra_state(self) -> Int[Tensor, " x"]:
         return torch.from_numpy(np.concatenate([self.surface, self.labels]))
@@ -105,14 +106,17 @@ def cluster_tokens(
     """
     _check(identifiers, corpus)
     tokens, group, counts = np.unique(identifiers.tokens, return_inverse=True, return_counts=True)
-    reference, order = embeddings.detach().cpu(), np.argsort(group, kind="stable")
+    reference = embeddings.detach().cpu()
+    order = np.argsort(group, kind="stable")
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
     if old is None:
-        sizes, warm = np.full(len(tokens), settings.clusters), None
+        sizes = np.full(len(tokens), settings.clusters)
+        warm = None
     else:
         offsets, members = old.expand(tokens)
-        sizes, warm = np.diff(offsets), (old.labels - members[offsets[:-1]][group])[order]
+        sizes = np.diff(offsets)
+        warm = (old.labels - members[offsets[:-1]][group])[order]
     with tempfile.TemporaryFile() as file:
         vectors = np.memmap(file, np.float32, "w+", shape=(len(group), reference.shape[1]))
         around = _around(tokenizer)
@@ -181,8 +185,10 @@ def _embed(
     progress: bool,
 ) -> Float[Tensor, " h"]:
     """Write the vector of token t to vectors[place[t]]; return the mean vector of the last special token."""
-    device, first = next(encoder.parameters()).device, len(around[0])
-    total, count = torch.zeros(vectors.shape[1], dtype=torch.float64), 0
+    device = next(encoder.parameters()).device
+    first = len(around[0])
+    total = torch.zeros(vectors.shape[1], dtype=torch.float64)
+    count = 0
     with progress_bar(progress) as bar:
         task = bar.add_task("embed tokens", total=len(place))
         while part := sorted(islice(windows, ENCODED * SORTED), key=lambda window: len(window.ids)):

@@ -43,7 +43,8 @@ def retrieval_pairs(split: Split, identifiers: Identifiers) -> list[Pair]:
 
     Raises KeyError, with the document's id, if a relevant document has no identifier.
     """
-    position, pairs = identifiers.positions, []
+    position = identifiers.positions
+    pairs = []
     for query, grades in split.judgements.items():
         for id, grade in grades.items():
             if grade > 0 and id not in position:
@@ -83,7 +84,8 @@ def generated_pairs(
     generated: Iterable[tuple[str, str]], identifiers: Identifiers, problems: Problems
 ) -> list[Pair]:
     """generated query ↦ the identifier of its document. generated: pairs from `read_generated`."""
-    position, pairs = identifiers.positions, []
+    position = identifiers.positions
+    pairs = []
     without = dict.fromkeys(identifiers.documents)
     for id, query in generated:
         if id not in position:

@@ -62,7 +62,8 @@ class GenerativeRetriever:
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         check_texts(queries, "query")
-        settings, documents = self.model.settings, self.model.identifiers.documents
+        settings = self.model.settings
+        documents = self.model.identifiers.documents
         together = HYPOTHESES.get(self.model.device.type, MANY_HYPOTHESES) // settings.beams
         step = min(max(1, together), QUERIES)
         run: Run = {query: {} for query in queries}
@@ -94,7 +95,8 @@ class GenerativeRetriever:
 
         whole: score a document by its identifiers, not by windows, even if the identifiers are whole texts.
         """
-        model, positions = self.model, self.model.identifiers.positions
+        model = self.model
+        positions = model.identifiers.positions
         check_queries(run, queries)
         lost = next((id for candidates in run.values() for id in candidates if id not in positions), None)
         if lost is not None:
@@ -115,12 +117,11 @@ class GenerativeRetriever:
                         ahead = {id: float(plan[n, positions[id]]) for id in run[query]}
                     for ranked, values in zip(runs, scores[n], strict=True):
                         rel = dict(zip(sequences[n], values.tolist(), strict=True))
-                        ranked[query] = best_first(
-                            {
-                                id: max((rel[tuple(t)] for t in names), default=-np.inf) + ahead[id]
-                                for id, names in named[n].items()
-                            }
-                        )
+                        best = {
+                            id: max((rel[tuple(t)] for t in names), default=-np.inf) + ahead[id]
+                            for id, names in named[n].items()
+                        }
+                        ranked[query] = best_first(best)
         return runs
 
     def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
@@ -130,7 +131,8 @@ class GenerativeRetriever:
         attention and S·A is the sum of the tokens' products. The tokens of the document's set follow, each
         aligned with one query token.
         """
-        model, position = self.model, self.model.identifiers.positions[document]
+        model = self.model
+        position = self.model.identifiers.positions[document]
         names = model.names(position)
         if not names:
             return []
@@ -144,7 +146,9 @@ class GenerativeRetriever:
         A = interaction.alignment[0, 0].unflatten(0, (-1, targets.ids.shape[-1]))
         shares = interaction.similarity[0, 0].unflatten(0, (-1, targets.ids.shape[-1])) * A
         mean, share = A.mean(0), shares.sum(0)
-        rows, tokens, rel = [(mean, share)], model.labels(names[best]), float(interaction.rel[0, 0])
+        rows = [(mean, share)]
+        tokens = model.labels(names[best])
+        rel = float(interaction.rel[0, 0])
         if model.sets is not None:
             with model.evaluating(), torch.inference_mode():
                 states, memory = model.begin(sources)
@@ -176,17 +180,16 @@ class GenerativeRetriever:
         return self._search_names(texts)
 
     def _search_names(self, texts: list[str]) -> Iterator[dict[int, float]]:
-        model, settings = self.model, self.model.settings
+        model = self.model
         sources = model.tokenize(texts)
         plan = model.set_scores(sources)
-        length = model.identifiers.longest
         hypotheses = beam_search(
             model,
             sources,
             self.valid,
-            beams=settings.beams,
-            length=length,
-            scorer=settings.score,
+            beams=model.settings.beams,
+            length=model.identifiers.longest,
+            scorer=model.settings.score,
             plan=plan,
         )
         for query in range(len(texts)):
@@ -203,9 +206,10 @@ class GenerativeRetriever:
 
     def _search_ngrams(self, texts: list[str]) -> Iterator[dict[int, float]]:
         """Score documents by SEAL's keys: n-grams kept in any step, n-grams of the query, single tokens."""
-        model, settings = self.model, self.model.settings
+        model = self.model
         sources = model.tokenize(texts)
-        beams, length = settings.beams, settings.span
+        beams = model.settings.beams
+        length = model.settings.span
         hypotheses = beam_search(model, sources, self.valid, beams=beams, length=length, keep=True)
         of_queries = query_grams(model, self.valid, texts, sources)
         unigrams = first_step(model, sources)

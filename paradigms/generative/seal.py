@@ -39,8 +39,7 @@ Scores = dict[int, float]  # number of the indexed text -> score
 
 def seal(backbone: str | Path, corpus: Corpus, **settings: Any) -> Generative:
     """Build SEAL over `backbone`. settings: fields of `GenerativeSettings`."""
-    options: dict[str, Any] = {"name": "seal", "beams": 15} | settings
-    chosen = GenerativeSettings(**options)
+    chosen = GenerativeSettings(**{"name": "seal", "beams": 15} | settings)
     names = text(corpus, load_base_tokenizer(backbone), chosen.document_length)
     return Generative.build(chosen, backbone, names, corpus)
 
@@ -64,7 +63,8 @@ def query_grams(
     model: Generative, index: NGramIndex, queries: Sequence[str], sources: Batch
 ) -> list[tuple[States, Weights]]:
     """Return each query's `query_states` with log p(n | q); with clusters, n's first occurrence is scored."""
-    grams, sequences = [query_states(model.tokenizer, index, query) for query in queries], []
+    grams = [query_states(model.tokenizer, index, query) for query in queries]
+    sequences = []
     for states in grams:
         begins = index.rows[states[:, 0]].astype(np.int64)
         begins -= np.searchsorted(index.starts, begins, side="right") - 1  # without the separators before it
@@ -173,7 +173,8 @@ def _occurrences(index: NGramIndex, states: States, grams: list[Any]) -> Int[np.
         texts = np.searchsorted(offsets, hits, side="right") - 1
         parts.append((candidates[texts], np.full(len(hits), n), hits - offsets[texts]))
     documents, keys, begins = (np.concatenate(column).astype(np.int64) for column in zip(*parts, strict=True))
-    count, length = max(1, len(states)), int(np.diff(index.starts).max())
+    count = max(1, len(states))
+    length = int(np.diff(index.starts).max())
     packed = np.sort((documents * count + keys) * length + begins)  # sorting one integer is faster
     rows, positions = np.divmod(packed, length)
     return np.stack([*np.divmod(rows, count), positions], axis=1)

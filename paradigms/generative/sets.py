@@ -77,11 +77,12 @@ def token_sets(encoder: Any, tokenizer: Any, corpus: Corpus, size: int, length: 
     """
     sums, counts = torch.zeros(0), torch.zeros(0)
     terms: list[tuple[np.ndarray, np.ndarray]] = [(np.zeros(0, int),) * 2] * len(corpus)
-    settings = {"padding": True, "truncation": True, "max_length": length, "return_tensors": "pt"}
     parts = by_length([len(text) for text in corpus], rows=BATCH)
     with progress_bar(len(corpus) > BATCH) as bar:
         for part in bar.track(parts, description="token sets"):
-            rows = tokenizer([corpus[i] for i in part], **settings).to(encoder.device)
+            texts = [corpus[i] for i in part]
+            rows = tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")
+            rows = rows.to(encoder.device)
             ids, mask = rows["input_ids"], rows["attention_mask"]
             states = encoder(input_ids=ids, attention_mask=mask).last_hidden_state.float()
             if not len(sums):

@@ -31,9 +31,17 @@ def small_t5(
     tokenizer = _byte_pairs(texts, vocabulary)
     if len(tokenizer) == len((PAD, END, UNKNOWN)):
         raise ValueError("all texts are empty: a vocabulary needs at least one character")
-    sizes: Any = {"d_model": width, "d_kv": width // HEADS, "d_ff": 2 * width, "num_heads": HEADS}
-    kind: Any = {"num_layers": 1, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
-    config = T5Config(vocab_size=len(tokenizer), dropout_rate=0.0, **sizes, **kind)
+    config = T5Config(
+        vocab_size=len(tokenizer),
+        d_model=width,
+        d_kv=width // HEADS,
+        d_ff=2 * width,
+        num_layers=1,
+        num_heads=HEADS,
+        dropout_rate=0.0,
+        feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False,
+    )
     written = contents("*.json", "*.safetensors", marks=["config.json"])
     with torch.random.fork_rng(devices=[]), quiet(), atomic_folder(folder, written) as temporary:
         torch.manual_seed(seed)

@@ -271,7 +271,8 @@ def check_replaceable(folder: Path, written: Contents) -> None:
             after = folder.stat()
             if (before.st_ino, before.st_ctime_ns) == (after.st_ino, after.st_ctime_ns):
                 break
-        names, foreign = [], None  # the folder was replaced meanwhile
+        names = []
+        foreign = None  # the folder was replaced meanwhile
     if names and patterns is None:
         raise FileExistsError(
             f"{folder} would be replaced, but was not written by this program: it holds {names[0]}. "

@@ -90,7 +90,8 @@ def aligning(model: Paradigm, recipe: Recipe, query: str, tokens: int, at_once: 
     at_once: whether all documents are in memory together, rather than a block of them.
     """
     j = vectors_of(model, "query", query)
-    dim, align = model.encoder.dim, recipe.align
+    dim = model.encoder.dim
+    align = recipe.align
     block = tokens if at_once or "pool" in align.reads else min(tokens, BLOCK)
     memory = align.cost(block * j, block + j, dim).bytes + 8 * block * (dim + j)
     if align.is_maximum() or recipe.search == "impute":  # found beside S, by the kernels

@@ -41,7 +41,9 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, *, names: frozenset[str], token: str = "") -> None:
-        self.app, self.names, self.token = app, names, token
+        self.app = app
+        self.names = names
+        self.token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -59,7 +61,8 @@ class Guard:
 
     def refusal(self, path: str, headers: dict[str, str]) -> tuple[int, str]:
         """Return the HTTP status and error message of a refusal; the message is "" for permitted requests."""
-        host, origin = headers.get("host", ""), headers.get("origin")
+        host = headers.get("host", "")
+        origin = headers.get("origin")
         if not self._is_ours(host):
             return 403, f"this service has another name than {host!r:.100}: open the address that it printed"
         other = origin is not None and urlsplit(origin).netloc.lower() != host.lower()

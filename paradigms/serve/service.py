@@ -64,7 +64,9 @@ class Service:
     ) -> None:
         if not retrievers:
             raise ValueError("nothing to serve: give an index, a model or BM25")
-        self.systems, self.corpus, self.judged = systems_of(retrievers, corpus), corpus, judged
+        self.systems = systems_of(retrievers, corpus)
+        self.corpus = corpus
+        self.judged = judged
         self.together = Together()
         longest = "x" * requests.MOST_CHARACTERS
         self.allowed = {
@@ -107,7 +109,8 @@ class Service:
 
     async def search(self, request: requests.Search) -> dict[str, Any]:
         check_not_blank(request.queries)
-        view, texts = request.view, request.queries.values()
+        view = request.view
+        texts = request.queries.values()
         chosen = self._chosen(request.systems)
         for system in chosen:
             self._check(system, (system.searching(text, request.k, view) for text in texts))
@@ -156,7 +159,9 @@ class Service:
 
     async def explain(self, request: requests.Explain) -> dict[str, Any]:
         check_not_blank({"query": request.query})
-        text, view, links = self._text(request), request.view, 0
+        text = self._text(request)
+        view = request.view
+        links = 0
         for system in self._chosen(request.systems):
             of_system, of_card = system.explaining(request.query, text, view)
             self._check(system, [of_system], system.explaining(request.query, text, View())[0])
@@ -181,7 +186,8 @@ class Service:
 
     async def encode(self, request: requests.Encode) -> dict[str, Any]:
         (system,) = self._chosen([request.system])
-        model, side = system.model, request.side
+        model = system.model
+        side = request.side
         if model is None:
             raise ValueError(f"{system.name} does not encode texts")
         vectors = sum(cost.vectors_of(model, side, text) for text in request.texts)
@@ -387,7 +393,8 @@ async def unless_gone(http: Http, work: Coroutine[Any, Any, Any]) -> Any:
         while (await http.receive())["type"] != "http.disconnect":
             pass
 
-    working, gone = ensure_future(work), ensure_future(leaving())
+    working = ensure_future(work)
+    gone = ensure_future(leaving())
     try:
         await wait({working, gone}, return_when=FIRST_COMPLETED)
         if not working.done():

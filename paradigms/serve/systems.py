@@ -50,7 +50,8 @@ class Remembered(Generic[T]):
     """
 
     def __init__(self, compute: Callable[..., T]) -> None:
-        self._compute, self.bytes = compute, 0
+        self._compute = compute
+        self.bytes = 0
         self._kept: OrderedDict[tuple[Any, ...], tuple[T, int]] = OrderedDict()
 
     def __call__(self, *key: Any) -> T:
@@ -85,11 +86,16 @@ class ServedSystem:
     none."""
 
     def __init__(self, name: str, retriever: Retriever, corpus: Corpus) -> None:
-        self.name, self.retriever, self.corpus = name, retriever, corpus
-        self.pieces, self.best, inner = Pieces(corpus, 0), 1, retriever
+        self.name = name
+        self.retriever = retriever
+        self.corpus = corpus
+        self.pieces = Pieces(corpus, 0)
+        self.best = 1
+        inner = retriever
         while isinstance(inner, Wrapper):
             if isinstance(inner, Passages):
-                self.pieces, self.best = inner.pieces, inner.best
+                self.pieces = inner.pieces
+                self.best = inner.best
             inner = inner.retriever
         self.inner: Any = inner
         model = inner.model if isinstance(inner, Indexed | Reranking) else None
@@ -106,7 +112,8 @@ class ServedSystem:
         described |= {"bytes": self.retriever.size_in_bytes(), "editable": self.editable}
         if self.model is None:
             return described | {"align": None, "normalise": None, "salience": False, "alignments": []}
-        settings, recipe = self.model.encoder.settings, self.model.recipe
+        settings = self.model.encoder.settings
+        recipe = self.model.recipe
         lacking = {"statistics"} if self._has_ids else {"statistics", "ids"}  # whose knob is no number
         allowed = [name for name, kind in ALIGNMENTS.items() if not lacking & kind.reads]
         salient = settings.weighs
@@ -148,7 +155,8 @@ class ServedSystem:
     def encode(self, texts: Sequence[str], side: Side) -> list[dict[str, Any]]:
         """Return each text's tokens, vectors and salience. The system must have a `model`."""
         assert self.model is not None
-        encoded, labels = self.model.tokens(texts, side), self.model.encoder.labels
+        encoded = self.model.tokens(texts, side)
+        labels = self.model.encoder.labels
         masks, vectors = encoded.mask.flatten(0, 1), encoded.vectors.flatten(0, 1)
         ids = None if encoded.ids is None else encoded.ids.flatten(0, 1)
         salience = None if encoded.salience is None else encoded.salience.flatten(0, 1)
@@ -237,7 +245,8 @@ class ServedSystem:
 
     def _scored(self, query: str, ids: list[str], view: View) -> dict[str, float]:
         """Score documents under a view from their stored tokens; return them best first."""
-        recipe, queries = self._recipe(view), self._query(query, view)
+        recipe = self._recipe(view)
+        queries = self._query(query, view)
         names = [piece for id in ids for piece in self.pieces.of(id)]
         indexed = self.inner if isinstance(self.inner, Indexed) else self._indexed(tuple(sorted(names)))
         if view.salience:
@@ -254,7 +263,9 @@ class ServedSystem:
     ) -> Explanation:
         """Explain the score of the document or, if it is divided into passages, of its best passage."""
         assert self.model is not None
-        recipe, queries, pool = self._recipe(view), self._query(query, view), None
+        recipe = self._recipe(view)
+        queries = self._query(query, view)
+        pool = None
         model = self.model.with_alignment(recipe.align, recipe.normalise)
         if "pool" in model.reads and isinstance(self.inner, Indexed):
             names = [piece for id in others if id != document for piece in self.pieces.of(id)]

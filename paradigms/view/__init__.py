@@ -55,7 +55,8 @@ def card_data(explanation: Explanation, where: str = "") -> dict[str, Any]:
         return digits
 
     z, rel, rest = rounded([explanation.Z, explanation.rel, explanation.rest])
-    query, document = explanation.query_salience, explanation.document_salience
+    query = explanation.query_salience
+    document = explanation.document_salience
     return {
         "query_salience": None if query is None else rounded(query),
         "document_salience": None if document is None else rounded(document),
@@ -99,6 +100,8 @@ def explanations_of(interaction: Interaction) -> list[Explanation]:
         query, document = [f"q{j}" for j in range(A.shape[3])], [f"d{i}" for i in range(A.shape[2])]
         links = [(i, j, float(S[b, n, i, j]), float(A[b, n, i, j])) for i, j in A[b, n].nonzero().tolist()]
         rest = 0.0 if interaction.rest is None else float(interaction.rest[b, n])
-        name, normaliser, total = f"query {b}, document {n}", float(Z[b, n]), float(rel[b, n])
+        name = f"query {b}, document {n}"
+        normaliser = float(Z[b, n])
+        total = float(rel[b, n])
         explanations.append(Explanation(name, "", query, document, links, normaliser, total, rest=rest))
     return explanations

@@ -141,9 +141,7 @@ def generative_rates(
     Tokens in the overlap of two windows count once.
     """
     source, owned = model.tokenize([query]).to(model.device), model.identifiers
-    windows = [
-        w for d in documents for n in owned.numbers_of(d) for w in owned.windows(n, model.settings.span)
-    ]
+    windows = [w for d in documents for w in owned.windows(d, model.settings.span)]
     if not windows:
         return
     targets = model.targets([[model.target_tokens[w].tolist() for w in windows]])
