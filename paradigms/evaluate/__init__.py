@@ -13,13 +13,13 @@ from paradigms.evaluate.measures import (
     seeds_interval,
     with_judgements,
 )
-from paradigms.evaluate.pictures import alignment_picture, write_pictures
 from paradigms.evaluate.report import (
     AlignmentExample,
     Picture,
     Report,
     cost_picture,
     recall_picture,
+    write_pictures,
     write_report,
 )
 from paradigms.evaluate.significance import compare, holm, paired_test

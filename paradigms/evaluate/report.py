@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from paradigms.evaluate.measures import Interval
 from paradigms.evaluate.table import ResultTable
 from paradigms.explanation import Explanation
-from paradigms.io.files import write_text
+from paradigms.io.files import atomic_folder, contents, write_text
 from paradigms.view import card_data, environment, framed
 
 if TYPE_CHECKING:
@@ -108,6 +108,16 @@ def write_report(path: str | Path, report: Report) -> None:
         has_rest=any(system.rest for example in report.alignments for system in example.systems),
     )
     write_text(path, html, errors="replace")
+
+
+def write_pictures(report: Report, folder: Path) -> list[Path]:
+    """Write recall.png and NAME.png for each figure of `report.pictures`, replacing `folder`."""
+    figures = {"recall": recall_picture(report.curves, report.curve)}
+    figures |= {picture.name: picture.figure for picture in report.pictures if picture.figure}
+    with atomic_folder(folder, contents("*.png", marks=["recall.png"])) as fresh:
+        for name, figure in figures.items():
+            figure.savefig(fresh / f"{name}.png", dpi=120)
+    return [folder / f"{name}.png" for name in figures]
 
 
 def format_number(value: object) -> str:

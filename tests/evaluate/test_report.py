@@ -15,7 +15,6 @@ from paradigms.evaluate import (
     PerQuery,
     Picture,
     Report,
-    alignment_picture,
     cost_picture,
     recall_picture,
     result_table,
@@ -266,23 +265,8 @@ def test_broken_alignments_are_named(change, message, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_alignment_picture_shows_the_product(sample, tmp_path):
-    example = sample.alignments[3]
-    aligned = next(system for system in example.systems if system.system == "ColBERT")
-    figure = alignment_picture(example, aligned)
-    image = figure.axes[0].images[0].get_array()
-    assert image.shape[0] == len(aligned.query_tokens)
-    assert image.shape[1] == len(aligned.document_tokens)
-    assert image.sum() == pytest.approx(aligned.rel * aligned.Z)  # every link is among the tokens used most
-    figure.savefig(tmp_path / "alignment.png")
-    assert (tmp_path / "alignment.png").stat().st_size > 5000
-
-
 @pytest.mark.filterwarnings("ignore:Glyph")
 def test_pictures_of_hostile_text_and_of_nothing(tmp_path):
-    for example in hostile_report().alignments:
-        for system in example.systems:
-            alignment_picture(example, system).savefig(tmp_path / "a.png")
     recall_picture({text: {1: 0.2, 10: 0.4} for text in HOSTILE}).savefig(tmp_path / "r.png")
     with pytest.raises(ValueError, match="no recall curve"):
         recall_picture({})

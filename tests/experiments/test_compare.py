@@ -20,7 +20,6 @@ from paradigms import PARADIGMS, Paradigm
 from paradigms import load as load_paradigm
 from paradigms.align import DocumentToQuery
 from paradigms.data import load_collection, read_run
-from paradigms.evaluate import pictures
 from paradigms.retrieve import Indexed
 from paradigms.train.loop import dev_values
 from tests.experiments import scripts
@@ -51,19 +50,12 @@ def run(flags: dict[str, object]) -> None:
     scripts.run("compare", **flags)
 
 
-@pytest.fixture(autouse=True)
-def few_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures take most of the time of a run this small; those of `finished` are looked at."""
-    monkeypatch.setattr(pictures, "PICTURED", 0)
-
-
 @pytest.fixture(scope="module")
 def finished(words: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A results folder of the whole job, all paradigms, logged to W&B offline."""
     output = tmp_path_factory.mktemp("results") / "compare"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDB_MODE", "offline")
-        patch.setattr(pictures, "PICTURED", 1)
         run(settings(words, tiny_bert, output, tracker="wandb"))
     return output
 
@@ -177,12 +169,12 @@ def test_results_are_files(finished: Path):
     assert "nDCG@10" in (finished / "table.md").read_text()
     assert json.loads((finished / "config.json").read_text())["seeds"] == [0]
     drawn = {p.name for p in (finished / "pictures").iterdir()}
-    assert drawn >= {"recall.png", "cost.png", "alignment_0_colbert.png"}
+    assert drawn >= {"recall.png", "cost.png"}
     assert "What quality costs" in page
     assert "torch" in json.loads((finished / "environment.json").read_text())
     (logged,) = (finished / "wandb").glob("offline-run-*")
     media = {file.name.rsplit("_", 2)[0] for file in (logged / "files" / "media").rglob("*.*")}
-    assert {"recall", "alignment_0_xtr", "retrieve"} <= media
+    assert {"recall", "cost", "retrieve"} <= media
 
 
 def test_a_finished_run_only_renews_its_report(

@@ -16,7 +16,6 @@ from studies.systems import STAGES, training_runs, twin
 from paradigms import load
 from paradigms.data import load_collection, read_run
 from paradigms.data.identical import own_documents
-from paradigms.evaluate import pictures
 from paradigms.evaluate.table import Cell, ResultTable
 from paradigms.retrieve import fuse, retriever_of
 from tests.experiments.scripts import run
@@ -50,9 +49,7 @@ def results(arguana: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFac
     fused = {"rrf": {"fuse": ["bm25", "colbert"]}, "sum": {"fuse": ["bm25", "dpr"], "fusion": "sum"}}
     systems = json.dumps(fused | {"colbert": {}, "dpr": {}})  # fused ones wait for the others
     flags |= {"options": json.dumps(options), "systems": systems, "depth": 6}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pictures, "PICTURED", 0)
-        run("compare", *PASSAGES, **flags)
+    run("compare", *PASSAGES, **flags)
     return output
 
 

@@ -18,7 +18,6 @@ from paradigms.cli.arguments import main
 from paradigms.data import load_collection, write_folder
 from paradigms.data.collection import Collection
 from paradigms.encoder.text import ENCODERS
-from paradigms.evaluate import pictures
 from paradigms.io.plugins import LOADED, load_plugins
 from paradigms.recipe import Recipe
 from tests import test_laws as laws
@@ -151,9 +150,8 @@ def test_a_new_alignment_obeys_the_laws(registries: None) -> None:
 
 @pytest.mark.slow
 def test_two_settings_and_a_plugin_are_compared(
-    registries: None, collection: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    registries: None, collection: Path, tiny_bert: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(pictures, "PICTURED", 0)
     config = EXAMPLES / "two_colberts.yaml"
     more = yaml.safe_load(config.read_text())["systems"] | {"soft": {"paradigm": "soft_colbert"}}
     given = [*flags(collection, tiny_bert, tmp_path / "out"), f"--systems={json.dumps(more)}"]

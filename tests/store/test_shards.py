@@ -20,7 +20,6 @@ from paradigms import PARADIGMS, Paradigm
 from paradigms.align import TopK
 from paradigms.core import Tokens
 from paradigms.data import load_collection, read_run, write_run
-from paradigms.evaluate import pictures
 from paradigms.find import Index, Store, kinds
 from paradigms.identity import identity
 from paradigms.retrieve import Indexed
@@ -344,7 +343,6 @@ def test_a_failed_build_leaves_nothing_and_keeps_what_another_left(model, tmp_pa
 
 
 def test_what_was_encoded_is_compared_and_reranked(model, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(pictures, "PICTURED", 0)
     data = collection(tmp_path / "data")
     encode_with(model, tmp_path)
     before = contents(tmp_path / "encoded")
