@@ -136,11 +136,10 @@ def compare_model(
         if len(below) >= RANK:
             stays.append(bool((scores[query, below] >= scores[query, best]).sum() < RANK))
     mean, low, high = proportion(stays)
-    equal = [reached_by(thresholds, 1 - x) if 0 < x < 1 else None for x in (mean, low, high)]
-    k, least, most = ("–" if k is None else f"{k:,.0f}" for k in equal)
+    equal = [f"{reached_by(thresholds, 1 - x):,.0f}" if 0 < x < 1 else "–" for x in (mean, low, high)]
     line = (
         f"{settings.model} keeps it for {mean:.0%} of the queries [{low:.0%}, {high:.0%}]. An untrained map "
-        f"keeps it as often with {k} dimensions [{least}, {most}]; the model's vectors have "
+        f"keeps it as often with {equal[0]} dimensions [{equal[1]}, {equal[2]}]; the model's vectors have "
         f"{model.encoder.dim}."
     )
     if not (model.encoder.settings.normalize and documents.vectors.shape[2] == encoded.vectors.shape[2] == 1):

@@ -268,9 +268,9 @@ def summary(results: Sequence[Outcome], name: str) -> Iterator[str]:
     def share(values: Sequence[bool]) -> str:
         return "{:.0%} [{:.0%}, {:.0%}]".format(*proportion(values))
 
-    possible, impossible, undecided = (
-        [one.answer.answerable is value for one in results] for value in (True, False, None)
-    )
+    possible = [one.answer.answerable is True for one in results]
+    impossible = [one.answer.answerable is False for one in results]
+    undecided = [one.answer.answerable is None for one in results]
     reached = [one.reached for one in results]
     lost = [can and not does for can, does in zip(possible, reached, strict=True)]
     yield (

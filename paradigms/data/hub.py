@@ -56,10 +56,9 @@ def read_hub(path: str, prefix: str | None = None) -> Collection:
         split = None
         if _configuration(configurations, "corpus", prefix) is None and {*PARTS} <= {*configurations}:
             prefix, split = None, prefix
-        corpus, queries = (
-            _rows(datasets, path, _configuration(configurations, part, prefix, name), split)
-            for part in ("corpus", "queries")
-        )
+        parts = {part: _configuration(configurations, part, prefix, name) for part in ("corpus", "queries")}
+        corpus = _rows(datasets, path, parts["corpus"], split)
+        queries = _rows(datasets, path, parts["queries"], split)
         qrels = _configuration(configurations, "qrels", prefix)
         judged = (
             datasets.load_dataset(path, qrels) if qrels else datasets.load_dataset(f"{path}-qrels", prefix)

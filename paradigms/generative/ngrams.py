@@ -115,7 +115,8 @@ class NGramIndex:
         """Return the tokens that may follow the prefixes with the given states."""
         lo, hi, depth = states.T
         key = np.where(lo < hi, lo * self._stride + depth, -1)
-        node, after = (np.searchsorted(self.nodes, key, side) for side in ("left", "right"))
+        node = np.searchsorted(self.nodes, key)
+        after = np.searchsorted(self.nodes, key, "right")
         first, last = self.first[node], self.first[after]
         single = np.flatnonzero((first == last) & (lo < hi))  # not nodes: at most one successor
         only = self.text[self.rows[lo[single]] + depth[single]]
@@ -135,7 +136,8 @@ class NGramIndex:
     def rest(self, state: Int[np.ndarray, "3"]) -> Int[np.ndarray, " m"] | None:
         """Return an n-gram's continuation to the end of its document, or None if there is more than one."""
         lo, hi, depth = state.tolist()
-        first, last = (self._until_end(int(self.rows[row]) + depth) for row in (lo, hi - 1))
+        first = self._until_end(int(self.rows[lo]) + depth)
+        last = self._until_end(int(self.rows[hi - 1]) + depth)
         return first if lo == hi - 1 or np.array_equal(first, last) else None  # rows are sorted
 
     def _until_end(self, begin: int) -> Int[np.ndarray, " m"]:

@@ -66,7 +66,8 @@ class Clusters(nn.Module):
 
         Raises ValueError if a token has no cluster.
         """
-        first, last = (np.searchsorted(self.surface, tokens, side) for side in ("left", "right"))
+        first = np.searchsorted(self.surface, tokens)
+        last = np.searchsorted(self.surface, tokens, "right")
         if (lost := np.flatnonzero(first == last)).size:
             raise ValueError(f"token {tokens[lost[0]]} has no cluster: no identifier contains it")
         return ranges(first, last)
@@ -158,7 +159,8 @@ class _Window(NamedTuple):
 
 def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
     """Special tokens before and after a text: nothing and </s> for T5, [CLS] and [SEP] for BERT."""
-    bare, closed = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
+    bare = tokenizer("a", add_special_tokens=False)["input_ids"]
+    closed = tokenizer("a")["input_ids"]
     before = next(n for n in range(len(closed)) if closed[n : n + len(bare)] == bare)
     return closed[:before], closed[before + len(bare) :]
 

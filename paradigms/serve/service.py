@@ -38,7 +38,7 @@ from paradigms.retrieve import Retriever
 from paradigms.serve import cost, requests
 from paradigms.serve.guard import Guard
 from paradigms.serve.patience import Patient
-from paradigms.serve.systems import CANDIDATES, ServedSystem, View, systems_of
+from paradigms.serve.systems import CANDIDATES, ServedSystem, View
 from paradigms.serve.together import TEXTS, Batch, Busy, Together
 from paradigms.view import FOLDER, card_data, page
 
@@ -64,7 +64,7 @@ class Service:
     ) -> None:
         if not retrievers:
             raise ValueError("nothing to serve: give an index, a model or BM25")
-        self.systems = systems_of(retrievers, corpus)
+        self.systems = {name: ServedSystem(name, one, corpus) for name, one in retrievers.items()}
         self.corpus = corpus
         self.judged = judged
         self.together = Together()

@@ -282,10 +282,5 @@ class ServedSystem:
         return max(explanations, key=lambda explanation: explanation.rel)
 
 
-def systems_of(retrievers: Mapping[str, Retriever], corpus: Corpus) -> dict[str, ServedSystem]:
-    """Make a system for each retriever. Returns a dictionary, name → system."""
-    return {name: ServedSystem(name, retriever, corpus) for name, retriever in retrievers.items()}
-
-
 def _seen(tokens: Tokens, view: View) -> Tokens:
     return tokens if view.salience else replace(tokens, salience=None)

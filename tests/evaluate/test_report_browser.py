@@ -3,9 +3,7 @@
 from pathlib import Path
 from urllib.parse import parse_qs, quote
 
-import numpy as np
 import pytest
-from matplotlib.image import imread
 
 from paradigms.evaluate import AlignmentExample, Report, write_report
 from paradigms.explanation import Explanation
@@ -75,11 +73,6 @@ def test_a_link_restores_what_was_chosen_shown_and_held(tab, report):
     assert tab.text("#systems .linked").startswith("sea ↔ seas 100%")
 
 
-def test_an_address_of_nothing_shows_the_first(tab, report):
-    show(tab, report, "#alignment?query=none&document=one")
-    assert state_of(tab) == {"query": ["q 1"], "document": ["one"]}
-
-
 def test_a_system_is_hidden_and_shown(tab, report):
     show(tab, report)
     tab.click("#choose-systems input")
@@ -110,13 +103,3 @@ def test_the_pointer_shows_a_token_in_every_card(tab, report):
     assert [said[:13] for said in tab.texts("#systems .linked")] == ["fish ↔ fish 1"] * 2
     tab.point("h1")
     assert tab.text("#systems .linked").startswith("fish ↔ fish 90%")
-
-
-def test_the_view_is_drawn(tab, report, tmp_path):
-    """Blue for links, on a page that is not blank."""
-    show(tab, report, "#alignment")
-    tab.picture(tmp_path / "view.png", whole=True)
-    pixels = imread(tmp_path / "view.png")[..., :3]
-    assert pixels.std() > 0.02
-    blue = (pixels[..., 2] > pixels[..., 0] + 0.2) & (pixels[..., 2] > 0.4)
-    assert np.count_nonzero(blue) > 200

@@ -14,7 +14,7 @@ from paradigms.cli.arguments import main
 from paradigms.data import Corpus
 from paradigms.find import Index, Store, kinds, open_index
 from paradigms.retrieve import Fused, Indexed, Reranking
-from paradigms.serve.systems import View, systems_of
+from paradigms.serve.systems import ServedSystem, View
 from paradigms.statistics import STATISTICS, Statistics
 from paradigms.store.arrays import to_numpy
 from paradigms.train.contrastive import Contrastive
@@ -138,7 +138,7 @@ def test_another_alignment_and_the_live_page(tmp_path):
     D, Q = ours.encode_documents(DOCUMENTS[:1]), ours.encode_queries(QUERIES[:1])
     assert other.score(D, Q) != ours.score(D, Q)
     assert other.explain(QUERIES[0], DOCUMENTS[0]).rel == pytest.approx(float(other.score(D, Q)), rel=1e-5)
-    served = systems_of({"theirs": indexed}, Corpus.of(texts))["theirs"]
+    served = ServedSystem("theirs", indexed, Corpus.of(texts))
     made, rank = served.explain(QUERIES[0], "a", None, View(align=DocumentToQuery()))
     assert made[0].rel == pytest.approx(float(ours.with_alignment(DocumentToQuery()).score(D, Q)), rel=2e-3)
     assert rank in range(1, 5)
