@@ -8,6 +8,7 @@ from paradigms.data.assembly import assemble
 from paradigms.data.collection import Collection, Document, joined
 from paradigms.data.lines import Parse, columns, json_document, json_object, read_documents
 from paradigms.data.trec import judged_rows
+from paradigms.io.checks import check_type
 from paradigms.io.gzipped import decoded, existing, names_in, numbered_lines
 
 MIRACL, LOTTE = ("nDCG@10", "R@100"), ("Success@5",)  # measures that their papers report
@@ -99,10 +100,9 @@ def _answers(path: Path) -> Iterator[tuple[str, str, int]]:
     for number, line in numbered_lines(path):
         where = f"{path}, line {number}"
         row = json_object(line, where)
-        query, passages = row.get("qid"), row.get("answer_pids")
-        if query is None or not isinstance(passages, list):
-            raise ValueError(f'{where}: not JSON with "qid" and a list "answer_pids": {line[:60]!r}')
-        yield from ((str(query), str(passage), 1) for passage in passages)
+        check_type(f"{where}: qid", row.get("qid"), str | int)
+        check_type(f"{where}: answer_pids", row.get("answer_pids"), list[str | int])
+        yield from ((str(row["qid"]), str(passage), 1) for passage in row["answer_pids"])
 
 
 def is_msmarco(folder: Path) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from paradigms.data.assembly import assemble
 from paradigms.data.collection import Collection, Document, Problems, joined
 from paradigms.data.lines import columns, json_object, read_documents
-from paradigms.io.checks import is_blank, parse_json
+from paradigms.io.checks import check_type, is_blank, parse_json
 from paradigms.io.gzipped import decoded, existing, names_in, numbered_lines
 
 MEASURES = ("Success@20", "Success@100", "Success@5", "Success@1")
@@ -95,8 +95,7 @@ def _questions(path: Path, problems: Problems) -> Iterator[Question]:
     form = Path(path.name.removesuffix(".gz")).suffix
     if form == ".json":
         rows = parse_json("\n".join(line for _, line in numbered_lines(path)), str(path))
-        if not isinstance(rows, list):
-            raise ValueError(f"{path}: not a list of questions but a {type(rows).__name__}")
+        check_type(f"{path}: questions", rows, list[dict])
         for number, row in enumerate(rows):
             yield _question(row, f"{path}, question {number}", problems)
         return
@@ -107,20 +106,17 @@ def _questions(path: Path, problems: Problems) -> Iterator[Question]:
             yield _question(row, where, problems)
 
 
-def _question(row: Any, where: str, problems: Problems) -> Question:
+def _question(row: dict[str, Any], where: str, problems: Problems) -> Question:
     """Return the question and answers of a row; published files have the key "answers" or "answer"."""
-    question = row.get("question") if isinstance(row, dict) else None
-    answers = row.get("answers", row.get("answer")) if isinstance(row, dict) else None
-    if not isinstance(question, str) or not isinstance(answers, list):
-        raise ValueError(f'{where}: no "question" with a list of "answers": {str(row)[:100]}')
-    if not all(isinstance(answer, str) for answer in answers):
-        raise ValueError(f"{where}: an answer is not a text: {str(answers)[:100]}")
+    answers = row.get("answers", row.get("answer"))
+    check_type(f"{where}: question", row.get("question"), str)
+    check_type(f"{where}: answers", answers, list[str])
     texts = [answer for answer in answers if not is_blank(answer)]
     if len(texts) < len(answers):
         problems.add("empty answer (left out)", where)
     if not texts:
         problems.add("question without an answer (kept, never answered)", where)
-    return question, texts
+    return row["question"], texts
 
 
 def _columns(line: str, where: str) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ from rapidfuzz.process import cdist
 from paradigms.data import Corpus, Problems, Split
 from paradigms.data.lines import json_object
 from paradigms.generative.identifiers import WORD, Identifiers, Words, tokenize
-from paradigms.io.checks import is_blank
+from paradigms.io.checks import check_type, is_blank
 from paradigms.io.gzipped import numbered_lines
 
 GRAM = 3  # words in the n-grams that compare queries with passages
@@ -106,13 +106,11 @@ def read_generated(path: str | Path) -> Iterator[tuple[str, str]]:
     Raises ValueError, with file and line, if a line has a different format.
     """
     for number, line in numbered_lines(path):
-        row = json_object(line, f"{path}, line {number}")
-        document, query = row.get("document"), row.get("query")
-        if not isinstance(document, str) or not isinstance(query, str):
-            raise ValueError(
-                f'{path}, line {number}: expected {{"document": id, "query": text}}, got {line[:60]}'
-            )
-        yield document, query
+        where = f"{path}, line {number}"
+        row = json_object(line, where)
+        for key in ("document", "query"):
+            check_type(f"{where}: {key}", row.get(key), str)
+        yield row["document"], row["query"]
 
 
 def _named(source: str, document: int, identifiers: Identifiers) -> Pair:
