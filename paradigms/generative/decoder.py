@@ -10,7 +10,7 @@ linear (`Trace`).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,56 +49,29 @@ def small_decoder(width: int, heads: int, layers: int) -> nn.Module:
     return stack
 
 
-@dataclass(frozen=True)
-class Attention:
-    """Weights of an attention module, with the same names for T5 and BART.
+class Attention(NamedTuple):
+    """An attention module, with the same names for T5 and BART.
 
-    `read`, `write` and `normed` keep the weights, and whether there are gradients, from their first use.
+    The functions keep the weights, and whether there are gradients, from the moment when they were made.
     """
 
-    q: nn.Linear
     k: nn.Linear
     v: nn.Linear
     o: nn.Linear
     heads: int
     scale: float  # factor of the scores; 1 in T5
-    norm: nn.Module
-    crossing: bool
-
-    @cached_property
-    def read(self) -> Products:
-        """x ↦ its queries, keys and values; in cross-attention, its queries."""
-        return linears(self.q) if self.crossing else linears(self.q, self.k, self.v)
-
-    @cached_property
-    def write(self) -> Products:
-        return linears(self.o)
-
-    @cached_property
-    def normed(self) -> Norm:
-        return _normed(self.norm)
+    read: Products  # x ↦ its queries, keys and values; in cross-attention, its queries
+    write: Products
+    norm: Norm
 
 
-@dataclass(frozen=True)
-class Feed:
-    """A feed-forward module; functions as in `Attention`. Two matrices in `wide`: act(W₀ x̄) ⊙ W₁ x̄."""
+class Feed(NamedTuple):
+    """A feed-forward module; functions as in `Attention`. Two matrices are read: act(W₀ x̄) ⊙ W₁ x̄."""
 
     act: nn.Module
-    norm: nn.Module
-    wide: Sequence[nn.Module]
-    narrow: nn.Module
-
-    @cached_property
-    def read(self) -> Products:
-        return linears(*self.wide)
-
-    @cached_property
-    def write(self) -> Products:
-        return linears(self.narrow)
-
-    @cached_property
-    def normed(self) -> Norm:
-        return _normed(self.norm)
+    read: Products
+    write: Products
+    norm: Norm
 
 
 class Layer(NamedTuple):
@@ -113,7 +86,9 @@ def layers_of(decoder: Any) -> list[Layer]:
             Layer(
                 _attention(each.self_attn, each.self_attn_layer_norm),
                 _attention(each.encoder_attn, each.encoder_attn_layer_norm, crossing=True),
-                Feed(each.activation_fn, each.final_layer_norm, (each.fc1,), each.fc2),
+                Feed(
+                    each.activation_fn, linears(each.fc1), linears(each.fc2), _normed(each.final_layer_norm)
+                ),
             )
             for each in decoder.layers
         ]
@@ -131,12 +106,13 @@ def _attention(a: Any, norm: nn.Module, *, crossing: bool = False) -> Attention:
     bart = hasattr(a, "q_proj")
     q, k, v, o = (a.q_proj, a.k_proj, a.v_proj, a.out_proj) if bart else (a.q, a.k, a.v, a.o)
     heads, scale = (a.num_heads, a.scaling) if bart else (a.n_heads, 1.0)
-    return Attention(q, k, v, o, heads, scale, norm, crossing)
+    read = linears(q) if crossing else linears(q, k, v)
+    return Attention(k, v, o, heads, scale, read, linears(o), _normed(norm))
 
 
 def _feed(dense: Any, norm: nn.Module) -> Feed:
     wide = (dense.wi_0, dense.wi_1) if hasattr(dense, "wi_0") else (dense.wi,)  # two in T5 v1.1
-    return Feed(dense.act, norm, wide, dense.wo)
+    return Feed(dense.act, linears(*wide), linears(dense.wo), _normed(norm))
 
 
 def _after(decoder: Any) -> bool:
@@ -239,9 +215,9 @@ def decode(
         to_query = layer.cross_attention
         seen = past[number] if past else None
         crossed = memory.crossed[number]
-        x = add(x, to_self.normed, _self_attention, to_self, seen, bias, memory, weights_rate, trace)
-        x = add(x, to_query.normed, _cross_attention, to_query, crossed, mask, memory, weights_rate, trace)
-        x = add(x, layer.feed.normed, _feed_forward, layer.feed, drop, trace)
+        x = add(x, to_self.norm, _self_attention, to_self, seen, bias, memory, weights_rate, trace)
+        x = add(x, to_query.norm, _cross_attention, to_query, crossed, mask, memory, weights_rate, trace)
+        x = add(x, layer.feed.norm, _feed_forward, layer.feed, drop, trace)
     if after:
         return x
     if trace is not None:
