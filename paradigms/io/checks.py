@@ -295,18 +295,9 @@ def check_files(folder: Path) -> None:
             continue
         if not (S_ISREG(mode) or S_ISDIR(mode)):
             raise ValueError(f"{file} is a pipe, socket or device: remove it from the checkpoint")
-        if file.suffix == ".safetensors" and S_ISREG(mode):
-            check_header(file)
-        elif file.name.endswith(".safetensors.index.json") and S_ISREG(mode):
-            with naming(file):
-                names = set(map(str, read_json(file).get("weight_map", {}).values()))
-            outside = next((name for name in sorted(names) if name != Path(name).name), None)
-            if outside is not None:
-                raise ValueError(f"{file} names {outside!r:.200}, which is not in its folder")
-        elif file.name == "config.json" and S_ISREG(mode):
-            labels = read_json(file).get("num_labels")
-            if isinstance(labels, int) and labels > LABELS:
-                raise ValueError(f"{file}: num_labels is {labels:,}, more than {LABELS:,}")
+        for pattern, check in FILE_CHECKS.items():
+            if S_ISREG(mode) and file.match(pattern):
+                check(file)
 
 
 def check_header(file: Path) -> None:
@@ -315,6 +306,27 @@ def check_header(file: Path) -> None:
         size = int.from_bytes(stream.read(8), "little")
     if size > HEADER:
         raise ValueError(f"{file} is damaged, or names too many tensors: its header has {size:,} bytes")
+
+
+def _check_weight_map(file: Path) -> None:
+    with naming(file):
+        names = set(map(str, read_json(file).get("weight_map", {}).values()))
+    outside = next((name for name in sorted(names) if name != Path(name).name), None)
+    if outside is not None:
+        raise ValueError(f"{file} names {outside!r:.200}, which is not in its folder")
+
+
+def _check_labels(file: Path) -> None:
+    labels = read_json(file).get("num_labels")
+    if isinstance(labels, int) and labels > LABELS:
+        raise ValueError(f"{file}: num_labels is {labels:,}, more than {LABELS:,}")
+
+
+FILE_CHECKS: dict[str, Callable[[Path], None]] = {
+    "*.safetensors": check_header,
+    "*.safetensors.index.json": _check_weight_map,
+    "config.json": _check_labels,
+}
 
 
 def require(file: Path, folder: Path) -> None:
