@@ -106,6 +106,7 @@ def test_a_run_in_two_parts_ends_as_one(name: str, t5: Path, tiny_bert: Path, tm
         assert torch.equal(a, b), key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dsi", "genre", "seal", "pag"])
 @pytest.mark.slow
 def test_what_was_learned_is_found(name: str, t5: Path, tiny_bert: Path, tmp_path: Path) -> None:
