@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -93,18 +93,9 @@ def read_irds(identifier: str) -> Collection:
         dataset = ir_datasets.load(identifier)
     except KeyError:
         raise ValueError(f"irds:{identifier}: ir_datasets has no such identifier") from None
-    if dataset.has_qrels():
-        last = identifier.rsplit("/", 1)[-1]
-        parts = {last if last in ("train", "dev", "test") else "test": dataset}
-    else:
-        parts = {}
-        for split in ("train", "dev", "test"):
-            try:
-                parts[split] = ir_datasets.load(f"{identifier}/{split}")
-            except KeyError:
-                continue
-        if not parts:
-            raise ValueError(f"irds:{identifier} has no judgements, nor {identifier}/train, /dev or /test")
+    parts = _splits(ir_datasets, identifier, dataset)
+    if not parts:
+        raise ValueError(f"irds:{identifier} has no judgements, nor {identifier}/train, /dev or /test")
     queries = {split: list(part.queries_iter()) for split, part in parts.items()}
     return assemble(
         f"irds:{identifier}",
@@ -123,6 +114,19 @@ def read_irds(identifier: str) -> Collection:
         },
         measures=REPORTED.get(identifier.split("/")[0], ()),
     )
+
+
+def _splits(ir_datasets: Any, identifier: str, dataset: Any) -> dict[str, Any]:
+    """Return split -> dataset: the dataset itself if it has judgements, or else what is named below it."""
+    names = ("train", "dev", "test")
+    if dataset.has_qrels():
+        last = identifier.rsplit("/", 1)[-1]
+        return {last if last in names else "test": dataset}
+    parts = {}
+    for name in names:
+        with suppress(KeyError):
+            parts[name] = ir_datasets.load(f"{identifier}/{name}")
+    return parts
 
 
 @contextmanager

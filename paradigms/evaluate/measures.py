@@ -110,11 +110,7 @@ def per_query(
     measure is unknown, a score is NaN, a query has no group, or there are no queries to measure.
     """
     parsed = {name: _parse(name) for name in measures}
-    judged = {
-        query: grades
-        for query, grades in judgements.items()
-        if every or any(grade > 0 for grade in grades.values())
-    }
+    judged = judgements if every else _with_relevant(judgements)
     if not judged:
         raise ValueError(
             f"none of the {len(judgements)} judged queries has a relevant document: nothing to measure"
@@ -187,6 +183,13 @@ def seeds_interval(
     drawn = np.random.default_rng([0, 1]).multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
     low, high = np.quantile((means * drawn).sum(axis=1) / seeds, TAILS)
     return Interval(float(values.mean()), float(low), float(high))
+
+
+def _with_relevant(judgements: Judgements) -> Judgements:
+    """Return the judgements of queries that have a relevant document."""
+    return {
+        query: grades for query, grades in judgements.items() if any(grade > 0 for grade in grades.values())
+    }
 
 
 def _parse(name: str) -> ir_measures.Measure:

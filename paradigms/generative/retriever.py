@@ -95,34 +95,50 @@ class GenerativeRetriever:
 
         whole: score a document by its identifiers, not by windows, even if the identifiers are whole texts.
         """
-        model = self.model
-        positions = model.identifiers.positions
         check_queries(run, queries)
+        positions = self.model.identifiers.positions
         lost = next((id for candidates in run.values() for id in candidates if id not in positions), None)
+        name = self.model.name
         if lost is not None:
-            raise KeyError(f"the run names the document {lost!r}, which has no identifier in {model.name}")
+            raise KeyError(f"the run names the document {lost!r}, which has no identifier in {name}")
         runs: list[Run] = [{query: {} for query in run} for _ in scorers]
         with progress_bar(progress) as bar:
-            for batch in bar.track(_batches(run, queries, QUERIES), description=f"rerank {model.name}"):
-                named = [
-                    {id: model.names(positions[id], whole=whole) for id in run[query]} for query in batch
-                ]
-                sequences = [sorted({tuple(t) for names in by_id.values() for t in names}) for by_id in named]
-                sources = model.tokenize([queries[query] for query in batch])
-                scores = model.sequence_scores(sources, sequences, *scorers)
-                plan = model.set_scores(sources)
-                for n, query in enumerate(batch):
-                    ahead = dict.fromkeys(run[query], 0.0)
-                    if plan is not None:
-                        ahead = {id: float(plan[n, positions[id]]) for id in run[query]}
-                    for ranked, values in zip(runs, scores[n], strict=True):
-                        rel = dict(zip(sequences[n], values.tolist(), strict=True))
-                        best = {
-                            id: max((rel[tuple(t)] for t in names), default=-np.inf) + ahead[id]
-                            for id, names in named[n].items()
-                        }
-                        ranked[query] = best_first(best)
+            for batch in bar.track(_batches(run, queries, QUERIES), description=f"rerank {name}"):
+                for query, best in self._rel(batch, queries, run, scorers, whole):
+                    for ranked, rel in zip(runs, best, strict=True):
+                        ranked[query] = best_first(rel)
         return runs
+
+    def _rel(
+        self,
+        batch: Sequence[str],
+        queries: Mapping[str, str],
+        run: Run,
+        scorers: Sequence[ScoreName],
+        whole: bool,
+    ) -> Iterator[tuple[str, list[dict[str, float]]]]:
+        """Yield each query with its documents' rel under each scorer."""
+        model = self.model
+        positions = model.identifiers.positions
+        named = [{id: model.names(positions[id], whole=whole) for id in run[query]} for query in batch]
+        sequences = [sorted({tuple(t) for names in by_id.values() for t in names}) for by_id in named]
+        sources = model.tokenize([queries[query] for query in batch])
+        scores = model.sequence_scores(sources, sequences, *scorers)
+        plan = model.set_scores(sources)
+        for n, query in enumerate(batch):
+            ahead = dict.fromkeys(run[query], 0.0)
+            if plan is not None:
+                ahead = {id: float(plan[n, positions[id]]) for id in run[query]}
+            best = []
+            for values in scores[n]:
+                rel = dict(zip(sequences[n], values.tolist(), strict=True))
+                best.append(
+                    {
+                        id: max((rel[tuple(t)] for t in names), default=-np.inf) + ahead[id]
+                        for id, names in named[n].items()
+                    }
+                )
+            yield query, best
 
     def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
         """Decompose the score of the document's best name, one row per token; return [] if it has no name.

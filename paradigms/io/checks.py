@@ -100,21 +100,30 @@ def check_type(name: str, value: Any, kind: Any) -> None:
         raise ValueError(f"{name}={value!r:.200}; it must be {allowed}")
     elif isinstance(value, int) and not LEAST_INT <= value <= MOST_INT:
         raise ValueError(f"{name} is a whole number of more than 64 bits")
-    for part in get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,):
-        of_entries = get_args(part)
-        if isinstance(value, list) and get_origin(part) is list:
-            for n, entry in enumerate(value):
-                check_type(f"{name}[{n}]", entry, of_entries[0])
-        elif isinstance(value, dict) and get_origin(part) is dict:
-            for key, entry in value.items():
-                check_type(f"a key of {name}", key, of_entries[0])
-                check_type(f"{name}[{key!r:.80}]", entry, of_entries[1])
+    else:
+        for part in _members(kind):
+            if get_origin(part) is type(value):
+                _check_entries(name, value, *get_args(part))
+
+
+def _check_entries(name: str, values: list[Any] | dict[Any, Any], *kinds: Any) -> None:
+    """Check the entries of a list, or the keys and entries of a dict, against their types."""
+    if isinstance(values, dict):
+        for key in values:
+            check_type(f"a key of {name}", key, kinds[0])
+    pairs = values.items() if isinstance(values, dict) else enumerate(values)
+    for key, entry in pairs:
+        check_type(f"{name}[{key!r:.80}]", entry, kinds[-1])
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    """Return the types of a union, or the type itself."""
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 def _parts(kind: Any) -> tuple[Any, ...]:
     """Return the classes of a union, or the class itself; list[str] counts as list."""
-    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    return tuple(get_origin(part) or part for part in kinds)
+    return tuple(get_origin(part) or part for part in _members(kind))
 
 
 def _is(value: Any, kind: type) -> bool:
