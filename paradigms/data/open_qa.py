@@ -108,7 +108,7 @@ def _questions(path: Path, problems: Problems) -> Iterator[Question]:
 
 def _question(row: dict[str, Any], where: str, problems: Problems) -> Question:
     """Return the question and answers of a row; published files have the key "answers" or "answer"."""
-    answers = row.get("answers", row.get("answer"))
+    answers: Any = row.get("answers", row.get("answer"))
     check_type(f"{where}: question", row.get("question"), str)
     check_type(f"{where}: answers", answers, list[str])
     texts = [answer for answer in answers if not is_blank(answer)]

@@ -39,7 +39,8 @@ Scores = dict[int, float]  # number of the indexed text -> score
 
 def seal(backbone: str | Path, corpus: Corpus, **settings: Any) -> Generative:
     """Build SEAL over `backbone`. settings: fields of `GenerativeSettings`."""
-    chosen = GenerativeSettings(**{"name": "seal", "beams": 15} | settings)
+    options: dict[str, Any] = {"name": "seal", "beams": 15}
+    chosen = GenerativeSettings(**options | settings)
     names = text(corpus, load_base_tokenizer(backbone), chosen.document_length)
     return Generative.build(chosen, backbone, names, corpus)
 

@@ -40,7 +40,7 @@ def small_t5(
         num_heads=HEADS,
         dropout_rate=0.0,
         feed_forward_proj="gated-gelu",
-        tie_word_embeddings=False,
+        tie_word_embeddings=False,  # type: ignore[call-arg]
     )
     written = contents("*.json", "*.safetensors", marks=["config.json"])
     with torch.random.fork_rng(devices=[]), quiet(), atomic_folder(folder, written) as temporary:
