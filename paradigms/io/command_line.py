@@ -74,7 +74,8 @@ class Parser(ArgumentParser):
             name, _, value = word.partition("=") if word.startswith("--") else (before, "", word)
             field = name.removeprefix("--").partition(".")[0].rstrip("+")
             if field == "config" and Path(value).is_file():
-                name, value = value, Path(value).read_text(encoding="utf-8", errors="replace")
+                name = value
+                value = Path(value).read_text(encoding="utf-8", errors="replace")
             elif not _structured(hints.get(field)):
                 continue
             try:
