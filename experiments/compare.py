@@ -18,7 +18,11 @@ from typing import Any, Literal
 
 from studies.settings import (
     Backbone,
+    Baseline,
     CollectionName,
+    IndexKind,
+    Options,
+    Ranking,
     Results,
     Seeds,
     StudyTraining,
@@ -34,7 +38,9 @@ from paradigms.io.command_line import flags, folder_name
 
 
 @flags(dev_queries=0, seeds=[0])
-class Settings(Results, CollectionName, StudyTraining, Backbone, Seeds):
+class Settings(
+    Results, CollectionName, StudyTraining, Backbone, Baseline, Seeds, Options, IndexKind, Ranking
+):
     """Settings for the systems to compare, and the training of each paradigm."""
 
     split: str = "test"
@@ -60,23 +66,6 @@ class Settings(Results, CollectionName, StudyTraining, Backbone, Seeds):
     weights (by default, sum chooses them on dev); teacher, as in '{"colbert": {}, "dpr": {"teacher":
     "colbert", "distil": {"temperature": 0.02}}}', a system whose scores of the relevant document and the
     hard negatives are learned in addition to the labels"""
-    options: dict[str, Any] = field(default_factory=dict)
-    """settings of every paradigm that is trained here, such as '{"document_length": 256}'"""
-    index: str = "exact"
-    """index of encoded documents: exact (for splade an exact inverted index); faiss; fixed (MUVERA); lemur;
-    inverted, in 8 bits; or compressed, which approximates in a quarter of the bytes"""
-    passages: int = 0
-    """split documents into passages of at most this many words, with their titles, for all encoders; 0:
-    truncate documents at the paradigm's document_length"""
-    best_passages: int = 1
-    """a document's score is the sum over this many of its best passages; 1: MaxP"""
-    depth: int = 100
-    """documents to retrieve per query, and BM25 candidates per query in rerank mode"""
-    identical_ids: Literal["auto", "leave_out", "keep"] = "auto"
-    """documents whose id equals the query's id: keep; leave_out, as BEIR does; auto: leave_out if most of
-    these documents contain the query (ArguAna, Quora), keep if ids are equal by chance"""
-    baseline: str = "bm25"
-    """system to test the others against"""
     minutes: float = 0.0
     """pause after this many minutes at a checkpoint, with exit status 75; the same command resumes. 0:
     never"""
@@ -179,7 +168,8 @@ def main(settings: Settings) -> int:
     if data.own:
         console.print(left_out(data.own))
     if settings.passages:
-        documents, passages = len(collection.corpus), len(data.pieces.corpus)
+        documents = len(collection.corpus)
+        passages = len(data.pieces.corpus)
         console.print(
             f"{documents:,} documents in {passages:,} passages of at most {settings.passages} words"
         )
@@ -209,7 +199,8 @@ def run_all(
     data: ComparisonData, finished: Names[str], settings: Settings, accelerator: Accelerator, console: Console
 ) -> None:
     """Train and measure every unfinished system. Raises Paused when the time limit (`minutes`) is reached."""
-    runs, first = systems.training_runs(settings), True
+    runs = systems.training_runs(settings)
+    first = True
     for number, (run, trial) in enumerate(runs.items(), 1):
         if run in finished:
             console.print(f"{run}: finished before, its runs are taken from {settings.output}/runs")
@@ -228,7 +219,8 @@ def run_all(
 
 def announce(settings: Settings, finished: set[str], documents: int, queries: int, console: Console) -> None:
     """Describe the planned work, the approximate duration, and the results folder."""
-    seconds, names = REST, []
+    seconds = REST
+    names = []
     for name, system in settings.chosen.items():
         training = systems.training_settings(system, settings, settings.seeds[0])
         pairs = training.steps * training.batch_size if training else 0
@@ -257,7 +249,8 @@ def bound(system: SystemSettings, settings: Settings, seed: int) -> dict[str, An
     """Return what a system's results depend on, including the contents of files named in the settings."""
     training = systems.training_settings(system, settings, seed)
     paths = {name: path for name in ("backbone", "checkpoint") if (path := getattr(system, name))}
-    builder, encoder = PARADIGMS.get(system.paradigm), ENCODERS.get(system.options.get("encoder", ""))
+    builder = PARADIGMS.get(system.paradigm)
+    encoder = ENCODERS.get(system.options.get("encoder", ""))
     names = {plugin_of(part) for part in (builder, encoder) if part is not None}
     if system.checkpoint and Path(system.checkpoint, "plugins.json").is_file():
         names |= {file.name for file in LOADED}
@@ -269,7 +262,9 @@ def bound(system: SystemSettings, settings: Settings, seed: int) -> dict[str, An
 
 def run_bm25(data: ComparisonData, settings: Settings) -> None:
     """Run BM25 on whole and on truncated documents; write runs, costs, and the candidates for rerank mode."""
-    test, folder, pool = data.test, Path(settings.output), Run()
+    test = data.test
+    folder = Path(settings.output)
+    pool = Run()
     for name, bm25 in {"bm25": data.bm25, CUT: data.cut}.items():
         if bm25 is None:
             continue
@@ -309,8 +304,10 @@ def run_system(
     costs.json is written last and marks the system as finished. For an untrained system, only the runs are
     saved.
     """
-    folder, runs = Path(settings.output, name), Path(settings.output, "runs")
-    system, pool = settings.chosen[trial.system], read_run(runs / "candidates.run")
+    folder = Path(settings.output, name)
+    runs = Path(settings.output, "runs")
+    system = settings.chosen[trial.system]
+    pool = read_run(runs / "candidates.run")
     if twin := systems.twin(trial, settings):
         by_main(partial(system_runs.copy_runs, twin, name, asked_of(data, pool), folder.parent), accelerator)
         return

@@ -10,34 +10,24 @@ subtraction of their mean.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
-from studies.settings import at_least, launch, refusing
+from studies.settings import Collections, Documents, Output, Queries, at_least, launch, refusing
 
-from paradigms.io.command_line import folder_name
+from paradigms.io.command_line import flags, folder_name
 
 
-@dataclass
-class Settings:
+@flags(documents=600, queries=60)
+class Settings(Output, Collections, Documents, Queries):
     """Settings for models, collections, and measurements."""
 
-    collections: list[str] = field(default_factory=lambda: ["pydocs"])
-    """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or folders of collections"""
-    documents: int = 600
-    """documents per collection: relevant documents, and others drawn at random; 0: all"""
-    queries: int = 60
-    """test queries per collection, drawn at random"""
     model: str = ""
     """folder of a saved ColBERT; empty: an untrained one over all-MiniLM-L6-v2"""
-    document_length: int = 128
-    law_documents: int = 200
-    """number of documents, from the start of the sample, for which recall is predicted"""
-    law_queries: int = 6
-    output: str = "results/fewer_bytes"
 
     def __post_init__(self) -> None:
         at_least(self, queries=1)
+        super().__post_init__()
 
 
 launch(__name__, Settings, __doc__)  # before the slow imports
@@ -68,13 +58,15 @@ from paradigms.recipe import Recipe
 from paradigms.registry import as_paradigm
 from paradigms.train.script import open_collection
 
+LENGTH = 128  # tokens of a document
 BLOCK = 1 << 16  # padded tokens to read at once
 LISTS = 256  # number of lists of the compressed indexes
 ROUNDS = 3  # rounds of timed searches, of which the fastest counts
 
 
 def main(settings: Settings) -> None:
-    console, folder = Terminal(), Path(settings.output)
+    console = Terminal()
+    folder = Path(settings.output)
     torch.set_num_threads(1)
     with refusing():
         model = opened(settings)
@@ -86,7 +78,7 @@ def main(settings: Settings) -> None:
         parts: dict[str, Callable[[], Rows]] = {
             "fewer": partial(fewer, store, model.recipe, split, queries),
             "fixed": partial(fixed, store, model.recipe, queries),
-            "law": partial(law, store, queries, settings),
+            "law": partial(law, store, queries),
         }
         for part, measure in parts.items():
             file = place / f"{part}.json"
@@ -104,7 +96,8 @@ def sampled(collection: Collection, settings: Settings) -> tuple[list[int], Spli
 
     Queries are drawn first, until their relevant documents fill half of the sample.
     """
-    draw, test = np.random.default_rng(0), collection.split("test")
+    draw = np.random.default_rng(0)
+    test = collection.split("test")
     wanted = min(settings.documents or len(collection.corpus), len(collection.corpus))
     chosen: list[str] = []
     rows: set[int] = set()
@@ -127,7 +120,7 @@ def opened(settings: Settings) -> Paradigm:
             raise SystemExit(f"{settings.model} is not a ColBERT: only errors of sums of maxima are bounded")
         return model.eval()
     torch.manual_seed(0)  # seed of the projection
-    return PARADIGMS["colbert"]("offline", document_length=settings.document_length).eval()
+    return PARADIGMS["colbert"]("offline", document_length=LENGTH).eval()
 
 
 def encoded(model: Paradigm, name: str, settings: Settings, console: Terminal) -> tuple[Store, Split]:
@@ -135,7 +128,8 @@ def encoded(model: Paradigm, name: str, settings: Settings, console: Terminal) -
     collection = open_collection(name, None, console)
     rows, split = sampled(collection, settings)
     folder = Path(settings.output) / folder_name(name) / "exact"
-    ids, texts = [collection.corpus.ids[n] for n in rows], [collection.corpus[n] for n in rows]
+    ids = [collection.corpus.ids[n] for n in rows]
+    texts = [collection.corpus[n] for n in rows]
     if not folder.is_dir():
         return Store.build(kinds.exact(), model, ids, texts, folder, progress=True), split
     store = open_index(folder).store
@@ -164,8 +158,13 @@ def made(exact: Store) -> Iterator[tuple[str, str, Store, float]]:
             yield name, way, store, store.bytes_per_document
     for part in (2, 4):
         dim = exact.dim // part
-        same = {name: exact.manifest[name] for name in ("paradigm", "dim", "fields")}
-        store = Store.build_from(kinds.exact(), projected(exact, dim), **same)
+        store = Store.build_from(
+            kinds.exact(),
+            projected(exact, dim),
+            paradigm=exact.manifest["paradigm"],
+            dim=exact.manifest["dim"],
+            fields=exact.manifest["fields"],
+        )
         yield "dimensions", f"1/{part}", store, exact.bytes_per_document * dim / exact.dim
 
 
@@ -280,7 +279,8 @@ def draw_fewer(rows: Rows) -> Figure:
         here = [row for row in rows if row["collection"] == name]
         for kind in dict.fromkeys(row["kind"] for row in here):
             some = sorted((row for row in here if row["kind"] == kind), key=lambda row: row["bytes/document"])
-            x, y = [row["bytes/document"] for row in some], [np.mean(row["nDCG@10"]) for row in some]
+            x = [row["bytes/document"] for row in some]
+            y = [np.mean(row["nDCG@10"]) for row in some]
             panel.plot(x, y, "*" if kind == "all tokens" else "o-", label=kind, markersize=5)
         panel.set(title=f"{name}, {here[0]['queries']} queries", xscale="log", xlabel="bytes a document")
         ticks = [1 << n for n in range(11, 16) if 1 << n < 2 * here[0]["bytes/document"]]

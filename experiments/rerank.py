@@ -8,34 +8,31 @@ Writes reranked.run, table.md, table.csv, per_query.csv and config.json to the o
 
 import tempfile
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from studies.settings import OneCollection, at_least, launch, refusing
+from studies.settings import (
+    Checkpoint,
+    Computing,
+    OneCollection,
+    OneSplit,
+    Output,
+    Ranking,
+    at_least,
+    launch,
+    refusing,
+)
 
-from paradigms.io.command_line import folder_name
+from paradigms.io.command_line import flags, folder_name
 
 
-@dataclass(kw_only=True)
-class Settings(OneCollection):
+@flags(precision="no")
+class Settings(OneCollection, OneSplit, Checkpoint, Ranking, Output, Computing):
     """Settings for the models and the run."""
 
-    checkpoint: str
-    """folder of a saved paradigm, such as experiments/train.py writes"""
     run: str
     """TREC run to rerank"""
-    split: str = "test"
-    passages: int = 0
-    """split documents into passages of at most this many words, with their titles; 0: truncate documents at
-    the paradigm's document_length"""
-    best_passages: int = 1
-    """a document's score is the sum over this many of its best passages; 1: MaxP"""
-    depth: int = 100
-    """number of documents to rerank per query; later documents are left out of both rankings"""
-    identical_ids: Literal["auto", "leave_out", "keep"] = "auto"
-    """documents whose id equals the query's id: keep; leave_out, as BEIR does; auto: leave_out if most of
-    these documents contain the query (ArguAna, Quora), otherwise keep"""
     index: str = ""
     """folder in which experiments/encode.py encoded the collection with the checkpoint; empty: encode the
     candidates"""
@@ -44,10 +41,6 @@ class Settings(OneCollection):
     weights chosen on dev); empty: no fusion"""
     dev_run: str = ""
     """run of the dev queries by the same system as `run`, for choosing the weights of sum"""
-    output: str = ""
-    """results folder; empty: results/rerank-PARADIGM-COLLECTION"""
-    precision: Literal["no", "bf16", "fp16"] = "no"
-    """precision of encoding; fp16 needs a GPU"""
 
     def __post_init__(self) -> None:
         at_least(self, depth=1, best_passages=1)
@@ -65,6 +58,7 @@ from paradigms import load
 from paradigms.data import Collection, Run, best_first, check_answered, read_run, write_run
 from paradigms.data.identical import left_out, own_documents, without_own
 from paradigms.data.pieces import Pieces
+from paradigms.encoder.precision import native_precision
 from paradigms.evaluate import (
     MEASURES,
     csv_table,
@@ -112,12 +106,15 @@ def rerank_run(settings: Settings, state: PartialState, console: Terminal) -> No
         return
     for run, wanted, (part, _) in zip(scored, pools, asked, strict=True):
         check_answered(run, [query for query, documents in wanted.items() if documents], part.run)
-    pool, reranked, weights = pools[0], scored[0], (1.0, 1.0)
+    pool = pools[0]
+    reranked = scored[0]
+    weights = (1.0, 1.0)
     if settings.dev_run:
         judged = collection.split("dev").only(pools[1])
         judgements = with_judgements(judged, collection.corpus, [pools[1]])
         weights = tune_weights([pools[1], scored[1]], judgements)
-    name, before = model.name, f"run {Path(settings.run).name}"
+    name = model.name
+    before = f"run {Path(settings.run).name}"
     split = with_judgements(collection.split(settings.split), collection.corpus, [pool])
     measures = collection.measures or MEASURES
     runs = {before: pool, name: reranked}
@@ -147,7 +144,9 @@ def rescored(
     console: Terminal,
 ) -> Run:
     """Rescore the pool with the model, using all processes."""
-    queries, corpus, main = collection.split(settings.split).queries, pieces.corpus, state.is_main_process
+    queries = collection.split(settings.split).queries
+    corpus = pieces.corpus
+    main = state.is_main_process
     retriever: Retriever
     with ExitStack() as stack:
         if settings.index:
@@ -166,8 +165,9 @@ def rescored(
                 temporary = stack.enter_context(tempfile.TemporaryDirectory())
                 [folder] = broadcast_object_list([f"{temporary}/index"])
                 check_shared(Path(folder).parent, state)
-            how: dict[str, Any] = {"precision": settings.precision, "progress": main, "launch": state}
-            retriever = retriever_of(model, part, folder, **how)
+            automatic = settings.precision == "auto"
+            precision = native_precision(state.device) if automatic else settings.precision
+            retriever = retriever_of(model, part, folder, precision=precision, progress=main, launch=state)
         documents = Passages(AllProcesses(retriever, state), pieces, settings.best_passages)
         reranked = documents.rerank(queries, pool, progress=main)
         state.wait_for_everyone()  # all processes must have read the folder before it is deleted

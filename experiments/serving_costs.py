@@ -11,24 +11,33 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.settings import OneCollection, at_least, launch, lengths_of, refusing
+from studies.settings import (
+    Backbone,
+    Lengths,
+    Machine,
+    OneCollection,
+    OneSplit,
+    Output,
+    Queries,
+    at_least,
+    launch,
+    lengths_of,
+    refusing,
+)
+
+from paradigms.io.command_line import flags
 
 
-@dataclass
-class Settings(OneCollection):
+@flags(documents=1200, queries=30, threads=0, rounds=3)
+class Settings(Output, OneCollection, OneSplit, Queries, Backbone, Lengths, Machine):
     """Settings for documents, queries, paradigms, and indexes."""
 
-    documents: int = 1200
-    """number of documents to encode, drawn at random; 0: all documents, and nDCG@10 is measured"""
-    queries: int = 30
-    """number of queries of the split, drawn at random; 0: all"""
-    split: str = "test"
     paradigms: list[str] = field(
         default_factory=lambda: ["dpr", "me_bert", "colbert", "coil", "aligner", "xtr"]
     )
@@ -38,35 +47,24 @@ class Settings(OneCollection):
     clock: Literal["wall", "cpu"] = "wall"
     """cpu: CPU time of this process in seconds, for a machine with other work; engines that are servers spend
     time in other processes"""
-    backbone: str = "offline"
-    """offline (all-MiniLM-L6-v2), a hub name or a folder"""
     load: dict[str, str] = field(default_factory=dict)
     """saved paradigms in place of untrained ones: {"colbert": "results/colbert/checkpoint"}"""
-    options: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """settings of a paradigm's encoder: {"colbert": {"dim": 64}}"""
-    query_length: int = 32
-    document_length: int = 128
     bits: list[Literal[8, 4, 2, 1]] = field(default_factory=lambda: [8, 4, 2, 1])
     """bits per dimension of the compressed index"""
-    probes: int = 8
-    """number of lists of the compressed index that each query token reads"""
-    k: int = 10
-    rounds: int = 3
-    """number of rounds; each query's fastest time is reported"""
-    threads: int = 0
-    """threads; 0: one per core"""
-    output: str = "results/serving_costs"
 
     def __post_init__(self) -> None:
-        for name in ("paradigms", "load", "options"):
+        for name in ("paradigms", "load"):
             unknown = [paradigm for paradigm in getattr(self, name) if paradigm not in (*PARADIGMS, BM25)]
             if unknown:
                 raise SystemExit(f"--{name}: {unknown[0]!r} is none of {', '.join(PARADIGMS)}")
-        at_least(self, k=1, rounds=1, probes=1)
+        super().__post_init__()
+        at_least(self, rounds=1)
         self.threads = self.threads or os.cpu_count() or 1
 
 
 BM25 = "bm25"
+K = 10
+PROBES = 8  # lists of the compressed index that each query token reads
 
 launch(__name__, Settings, __doc__)  # before the slow imports
 
@@ -106,7 +104,8 @@ Costs = tuple[int, float, np.ndarray, Answers]  # bytes, seconds to build, milli
 
 
 def main(settings: Settings) -> None:
-    console, folder = Terminal(), held(settings.output)
+    console = Terminal()
+    folder = held(settings.output)
     torch.set_num_threads(settings.threads)
     before = os.getloadavg()[0]
     rows: Rows = []
@@ -135,7 +134,8 @@ def main(settings: Settings) -> None:
 
 def measured_once(name: str, collection: Collection, settings: Settings, folder: Path) -> Rows:
     """Return a paradigm's rows; rows that an earlier run with these settings saved are not measured again."""
-    file, chosen = folder / "rows" / f"{name}.json", asdict(settings) | {"paradigms": [name], "output": ""}
+    file = folder / "rows" / f"{name}.json"
+    chosen = asdict(settings) | {"paradigms": [name], "output": ""}
     kept = json_or_empty(file)
     if kept.get("settings") != chosen:
         kept = {"settings": chosen, "ended": False, "wanted": None, "rows": []}
@@ -162,23 +162,25 @@ def measure(
     """
     texts, asked = drawn(collection, settings)
     if name == BM25:
-        base, queries, kept["wanted"] = weighed(texts, list(asked.values()), settings.k)
-        recipe, vectors, dim = Recipe(BM25, EqualIds(), "one"), float(np.diff(base.offsets).mean()), 1
+        base, queries, kept["wanted"] = weighed(texts, list(asked.values()), K)
+        recipe = Recipe(BM25, EqualIds(), "one")
+        vectors = float(np.diff(base.offsets).mean())
+        dim = 1
         indexed = partial(measure_index, base, recipe, queries, work, settings)
         jobs: dict[str, Callable[[], Costs]] = {
             f"inverted, {bits} bits": partial(indexed, kinds.inverted(bits)) for bits in (8, 16)
         }
     else:
         model = opened(name, settings)
-        base, recipe, dim = encoded(model, texts, place), model.recipe, model.encoder.dim
-        queries, vectors = (
-            model.encode_queries(list(asked.values())).to("cpu"),
-            int(base.offsets[-1]) / len(base),
-        )
+        base = encoded(model, texts, place)
+        recipe = model.recipe
+        dim = model.encoder.dim
+        queries = model.encode_queries(list(asked.values())).to("cpu")
+        vectors = int(base.offsets[-1]) / len(base)
         indexed = partial(measure_index, base, recipe, queries, work, settings)
         jobs = {"exact": partial(indexed, kinds.exact()), "FAISS": partial(indexed, kinds.faiss())}
         for bits in settings.bits:
-            coded = kinds.compressed(bits, probes=settings.probes)
+            coded = kinds.compressed(bits, probes=PROBES)
             jobs[f"compressed, {bits} bit{'s'[: bits - 1]}"] = partial(indexed, coded)
         scored = as_maxima(model)
         if scored and not one_vector(model):
@@ -198,7 +200,7 @@ def measure(
             row |= {"engine": what, "bytes/document": size / len(base), "build s": seconds}
             spread = np.quantile(milliseconds, (0.1, 0.5, 0.9)).tolist()
             row |= dict(zip(("10%", "ms", "90%"), spread, strict=True))
-            row |= {f"recall@{settings.k}": recall(answers, kept["wanted"])}
+            row |= {f"recall@{K}": recall(answers, kept["wanted"])}
             if not settings.documents:
                 run = dict(zip(asked, answers, strict=True))
                 quality = on_split(run, collection.split(settings.split).only(asked), ["nDCG@10"])
@@ -221,7 +223,8 @@ def encoded(model: Paradigm, texts: Mapping[str, str], place: Path) -> Store:
 def weighed(texts: Mapping[str, str], asked: Sequence[str], k: int) -> tuple[Store, Tokens, Answers]:
     """Return BM25's document weights as a store, the queries' weights, and BM25's results."""
     bm25 = baselines.BM25(Corpus.of(texts))
-    matrix, ids = bm25.matrix(), list(texts)
+    matrix = bm25.matrix()
+    ids = list(texts)
     blocks = (slice(n, n + BLOCK) for n in range(0, len(ids), BLOCK))
     parts = ((ids[block], as_tokens(matrix[block], 0)) for block in blocks)
     store = Store.build_from(kinds.inverted(16), parts, paradigm=BM25, dim=1, fields=("vectors", "ids"))
@@ -234,8 +237,10 @@ def as_tokens(rows: Any, axis: int) -> Tokens:
     """Convert rows of a CSR matrix to the terms of documents (axis 0) or queries (axis 1)."""
     lengths = np.diff(rows.indptr)
     mask = np.arange(max(1, lengths.max())) < lengths[:, None]
-    ids, weights = np.zeros(mask.shape, np.int64), np.zeros(mask.shape, np.float32)
-    ids[mask], weights[mask] = rows.indices, rows.data
+    ids = np.zeros(mask.shape, np.int64)
+    weights = np.zeros(mask.shape, np.float32)
+    ids[mask] = rows.indices
+    weights[mask] = rows.data
     vectors, there, terms = (torch.from_numpy(part).unsqueeze(axis) for part in (weights, mask, ids))
     return Tokens(vectors[..., None], there, terms)
 
@@ -247,8 +252,7 @@ def opened(name: str, settings: Settings) -> Paradigm:
     """
     if name not in settings.load:
         torch.manual_seed(0)  # seed of projections
-        options = lengths_of(settings) | settings.options.get(name, {})
-        return PARADIGMS[name](settings.backbone, **options).eval()
+        return PARADIGMS[name](settings.backbone, **lengths_of(settings)).eval()
     loaded = as_paradigm(load(settings.load[name]), settings.load[name])
     if loaded.name != name:
         raise ValueError(f"{settings.load[name]} holds {loaded.name}, not {name}")
@@ -258,7 +262,8 @@ def opened(name: str, settings: Settings) -> Paradigm:
 def drawn(collection: Collection, settings: Settings) -> tuple[dict[str, str], dict[str, str]]:
     """Draw random documents and queries, the same for all paradigms. A limit of 0 keeps all, in order."""
     draw = np.random.default_rng(0)
-    corpus, asked = collection.corpus, collection.split(settings.split).queries
+    corpus = collection.corpus
+    asked = collection.split(settings.split).queries
     rows = draw.permutation(len(corpus))[: settings.documents].tolist() or range(len(corpus))
     ids = list(asked)
     chosen = draw.permutation(len(ids))[: settings.queries].tolist() or range(len(ids))
@@ -302,7 +307,7 @@ def measure_index(
     seconds = now() - began
 
     def find(n: int) -> dict[str, float]:
-        return index.search_tokens(recipe, queries[n : n + 1], settings.k)[0]
+        return index.search_tokens(recipe, queries[n : n + 1], K)[0]
 
     return (
         folder_bytes(work / "index"),
@@ -334,14 +339,17 @@ def measure_engine(
     name: str, base: Store, model: Paradigm, queries: Tokens, work: Path, settings: Settings
 ) -> Costs:
     """Load the vectors in `base` into an engine, embedded or as a server, and measure it."""
-    folder, dim, single = work / name, model.encoder.dim, one_vector(model)
+    folder = work / name
+    dim = model.encoder.dim
+    single = one_vector(model)
     with ExitStack() as servers:
         engine: Engine
         if name == "Qdrant":
             engine = QdrantEdgeEngine(folder, dim, single=single, exact=True)
             servers.callback(engine.close)
         elif name.startswith("pgvector"):
-            address, nearest = servers.enter_context(postgres()), NEAREST if "HNSW" in name else 0
+            address = servers.enter_context(postgres())
+            nearest = NEAREST if "HNSW" in name else 0
             engine = PgvectorEngine(address, dim, schema="public", single=single, nearest=nearest)
         else:
             engine = LanceEngine(str(folder), dim, single=single)
@@ -354,9 +362,7 @@ def measure_engine(
             engine.approximate()
         seconds = now() - began
         rows = [queries.vectors[n, 0][queries.mask[n, 0]].numpy() for n in range(len(queries.mask))]
-        timings = timed(
-            lambda n: dict(engine.top(rows[n], settings.k)), len(rows), settings.rounds, clock(settings)
-        )
+        timings = timed(lambda n: dict(engine.top(rows[n], K)), len(rows), settings.rounds, clock(settings))
         if isinstance(engine, PgvectorEngine):
             [[size]] = engine.connection.execute("SELECT pg_total_relation_size('documents')")
         else:

@@ -3,20 +3,16 @@
 import csv
 import json
 import re
-import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import compare
 import pytest
 import yaml
 from studies import model_runs
-from studies import system_runs as measured
 from studies.system_runs import write_runs
-from studies.systems import divided
 from transformers import BertForSequenceClassification
 
-from paradigms import PARADIGMS, Paradigm
+from paradigms import PARADIGMS
 from paradigms import load as load_paradigm
 from paradigms.align import DocumentToQuery
 from paradigms.data import load_collection, read_run
@@ -26,7 +22,7 @@ from tests.experiments import scripts
 from tests.experiments.scripts import SMALL
 from tests.forks import fork_group
 from tests.serve.served import needed
-from tests.tiny import built, write_collection, write_headed
+from tests.tiny import built, write_headed
 
 SYSTEMS = [*PARADIGMS, "dsi"]
 SEEN = "dsi (unseen documents)"
@@ -122,56 +118,25 @@ def test_every_system_has_runs_costs_and_checkpoint(finished: Path):
     assert load_paradigm(finished / "dsi" / "checkpoint").name == "dsi"
 
 
-def test_milliseconds_are_the_median_after_a_warm_up(monkeypatch: pytest.MonkeyPatch):
-    """One-time loading and one slow query change nothing; long queries are not repeated."""
-    clock, asked = [0.0], []
-    monkeypatch.setattr(measured.time, "perf_counter", lambda: clock[0])
-
-    def work(query: str) -> None:
-        clock[0] += {"first": 9.0, "slow": 3.0}.get(query, 0.001) if query not in asked else 0.001
-        asked.append(query)
-
-    assert measured.milliseconds(work, ["first", "slow", "b"]) == pytest.approx(1)
-    assert len(asked) == 1 + 3 * measured.ROUNDS
-    assert measured.milliseconds(work, []) is None
-    asked.clear()
-    monkeypatch.setattr(measured, "SECONDS", 2.0)
-    measured.milliseconds(work, ["first", "slow", "b"])
-    assert asked == ["first", "first", "slow"]
-
-
 def test_results_are_files(finished: Path):
     with (finished / "per_query.csv").open() as file:
         rows = list(csv.DictReader(file))
     untrained = {f"{name}.untrained" for name in PARADIGMS}
     assert {row["system"] for row in rows} == {"bm25", "bm25-cut", *SYSTEMS, *untrained}
     assert {row["stage"] for row in rows} == {"retrieve", "rerank"}
-    values = {
-        system: [
-            float(row["value"]) for row in rows if row["system"] == system and row["stage"] == "retrieve"
-        ]
-        for system in ("dpr", "dpr.untrained")
-    }
-    assert values["dpr"] != values["dpr.untrained"]
     with (finished / "retrieve.csv").open() as file:
         table = {row["system"]: row for row in csv.DictReader(file) if row["measure"] == "nDCG@10"}
-    first = [
-        float(row["value"])
-        for row in rows
-        if (row["system"], row["stage"], row["measure"]) == ("dpr.untrained", "retrieve", "nDCG@10")
-    ]
+    key = "dpr.untrained", "retrieve", "nDCG@10"
+    first = [float(row["value"]) for row in rows if (row["system"], row["stage"], row["measure"]) == key]
     assert float(table["dpr"]["untrained"]) == pytest.approx(sum(first) / len(first))
     assert [name for name, row in table.items() if not row["untrained"]] == ["bm25", "bm25-cut", SEEN]
     page = (finished / "report.html").read_text()
     assert all(name in page for name in SYSTEMS)
     assert "bm25-cut: BM25 on the first 12 tokens of each document, as dpr" in page
-    assert not (finished / "dpr.untrained" / "index").exists()
     assert "nDCG@10" in (finished / "table.md").read_text()
-    assert json.loads((finished / "config.json").read_text())["seeds"] == [0]
     drawn = {p.name for p in (finished / "pictures").iterdir()}
     assert drawn >= {"recall.png", "cost.png"}
     assert "What quality costs" in page
-    assert "torch" in json.loads((finished / "environment.json").read_text())
     (logged,) = (finished / "wandb").glob("offline-run-*")
     media = {file.name.rsplit("_", 2)[0] for file in (logged / "files" / "media").rglob("*.*")}
     assert {"recall", "cost", "retrieve"} <= media
@@ -209,12 +174,7 @@ def test_an_interrupted_run_ends_as_one_that_was_not(
     finished: Path, words: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     flags = settings(words, tiny_bert, tmp_path, systems="[dpr,xtr]")
-    for owner, name in (
-        (Indexed, "search"),
-        (Paradigm, "save_pretrained"),
-        (model_runs, "remove_folder"),
-        (compare, "make_report"),
-    ):
+    for owner, name in ((Indexed, "search"), (model_runs, "remove_folder"), (compare, "make_report")):
         with monkeypatch.context() as patch:
 
             def interrupt(*_: object, **__: object) -> None:
@@ -255,52 +215,26 @@ def test_a_run_of_few_minutes_pauses_and_ends_as_one_that_did_not(
 def test_checkpoints_widths_and_alignments_stand_side_by_side(
     finished: Path, words: Path, tiny_bert: Path, tmp_path: Path
 ):
-    """Two checkpoints, two widths of one paradigm and two alignments of one encoder, under their names."""
-    dpr, colbert = ({"checkpoint": str(finished / name / "checkpoint")} for name in ("dpr", "colbert"))
+    """A checkpoint as trained and under another alignment, and a width, which two seeds train."""
+    colbert = {"checkpoint": str(finished / "colbert" / "checkpoint")}
     named = {
-        "saved-dpr": dpr,
         "saved": colbert | {"paradigm": "colbert"},
         "reversed": colbert | {"options": {"align": "DocumentToQuery", "normalise": "document_tokens"}},
         "wide": {"paradigm": "colbert", "options": {"dim": 16}},
-        "narrow": {"paradigm": "colbert", "options": {"dim": 8}, "training": {"steps": 0}},
     }
-    run(settings(words, tiny_bert, tmp_path, systems=systems(**named), baseline="saved"))
-    for name, same in (("saved-dpr", "dpr"), ("saved", "colbert")):
-        for stage in ("retrieve", "rerank"):
-            found = read_run(tmp_path / "runs" / f"{name}.{stage}.run")
-            trained = read_run(finished / "runs" / f"{same}.{stage}.run")
-            for query, scores in found.items():  # with frozen layers kept in float16 in one of them
-                both = scores.keys() & trained[query].keys()
-                assert len(both) >= 0.9 * len(scores)
-                assert [scores[id] for id in both] == pytest.approx(
-                    [trained[query][id] for id in both], abs=2e-3
-                )
-        assert json.loads((tmp_path / name / "costs.json").read_text())["train s"] is None
+    flags = settings(words, tiny_bert, tmp_path, systems=systems(**named), baseline="saved", seeds="[0,1]")
+    run(flags)
+    assert json.loads((tmp_path / "saved" / "costs.json").read_text())["train s"] is None
     models = {name: load_paradigm(tmp_path / name / "checkpoint") for name in named}
     assert models["reversed"].recipe.align == DocumentToQuery()
-    assert [models[name].encoder.dim for name in ("wide", "narrow")] == [16, 8]
-    assert (tmp_path / "wide" / "training").is_dir() > (tmp_path / "narrow" / "training").is_dir()
-    page = (tmp_path / "report.html").read_text()
-    assert "saved-dpr loaded from" in page
-    assert set(re.findall(r'"system":\s*"([^"]+)"', page)) >= named.keys()
-    seeds = settings(words, tiny_bert, tmp_path, systems=systems(**named), baseline="saved", seeds="[0,1]")
-    run(seeds)  # trains what training changes once more, and takes the rest from before
+    assert models["wide"].encoder.dim == 16
+    assert "saved loaded from" in (tmp_path / "report.html").read_text()
     again = ["wide.seed-1", "wide.untrained.seed-1"]
     assert [path.name for path in sorted(tmp_path.glob("*.seed-*"))] == again
     assert "2 training seeds" in (tmp_path / "table.md").read_text()
-    with (tmp_path / "per_query.csv").open() as lines:
-        values = [
-            float(row["value"])
-            for row in csv.DictReader(lines)
-            if row["system"] in ("wide", "wide.seed-1")
-            and (row["stage"], row["measure"]) == ("retrieve", "nDCG@10")
-        ]
-    with (tmp_path / "retrieve.csv").open() as lines:
-        cells = {(row["system"], row["measure"]): float(row["mean"]) for row in csv.DictReader(lines)}
-    assert cells["wide", "nDCG@10"] == pytest.approx(sum(values) / len(values))
-    changed = systems(**named | {"wide": named["narrow"]})
-    with pytest.raises(SystemExit, match=r"wide holds results with other settings \(dim: 16 then, 8 now"):
-        run(settings(words, tiny_bert, tmp_path, systems=changed, baseline="saved"))
+    changed = systems(**named | {"wide": {"paradigm": "colbert", "options": {"dim": 8}}})
+    with pytest.raises(SystemExit, match=r"holds results with other settings \(dim: 16 then, 8 now"):
+        run(flags | {"systems": changed})
 
 
 def test_a_paradigm_is_the_same_by_its_name_and_in_the_comparison(finished: Path, tiny_bert: Path):
@@ -335,24 +269,15 @@ def test_two_backbones_learn_side_by_side_under_one_configuration(
     folders = {"collection": words, "backbone": tiny_bert, "output": tmp_path}
     scripts.run("compare", f"--config={file}", **folders, **changed, **shorter)
     page = (tmp_path / "report.html").read_text()
-    assert "training pairs seen = 8" in page
+    assert re.search(r"after \d+ s of training", page)  # an equal budget for all
     study = json.loads((tmp_path / "study.json").read_text())["sections"]
     row = {row["system"]: row for row in study["overview"]["rows"]}["colbert-t5"]
     assert re.fullmatch(r"\.\d{3} [→↗↘] \.\d{3}[†‡]? \[.+, .+\]", row["nDCG@10, whole corpus"])
-    assert (row["training s"] > 0, (tmp_path / "learning.svg").is_file()) == (True, True)
-    assert re.search(r"after \d+ s of training", page)  # an equal budget for all
     for curve in study["learning"]["rows"]:  # DSI has another batch size, so it is measured at other pairs
         assert (curve["training pairs seen = 8"] == "–") == (curve["system"] == "dsi")
-    with (tmp_path / "retrieve.csv").open() as lines:
-        rows = {row["system"]: row for row in csv.DictReader(lines) if row["measure"] == "nDCG@10"}
-    assert [name for name, row in rows.items() if row["untrained"]] == ["colbert", "colbert-t5"]
-    widths = [
-        load_paradigm(tmp_path / name / "checkpoint").encoder.backbone.config.model_type
-        for name in ("colbert", "colbert-t5")
-    ]
-    assert widths == ["bert", "t5"]
+    models = [load_paradigm(tmp_path / name / "checkpoint") for name in ("colbert", "colbert-t5")]
+    assert [model.encoder.backbone.config.model_type for model in models] == ["bert", "t5"]
     assert [*dev_values(tmp_path / "colbert-t5" / "training")] == [0, 1, 2]
-    assert (tmp_path / "pictures" / "learning.png").is_file()
 
 
 @pytest.mark.slow
@@ -366,45 +291,3 @@ def test_two_processes_end_together(words: Path, tiny_bert: Path, tmp_path: Path
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["processes"] == 2
     assert "steps of 8 queries" in (tmp_path / "out" / "report.html").read_text()
-
-
-@pytest.mark.parametrize("also", [[], ["dev"], ["train"]])
-def test_what_is_also_measured_trains_and_chooses_nothing(tmp_path: Path, tiny_bert: Path, also: list[str]):
-    splits = {"train": range(20), "dev": range(20, 24), "test": range(24, 30)}
-    folder = write_collection(tmp_path, ["bird"] * 30, ["bird"] * 30, splits)
-    flags = settings(folder, tiny_bert, tmp_path / "out", also=json.dumps(also))
-    given = scripts.settings("compare", **flags)
-    if also == ["train"]:
-        with pytest.raises(SystemExit, match="no training queries"):
-            divided(load_collection(folder), given)
-        return
-    train, dev, test, others = divided(load_collection(folder), given)
-    parts = [{int(query[1:]) for query in of.queries} for of in (train, dev, test, *others.values())]
-    assert len(dev.queries) == (2 if also else 4)  # without a dev split a tenth of the training queries
-    assert sum(map(len, parts)) == 30  # none is of two
-    assert (
-        parts[0] | parts[1] == set(range(20)) if also else parts[:2] == [set(range(20)), set(range(20, 24))]
-    )
-    assert parts[2:] == [set(range(24, 30)), *[set(range(20, 24))] * len(also)]
-
-
-def test_a_folder_is_bound_to_the_checkpoint_and_by_no_mistyped_split(
-    finished: Path, words: Path, tiny_bert: Path, tmp_path: Path
-):
-    checkpoint = tmp_path / "mine"
-    shutil.copytree(finished / "dpr" / "checkpoint", checkpoint)
-    flags = settings(
-        words, tiny_bert, tmp_path / "out", systems=systems(mine={"checkpoint": str(checkpoint)})
-    )
-    with pytest.raises(SystemExit, match=r"has no split 'nosuch'.*--also"):
-        run(flags | {"also": "[nosuch]"})
-    run(flags)
-    shutil.rmtree(checkpoint)
-    shutil.copytree(finished / "colbert" / "checkpoint", checkpoint)
-    with pytest.raises(SystemExit, match="mine holds results with other settings"):
-        run(flags)
-    given = scripts.settings("compare", **settings(words, tiny_bert, tmp_path, systems="[dpr]"))
-    bound = [
-        compare.bound(given.chosen["dpr"], replace(given, trained_layers=n), 0)["training"] for n in (1, 2)
-    ]
-    assert [training["trained_layers"] for training in bound] == [1, 2]  # whatever a default was then

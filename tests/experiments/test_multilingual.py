@@ -24,14 +24,9 @@ PADDED = 12  # entries of the model beyond the tokenizer's, as mT5 has
 LAKES = {
     "en": "the largest lake of Africa is Lake Victoria",
     "sw": "Ziwa Viktoria ni ziwa kubwa la Afrika",
-    "de": "der größte See Afrikas ist der Viktoriasee",
-    "ru": "крупнейшее озеро Африки это озеро Виктория",
     "ar": "بحيرة فيكتوريا هي أكبر بحيرة في أفريقيا",
-    "hi": "विक्टोरिया झील अफ्रीका की सबसे बड़ी झील है",
     "th": "ทะเลสาบวิกตอเรียเป็นทะเลสาบที่ใหญ่ที่สุดในแอฟริกา",
     "zh": "维多利亚湖是非洲最大的湖泊",
-    "ja": "ヴィクトリア湖はアフリカ最大の湖",
-    "ko": "빅토리아호는 아프리카에서 가장 큰 호수이다",
 }
 OUTSIDE = ["😀", "Ω", "①", "ᚠ", "e\u0301"]  # characters that the vocabulary lacks; one in two code points
 
@@ -132,7 +127,7 @@ def trained(mt5: Path, swahili: Path, tmp_path_factory: pytest.TempPathFactory) 
     """experiments/train.py with the configuration of this project, on the tiny mT5."""
     output = tmp_path_factory.mktemp("trained")
     flags = {"config": CONFIG, "backbone": mt5, "collection": swahili, "output": output, "dev_queries": 0}
-    flags |= {"steps": 30, "batch_size": 10, "evaluate_every": 30, "workers": 0, "tracker": "none"}
+    flags |= {"steps": 30, "batch_size": 5, "evaluate_every": 30, "workers": 0, "tracker": "none"}
     flags |= {"options.dim": 16, "options.k_train": 32}
     flags |= {"options.query_length": 16, "options.document_length": 32}
     run("train", **flags)
