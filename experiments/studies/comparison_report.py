@@ -20,7 +20,6 @@ from studies.systems import (
     ComparisonData,
     Training,
     finished,
-    reranks,
     training_runs,
     training_settings,
 )
@@ -35,6 +34,7 @@ from paradigms.evaluate.table import Cell, ResultTable
 from paradigms.io.checks import read_json
 from paradigms.io.files import write_json, write_text
 from paradigms.io.progress import progress_bar
+from paradigms.registry import is_reranker
 from paradigms.retrieve import Indexed, Retriever
 from paradigms.retrieve.wrappers import Wrapper
 
@@ -181,7 +181,7 @@ def costs_of(folder: Path) -> dict[str, Any]:
 def label(name: str, undone: bool, share: float, settings: Any) -> str:
     """Return the system's name for tables, followed, where needed, by a remark on its row."""
     system = settings.chosen[name]
-    if system.checkpoint and reranks(Path(settings.output, name, "checkpoint")):
+    if system.checkpoint and is_reranker(Path(settings.output, name, "checkpoint")):
         return f"{name} (of BM25's top {settings.depth})"
     if system.paradigm in GENERATIVE and share < 0.5:
         return f"{name} (unseen documents)"

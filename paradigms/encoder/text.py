@@ -29,6 +29,7 @@ from paradigms.encoder.backbone import (
     salience_head,
     without_adapters,
 )
+from paradigms.encoder.base import Encoder
 from paradigms.encoder.batches import Batch, in_parts, insert, keep_freed_memory
 from paradigms.encoder.bert import last_hidden
 from paradigms.encoder.frozen import LowerStates, SplitBackbone
@@ -45,7 +46,7 @@ TOKENS = {"cpu": 1536}
 POOLED = -1  # a pooled vector is cut into tokens with the ids -1, -2, ..., which no vocabulary has
 
 
-class TextEncoder(nn.Module):
+class TextEncoder(Encoder):
     """Encode queries and documents with one transformer.
 
     backbone: name or folder of a Hugging Face encoder, or "offline".
@@ -108,10 +109,6 @@ class TextEncoder(nn.Module):
         short = copy(self)
         short.settings = replace(self.settings, truncate=dim)
         return short
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.parameters()).device
 
     def tokenize(self, texts: Sequence[str], side: Side) -> Batch:
         """Tokenise, pad and truncate texts to the side's length; texts without tokens get an all-False mask.

@@ -11,8 +11,9 @@ from accelerate import Accelerator
 from transformers import AutoTokenizer, BertForSequenceClassification
 
 from paradigms import PARADIGMS
-from paradigms.baselines.cross_attention import SequenceClassifier, cross_attention, is_classifier
+from paradigms.baselines.cross_attention import SequenceClassifier, cross_attention
 from paradigms.data import Corpus, Problems, Run, Split, hold_out, load_collection, read_run, write_run
+from paradigms.registry import is_reranker
 from paradigms.retrieve import Reranking
 from paradigms.train.examples import build_examples
 from paradigms.train.negatives import FalseNegatives, ScorePairs, pair_scores, scored_once
@@ -210,9 +211,9 @@ def test_a_published_reranker_scores_as_transformers_does(published: Path) -> No
 
 
 def test_what_is_no_reranker_is_refused(published: Path, tiny_bert: Path, tmp_path: Path) -> None:
-    assert is_classifier(published)
-    assert not is_classifier(tiny_bert)
-    assert not is_classifier(tmp_path)
+    assert is_reranker(published)
+    assert not is_reranker(tiny_bert)
+    assert not is_reranker(tmp_path)
     with pytest.raises(ValueError, match=r"lacks weights of BertFor.*, such as classifier\.bias"):
         SequenceClassifier(tiny_bert)
 
