@@ -12,6 +12,7 @@ from typing import Any
 
 # Name -> the module of the package that defines it.
 ROOMS = {
+    "PARADIGMS": "registry",  # of the core: paradigms register their encoders, which lie below them
     "dsi": "generative.dsi",
     "genre": "generative.genre",
     "seal": "generative.seal",

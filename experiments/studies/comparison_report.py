@@ -28,7 +28,7 @@ from paradigms import GENERATIVE, evaluate
 from paradigms.data import read_run
 from paradigms.data.identical import left_out
 from paradigms.data.within import learned_share
-from paradigms.evaluate import MEASURES, Interval, Picture, Report, cost_picture
+from paradigms.evaluate import MEASURES, Interval
 from paradigms.evaluate.gate import measure_gate
 from paradigms.evaluate.table import Cell, ResultTable
 from paradigms.io.checks import read_json
@@ -37,6 +37,8 @@ from paradigms.io.progress import progress_bar
 from paradigms.registry import is_reranker
 from paradigms.retrieve import Indexed, Retriever
 from paradigms.retrieve.wrappers import Wrapper
+from paradigms.view.pictures import write_pictures
+from paradigms.view.report import Picture, Report, cost_picture, write_report
 
 ALIGNED = 6  # test queries in the report's alignment view
 
@@ -290,9 +292,9 @@ def show(
     for stage, table in tables.items():
         write_text(folder / f"{stage}.csv", evaluate.csv_table(table))
     write_json(folder / "environment.json", report.environment)
-    evaluate.write_report(folder / "report.html", report)
+    write_report(folder / "report.html", report)
     console.print(f"{report.summary}\nReport: {folder / 'report.html'}")
-    pictures = evaluate.write_pictures(report, folder / "pictures")
+    pictures = write_pictures(report, folder / "pictures")
     sections = {"overview": Section("Overview", of_seeds(settings), overview(tables, report.costs))}
     sections |= {p.name: Section(p.heading, p.text, p.rows, p.figure) for p in report.pictures}
     write_sections(folder, sections)

@@ -40,6 +40,7 @@ from paradigms.encoder.tokenizing import token_rows
 from paradigms.io.checks import as_sequence, check_text, is_blank, json_or_empty, read_settings, require
 from paradigms.io.files import write_json
 from paradigms.relax import entropic_topk, hard_topk, token_budget
+from paradigms.rooms import Entry
 
 # Padded tokens per pass: a CPU's cache then holds a layer's activations; a GPU has no limit.
 TOKENS = {"cpu": 1536}
@@ -402,6 +403,8 @@ ENCODERS: dict[str, type[TextEncoder]] = {"text": TextEncoder}
 
 def encoder_class(name: str) -> type[TextEncoder]:
     """Look up a class in `ENCODERS`. Raises ValueError if the name is unknown."""
+    if name not in ENCODERS:
+        Entry("PARADIGMS").__wrapped__  # noqa: B018  imports all paradigms, which register their encoders
     if name not in ENCODERS:
         raise ValueError(
             f"unknown encoder {name!r}; there are {', '.join(ENCODERS)}. Register your own with "

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from paradigms.evaluate import AlignmentExample, Report, write_report
 from paradigms.explanation import Explanation
+from paradigms.view.report import AlignmentExample, Report, write_report
 from tests import browser
 
 pytestmark = [browser.needed, pytest.mark.slow]

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paradigms.evaluate.report import AlignmentExample, Report, recall_picture, shortened
 from paradigms.explanation import Explanation
 from paradigms.io.files import atomic_folder, contents
+from paradigms.view.report import AlignmentExample, Report, recall_picture, shortened
 
 if TYPE_CHECKING:
     import matplotlib.figure
