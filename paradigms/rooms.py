@@ -5,7 +5,6 @@ the rooms above it, which can therefore be deleted one by one; using an entry of
 ModuleNotFoundError.
 """
 
-from collections.abc import Callable
 from importlib import import_module
 from operator import attrgetter
 from typing import Any
@@ -44,10 +43,9 @@ class Entry:
         self.__module__ = f"paradigms.{ROOMS[name]}"
 
     @property
-    def __wrapped__(self) -> Callable[..., Any]:
+    def __wrapped__(self) -> Any:
         """The function or class itself, which `inspect.signature` reads."""
-        imported: Callable[..., Any] = attrgetter(self.__name__)(import_module(self.__module__))
-        return imported
+        return attrgetter(self.__name__)(import_module(self.__module__))
 
     def __call__(self, *arguments: Any, **settings: Any) -> Any:
         return self.__wrapped__(*arguments, **settings)
