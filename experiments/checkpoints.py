@@ -70,7 +70,6 @@ from paradigms.align import AllPairs, DocumentToQuery, QueryToDocument, TopK
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Split
 from paradigms.data.identical import own_documents
-from paradigms.encoder.library import LibraryEncoder
 from paradigms.encoder.text import TextEncoder
 from paradigms.encoder.towers import TwoTowers
 from paradigms.evaluate import holm, paired_test, per_query, seeds_interval
@@ -82,6 +81,7 @@ from paradigms.io.terminal import shown as told
 from paradigms.recipe import Recipe
 from paradigms.registry import as_paradigm
 from paradigms.retrieve import Indexed, Retriever, WithoutOwn
+from paradigms.saving.library_encoder import LibraryEncoder
 from paradigms.train import script
 
 MEASURE = "nDCG@10"

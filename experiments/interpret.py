@@ -47,11 +47,11 @@ from paradigms import Paradigm
 from paradigms.align import TopK
 from paradigms.cli.show import alignment
 from paradigms.encoder.text import Side
-from paradigms.evaluate import AlignmentExample, Report, write_report
 from paradigms.evaluate.gate import measure_gate
 from paradigms.io.device import chosen_device
 from paradigms.io.terminal import Terminal
 from paradigms.train.script import open_collection
+from paradigms.view.report import AlignmentExample, Report, write_report
 
 QUERIES = 4
 SHARES: dict[Side, float] = {"query": 0.5, "document": 0.2}  # share of the words that are called salient

@@ -34,10 +34,10 @@ from studies.pages import Measured, Section, verdicts
 
 from paradigms import Generative
 from paradigms.evaluate.claims import READOUT, Claim
-from paradigms.evaluate.report import PALETTE
 from paradigms.generative.interaction import Form, decompose
 from paradigms.generative.outputs import ScoreName
 from paradigms.io.progress import progress_bar
+from paradigms.view.report import PALETTE
 from theory import kernels
 from theory import low_rank as lemma
 

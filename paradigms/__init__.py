@@ -3,15 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paradigms.registry import (
-        GENERATIVE,
-        PARADIGMS,
-        RERANKERS,
-        CrossAttention,
-        Generative,
-        Paradigm,
-        load,
-    )
+    from paradigms.baselines.cross_attention import CrossAttention
+    from paradigms.generative.model import Generative
+    from paradigms.registry import GENERATIVE, PARADIGMS, RERANKERS, Paradigm, load
 
 __all__ = ["GENERATIVE", "PARADIGMS", "RERANKERS", "CrossAttention", "Generative", "Paradigm", "load"]
 
@@ -24,6 +18,8 @@ def __getattr__(name: str) -> Any:
         return version("retrieval-paradigms")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from paradigms import registry
+    from importlib import import_module
 
-    return getattr(registry, name)
+    from paradigms.rooms import ROOMS
+
+    return getattr(import_module(f"paradigms.{ROOMS.get(name, 'registry')}"), name)

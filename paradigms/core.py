@@ -17,6 +17,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from paradigms.rooms import Entry
+
 TokenPairs: TypeAlias = Float[Tensor, "b n i j"]
 Valid: TypeAlias = Bool[Tensor, "b n i j"]
 
@@ -83,9 +85,8 @@ class Interaction:
 
     def _repr_html_(self) -> str:
         """Render the first pairs as cards for a notebook."""
-        from paradigms import view  # only drawing needs it
-
-        return view.framed(view.explanations_of(self))
+        html: str = Entry("framed")(Entry("explanations_of")(self))
+        return html
 
 
 def check_sides(documents: Tokens, queries: Tokens) -> None:

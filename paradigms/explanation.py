@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from paradigms.rooms import Entry
+
 
 @dataclass
 class Picture:
@@ -41,6 +43,5 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         """Render the explanation as a card for a notebook."""
-        from paradigms import view
-
-        return view.framed([self])
+        html: str = Entry("framed")([self])
+        return html

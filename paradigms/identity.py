@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from paradigms.encoder.backbone import configuration
+from paradigms.encoder.base import Encoder
 from paradigms.encoder.layers import without_adapters
 from paradigms.encoder.tokenizing import tokenizer_state
-from paradigms.encoder.towers import Encoder, TwoTowers
+from paradigms.encoder.towers import TwoTowers
 from paradigms.encoder.weights import state_of
 from paradigms.io.checks import differences
 from paradigms.io.manifest import sha256

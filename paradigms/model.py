@@ -1,5 +1,7 @@
 """Paradigms, which combine an encoder, an alignment A and a normaliser Z in one module to train and save."""
 
+from __future__ import annotations
+
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -10,7 +12,7 @@ from functools import wraps
 from inspect import Parameter, signature
 from itertools import compress, islice
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -19,13 +21,14 @@ from torch import Tensor, nn
 
 from paradigms.align import ALIGNMENTS, NORMALISERS, Alignment, as_alignment
 from paradigms.core import Interaction, Tokens, interact, join_documents, rel
+from paradigms.encoder.base import Encoder
 from paradigms.encoder.batches import Batch, by_length
 from paradigms.encoder.cut import Cut, count_cut, read_part
 from paradigms.encoder.precision import AUTO, autocast
 from paradigms.encoder.published import as_published
 from paradigms.encoder.settings import EncoderSettings, Side
 from paradigms.encoder.text import ENCODERS, TextEncoder, encoder_class
-from paradigms.encoder.towers import Encoder, TwoTowers, described
+from paradigms.encoder.towers import TwoTowers, described
 from paradigms.explanation import Explanation
 from paradigms.impute import IMPUTATIONS
 from paradigms.io.checks import (
@@ -40,7 +43,12 @@ from paradigms.io.files import settle, write_json
 from paradigms.io.plugins import plugin_of
 from paradigms.io.progress import progress_bar
 from paradigms.recipe import Recipe, recipe_fields
+from paradigms.saved import save_pretrained
 from paradigms.statistics import Statistics, statistics_of
+
+if TYPE_CHECKING:
+    from paradigms.data import Corpus
+    from paradigms.retrieve import Retriever
 
 EVALUATING = threading.RLock()  # held by the thread that encodes or scores (`Trainable.evaluating`)
 COUNTED = 256  # documents tokenised at once to count a corpus
@@ -77,6 +85,7 @@ class Trainable(nn.Module, ABC):
     """The interface that the training loop requires of a model."""
 
     evaluated = False  # whether this process, or one that it was forked from, has entered `evaluating`
+    searches: ClassVar[bool] = True  # whether a search need not read every document with every query
 
     @property
     @abstractmethod
@@ -110,11 +119,13 @@ class Trainable(nn.Module, ABC):
     def check_corpus(self, ids: Sequence[str]) -> None:
         """Raise ValueError if the model can rank only one corpus and `ids` are from another corpus."""
 
-    def save_pretrained(self, folder: str | Path, layout: str = "paradigms", card: str | None = None) -> None:
-        """Save this model with `saving.save_pretrained`."""
-        from paradigms import saving  # imported late, so that every layout is known
+    def retriever(self, corpus: Corpus, precision: str) -> Retriever:
+        """Return what searches or reranks the corpus with a model that needs no index (`retriever_of`)."""
+        raise NotImplementedError(f"{self.name} encodes documents: search with retrieve.Indexed")
 
-        saving.save_pretrained(self, folder, layout, card)
+    def save_pretrained(self, folder: str | Path, layout: str = "paradigms", card: str | None = None) -> None:
+        """Save this model with `saved.save_pretrained`."""
+        save_pretrained(self, folder, layout, card)
 
     @classmethod
     @abstractmethod
@@ -187,7 +198,7 @@ class Paradigm(Trainable):
         colbert = ["colbert"] if self.recipe.align.is_maxsim() and settings.salience == "none" else []
         return "feature-extraction", ["multi-vector", "late-interaction", *colbert]
 
-    def with_alignment(self, align: Alignment | str, normalise: str | None = None) -> "Paradigm":
+    def with_alignment(self, align: Alignment | str, normalise: str | None = None) -> Paradigm:
         """Return a model with the same encoder and another alignment A, such as `TopK(k=2)`.
 
         normalise: name of the new normaliser Z; None keeps the old one. This is used for ALIGNER's alignments
@@ -199,7 +210,7 @@ class Paradigm(Trainable):
         Z = recipe.normalise if normalise is None else normalise
         return type(self)(replace(recipe, align=align, normalise=Z, search=search), self.encoder)
 
-    def truncated(self, dim: int | None) -> "Paradigm":
+    def truncated(self, dim: int | None) -> Paradigm:
         """Return a model with the same weights whose vectors are the first `dim` coordinates, renormalised.
 
         dim: None keeps all coordinates. Training with `TrainingSettings.matryoshka` prepares a model for
@@ -347,9 +358,7 @@ class Paradigm(Trainable):
             write_json(folder / "plugins.json", plugins)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path) -> "Paradigm":
-        from paradigms import saving  # noqa: F401  imported late, so that every encoder is known
-
+    def from_pretrained(cls, folder: str | Path) -> Paradigm:
         folder = Path(folder)
         settle(folder)
         check_plugins(folder)

@@ -1,35 +1,36 @@
-"""A registry of all models by name, and `load`, which opens saved models."""
+"""A registry of all models by name, and `load`, which opens saved models.
+
+The paradigms of an encoder are imported here; models of other rooms are imported when they are used.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paradigms.aligner import aligner
-from paradigms.baselines.cross_attention import CrossAttention, cross_attention
 from paradigms.bge_m3 import bge_m3
 from paradigms.coil import coil
 from paradigms.colbert import colbert
 from paradigms.dpr import dpr
 from paradigms.encoder import backbone
-from paradigms.encoder.backbone import packaged
+from paradigms.encoder.backbone import packaged, pretrained
 from paradigms.encoder.text import TextEncoder
 from paradigms.encoder.towers import TwoTowers
-from paradigms.generative.dsi import dsi
-from paradigms.generative.genre import genre
-from paradigms.generative.model import Generative
-from paradigms.generative.pag import pag
-from paradigms.generative.ripor import ripor
-from paradigms.generative.seal import seal
-from paradigms.io.checks import Named, check_files, naming
+from paradigms.io.checks import Named, check_files, json_or_empty, naming
 from paradigms.io.files import settle
 from paradigms.io.plugins import load_plugins
 from paradigms.me_bert import me_bert
 from paradigms.model import Paradigm
-from paradigms.saving import KINDS, read_checkpoint
-from paradigms.saving.authors import is_dpr
-from paradigms.saving.weights import download, safe_weights
+from paradigms.rooms import Entry
 from paradigms.splade import splade
 from paradigms.xtr import xtr
+
+if TYPE_CHECKING:
+    from paradigms.baselines.cross_attention import CrossAttention
+    from paradigms.generative.model import Generative
 
 # name -> builder(backbone, **settings)
 PARADIGMS: dict[str, Callable[..., Paradigm]] = Named(
@@ -47,15 +48,26 @@ PARADIGMS: dict[str, Callable[..., Paradigm]] = Named(
 # name -> builder(backbone, corpus, **settings): the corpus is in the weights
 GENERATIVE: dict[str, Callable[..., Generative]] = Named(
     "generative paradigm",
-    dsi=dsi,
-    genre=genre,
-    seal=seal,
-    ripor=ripor,
-    pag=pag,
+    dsi=Entry("dsi"),
+    genre=Entry("genre"),
+    seal=Entry("seal"),
+    ripor=Entry("ripor"),
+    pag=Entry("pag"),
 )
 
 # name -> builder(backbone, **settings): models that score pairs of texts, not by a rel
-RERANKERS: dict[str, Callable[..., CrossAttention]] = Named("reranker", cross_attention=cross_attention)
+RERANKERS: dict[str, Callable[..., CrossAttention]] = Named(
+    "reranker", cross_attention=Entry("cross_attention")
+)
+
+# File that identifies a kind of saved model -> function that opens its folder
+KINDS: dict[str, Callable[[Path], Any]] = {
+    "paradigm.json": Paradigm.from_pretrained,
+    "generative.json": Entry("Generative.from_pretrained"),
+    "cross_attention.safetensors": Entry("CrossAttention.from_pretrained"),
+    "library.json": Entry("Library.from_pretrained"),
+}
+PICKLED = (".bin", ".pt")  # endings of weights that are read on request only
 
 
 def load(
@@ -88,7 +100,7 @@ def load(
         pair = folder, _folder(documents, pickled)
         return _joined(*(_open(folder, layout, pickled) for folder in pair))
     with naming(folder):
-        half = is_dpr(folder)
+        half = json_or_empty(folder / "config.json").get("model_type") == "dpr"
     if half:
         raise ValueError(
             f"{name} is one of DPR's two encoders: load(questions, documents=passages), at the terminal "
@@ -119,17 +131,36 @@ def _folder(name: str | Path, pickled: bool, revision: str | None = None) -> Pat
             f"{name} is a kind of model, and load opens saved models: make one with PARADIGMS, GENERATIVE or "
             "RERANKERS, as in PARADIGMS['colbert']('offline')"
         )
-    return download(str(name), pickled, revision)
+    repository: Path = Entry("download")(str(name), pickled, revision)
+    return repository
 
 
 def _open(folder: Path, layout: str | None, pickled: bool) -> Paradigm | Generative | CrossAttention:
     with naming(folder):
         check_files(folder)
-        for file, kind in KINDS.items():
-            if layout is None and (folder / file).is_file():
-                with safe_weights(folder, pickled) as safe:
-                    return kind.from_pretrained(safe)
-        return read_checkpoint(folder, layout=layout, pickled=pickled)
+        kind = next((file for file in KINDS if layout is None and (folder / file).is_file()), None)
+        if kind is None:
+            return Entry("read_checkpoint")(folder, layout=layout, pickled=pickled)
+        safe: AbstractContextManager[Path] = nullcontext(folder)
+        if any(file.suffix in PICKLED for file in folder.rglob("*")):
+            safe = Entry("safe_weights")(folder, pickled)
+        with safe as place:
+            return KINDS[kind](place)
+
+
+def is_reranker(name: str | Path) -> bool:
+    """Return whether a saved model scores pairs of texts and cannot encode a text.
+
+    name: folder or hub name. Raises OSError if the model does not exist.
+    """
+    from transformers import AutoConfig
+
+    if (Path(name) / "cross_attention.safetensors").is_file():
+        return True
+    if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
+        return False
+    architectures = pretrained(AutoConfig, name).architectures or []
+    return any(architecture.endswith("ForSequenceClassification") for architecture in architectures)
 
 
 def _joined(queries: Any, documents: Any) -> Paradigm:

@@ -12,7 +12,8 @@ import pytest
 from paradigms import PARADIGMS
 from paradigms.cli import arguments
 from paradigms.find import INDEXES
-from paradigms.saving import FORMATS, SAVE_LAYOUTS
+from paradigms.saved import SAVE_LAYOUTS
+from paradigms.saving import FORMATS
 
 ROOT = Path(__file__).parents[1]
 SLOW = {"torch", "transformers", "peft", "faiss", "datasets", "accelerate", "numba", "scipy", "matplotlib"}

@@ -10,7 +10,7 @@ if __name__ == "__main__" and "--help" in sys.argv:  # before the slow imports
 
 from paradigms import PARADIGMS
 from paradigms.cli.show import alignment
-from paradigms.evaluate import AlignmentExample, Report, write_report
+from paradigms.view.report import AlignmentExample, Report, write_report
 
 
 def main(query: str, document: str, backbone: str = "offline", page: str = "results/explained.html") -> None:

@@ -10,8 +10,8 @@ from torch import Tensor
 from paradigms import Paradigm
 from paradigms.data import Corpus, Split
 from paradigms.encoder.text import Side
-from paradigms.evaluate import AlignmentExample
 from paradigms.retrieve import Retriever
+from paradigms.view.report import AlignmentExample
 
 
 def chosen_queries(split: Split, count: int) -> list[str]:

@@ -20,7 +20,6 @@ from studies.systems import (
     ComparisonData,
     Training,
     finished,
-    reranks,
     training_runs,
     training_settings,
 )
@@ -29,14 +28,16 @@ from paradigms import GENERATIVE, evaluate
 from paradigms.data import read_run
 from paradigms.data.identical import left_out
 from paradigms.data.within import learned_share
-from paradigms.evaluate import MEASURES, Interval, Picture, Report, cost_picture
+from paradigms.evaluate import MEASURES, Interval
 from paradigms.evaluate.gate import measure_gate
 from paradigms.evaluate.table import Cell, ResultTable
 from paradigms.io.checks import read_json
 from paradigms.io.files import write_json, write_text
 from paradigms.io.progress import progress_bar
+from paradigms.registry import is_reranker
 from paradigms.retrieve import Indexed, Retriever
 from paradigms.retrieve.wrappers import Wrapper
+from paradigms.view.report import Picture, Report, cost_picture, write_pictures, write_report
 
 ALIGNED = 6  # test queries in the report's alignment view
 
@@ -181,7 +182,7 @@ def costs_of(folder: Path) -> dict[str, Any]:
 def label(name: str, undone: bool, share: float, settings: Any) -> str:
     """Return the system's name for tables, followed, where needed, by a remark on its row."""
     system = settings.chosen[name]
-    if system.checkpoint and reranks(Path(settings.output, name, "checkpoint")):
+    if system.checkpoint and is_reranker(Path(settings.output, name, "checkpoint")):
         return f"{name} (of BM25's top {settings.depth})"
     if system.paradigm in GENERATIVE and share < 0.5:
         return f"{name} (unseen documents)"
@@ -290,9 +291,9 @@ def show(
     for stage, table in tables.items():
         write_text(folder / f"{stage}.csv", evaluate.csv_table(table))
     write_json(folder / "environment.json", report.environment)
-    evaluate.write_report(folder / "report.html", report)
+    write_report(folder / "report.html", report)
     console.print(f"{report.summary}\nReport: {folder / 'report.html'}")
-    pictures = evaluate.write_pictures(report, folder / "pictures")
+    pictures = write_pictures(report, folder / "pictures")
     sections = {"overview": Section("Overview", of_seeds(settings), overview(tables, report.costs))}
     sections |= {p.name: Section(p.heading, p.text, p.rows, p.figure) for p in report.pictures}
     write_sections(folder, sections)

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from studies.pages import Section, shown
 
 from paradigms.evaluate import Interval, seeds_interval
-from paradigms.evaluate.report import PALETTE
+from paradigms.view.report import PALETTE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -21,13 +21,13 @@ from studies.settings import DIVISIONS
 
 from paradigms.evaluate import Interval, seeds_interval
 from paradigms.evaluate.claims import Claim, judge
-from paradigms.evaluate.report import format_number
 from paradigms.io.checks import json_or_empty
 from paradigms.io.command_line import folder_name
 from paradigms.io.device import processor
 from paradigms.io.files import atomic_text, replace_file, write_json, write_text
 from paradigms.io.flags import spelled
 from paradigms.io.terminal import Terminal
+from paradigms.view.report import format_number
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

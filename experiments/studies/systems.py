@@ -19,7 +19,6 @@ from studies.settings import SystemSettings, training_fields
 
 from paradigms import GENERATIVE, PARADIGMS, Paradigm, load
 from paradigms.baselines.bm25 import BM25
-from paradigms.baselines.cross_attention import HEAD, is_classifier
 from paradigms.data import Collection, Corpus, Split
 from paradigms.data.identical import own_documents
 from paradigms.data.pieces import Pieces
@@ -310,11 +309,6 @@ def opened(system: SystemSettings) -> Model:
     options = recipe_fields(system.options)
     aligned = paradigm.with_alignment(options.get("align", paradigm.recipe.align))
     return type(paradigm)(replace(aligned.recipe, **options), paradigm.encoder)
-
-
-def reranks(checkpoint: Path) -> bool:
-    """Return whether a saved model is a reranker, which scores pairs of texts and cannot encode a text."""
-    return (checkpoint / HEAD).is_file() or is_classifier(checkpoint)
 
 
 def trained(

@@ -6,11 +6,13 @@ indexed. It serves as an upper baseline and runs the encoder once per pair. `Seq
 published rerankers of transformers.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -20,12 +22,14 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from paradigms.core import at_least_float32
-from paradigms.encoder.backbone import load_heads, load_model, load_tokenizer, most_positions, pretrained
+from paradigms.data import Corpus, Run, best_first, check_queries
+from paradigms.encoder.backbone import load_heads, load_model, load_tokenizer, most_positions
 from paradigms.encoder.batches import by_length
 from paradigms.encoder.precision import AUTO, scores_of
 from paradigms.encoder.published import default_pooling
 from paradigms.encoder.text import Batch, EncoderSettings, Side, TextEncoder
 from paradigms.encoder.tokenizing import beginnings
+from paradigms.explanation import Explanation
 from paradigms.io.checks import require
 from paradigms.io.files import settle
 from paradigms.io.progress import progress_bar
@@ -45,6 +49,7 @@ QUERY = 64  # tokens reserved for the query when documents are cut into passages
 class CrossAttention(Trainable):
     """A reranker that encodes query and document as one text and scores the pair with a linear head."""
 
+    searches: ClassVar[bool] = False
     tokenizer: Any
     tells_apart: bool  # whether the backbone reads segment ids
 
@@ -83,6 +88,9 @@ class CrossAttention(Trainable):
     @property
     def name(self) -> str:
         return NAME
+
+    def retriever(self, corpus: Corpus, precision: str) -> TextPairs:
+        return TextPairs(self, corpus, precision)
 
     def hub_task(self) -> tuple[str, list[str]]:
         return "text-ranking", ["cross-encoder", "reranker"]
@@ -170,7 +178,7 @@ class CrossAttention(Trainable):
         save_file(self._head(), folder / HEAD)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path) -> "CrossAttention":
+    def from_pretrained(cls, folder: str | Path) -> CrossAttention:
         folder = Path(folder)
         settle(folder)
         require(folder / HEAD, folder)
@@ -231,7 +239,7 @@ class SequenceClassifier(CrossAttention):
         self.tokenizer.save_pretrained(folder)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path) -> "SequenceClassifier":
+    def from_pretrained(cls, folder: str | Path) -> SequenceClassifier:
         return cls(folder)
 
 
@@ -239,14 +247,34 @@ def _scores(layer: nn.Linear, inputs: tuple[Tensor], output: Tensor) -> Tensor:
     return scores_of(layer, *inputs)
 
 
-def is_classifier(name: str | Path) -> bool:
-    """Return whether a model is a sequence classifier. Raises OSError if the model does not exist."""
-    from transformers import AutoConfig
+@dataclass(frozen=True, eq=False)
+class TextPairs:
+    """Rerank with a model that reads query and document together and thus has no alignment to explain."""
 
-    if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
-        return False
-    kinds = pretrained(AutoConfig, name).architectures or []
-    return any(kind.endswith("ForSequenceClassification") for kind in kinds)
+    model: CrossAttention
+    corpus: Corpus
+    precision: str = AUTO
+
+    def size_in_bytes(self) -> int:
+        return 0
+
+    def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
+        """Raise ValueError, because a search would have to read every document with every query."""
+        raise ValueError(f"{self.model.name} cannot search, it only scores pairs: rerank a run with it")
+
+    def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
+        check_queries(run, queries)
+        names = [(query, document) for query, documents in run.items() for document in documents]
+        texts = {id: self.corpus[self.corpus.position(id)] for _, id in names}
+        pairs = [(queries[query], texts[id]) for query, id in names]
+        values = self.model.score_texts(pairs, precision=self.precision, progress=progress)
+        reranked: Run = {query: {} for query in run}
+        for (query, document), value in zip(names, values, strict=True):
+            reranked[query][document] = value
+        return {query: best_first(scores) for query, scores in reranked.items()}
+
+    def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
+        return []
 
 
 def cross_attention(

@@ -24,7 +24,7 @@ from paradigms.io.flags import add_device, add_plugin, apply, spelled
 from paradigms.io.terminal import interruptible, shown
 
 OFFLINE = "offline"  # all-MiniLM-L6-v2 as it was trained: one vector per text
-# Copied keys of `find.INDEXES`, `saving.SAVE_LAYOUTS` and `saving.FORMATS`, which are slow to import.
+# Copied keys of `find.INDEXES`, `saved.SAVE_LAYOUTS` and `saving.FORMATS`, which are slow to import.
 INDEX_KINDS = ("exact", "faiss", "compressed", "inverted", "fixed", "lemur")
 LAYOUT_NAMES = ("paradigms", "sentence-transformers", "bge-m3")
 FORMAT_NAMES = (

@@ -12,9 +12,9 @@ from rich.text import Text
 
 from paradigms.data import Corpus, Run
 from paradigms.data.collection import body
-from paradigms.evaluate.report import PALETTE
 from paradigms.explanation import Explanation
 from paradigms.io.terminal import Terminal, shown
+from paradigms.view.report import PALETTE
 
 SNIPPET = 240  # characters
 RANKS = 10  # results per system, side by side

@@ -24,6 +24,7 @@ from paradigms.encoder.backbone import (
     packaged,
     quiet,
 )
+from paradigms.encoder.base import Encoder
 from paradigms.encoder.batches import Batch, in_parts, insert, keep_freed_memory
 from paradigms.encoder.bert import last_hidden
 from paradigms.encoder.frozen import LowerStates
@@ -36,13 +37,14 @@ from paradigms.encoder.tokenizing import beginnings, token_rows
 from paradigms.io.checks import as_sequence, check_text, is_blank, json_or_empty, read_settings, require
 from paradigms.io.files import write_json
 from paradigms.relax import entropic_topk, hard_topk, token_budget
+from paradigms.rooms import Entry
 
 # Padded tokens per pass: a CPU's cache then holds a layer's activations; a GPU has no limit.
 TOKENS = {"cpu": 1536}
 POOLED = -1  # a pooled vector is cut into tokens with the ids -1, -2, ..., which no vocabulary has
 
 
-class TextEncoder(nn.Module):
+class TextEncoder(Encoder):
     """Encode queries and documents with one transformer.
 
     backbone: name or folder of a Hugging Face encoder, or "offline".
@@ -105,10 +107,6 @@ class TextEncoder(nn.Module):
         short = copy(self)
         short.settings = replace(self.settings, truncate=dim)
         return short
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.parameters()).device
 
     def tokenize(self, texts: Sequence[str], side: Side) -> Batch:
         """Tokenise, pad and truncate texts to the side's length; texts without tokens get an all-False mask.
@@ -415,6 +413,8 @@ ENCODERS: dict[str, type[TextEncoder]] = {"text": TextEncoder}
 
 def encoder_class(name: str) -> type[TextEncoder]:
     """Look up a class in `ENCODERS`. Raises ValueError if the name is unknown."""
+    if name not in ENCODERS:
+        Entry("PARADIGMS").__wrapped__  # noqa: B018  imports all paradigms, which register their encoders
     if name not in ENCODERS:
         raise ValueError(
             f"unknown encoder {name!r}; there are {', '.join(ENCODERS)}. Register your own with "

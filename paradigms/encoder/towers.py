@@ -3,19 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from paradigms.core import Tokens
+from paradigms.encoder.base import Encoder
 from paradigms.encoder.batches import Batch
-from paradigms.encoder.library import LibraryEncoder
 from paradigms.encoder.settings import SIDES, Side
 from paradigms.encoder.text import TextEncoder
 
 
-class TwoTowers(nn.Module):
+class TwoTowers(Encoder):
     """Separate encoders for queries and documents, as in DPR (Karpukhin et al. 2020).
 
     A saved pair has one folder per side. `settings` are the document encoder's; `described` returns both
@@ -38,10 +37,6 @@ class TwoTowers(nn.Module):
         """Return towers with the same weights that keep the first `dim` coordinates of vectors."""
         return TwoTowers(*(self.of(side).truncated(dim) for side in SIDES))
 
-    @property
-    def device(self) -> torch.device:
-        return self.of("document").device
-
     def tokenize(self, texts: Sequence[str], side: Side) -> Batch:
         return self.of(side).tokenize(texts, side)
 
@@ -50,6 +45,9 @@ class TwoTowers(nn.Module):
 
     def forward(self, batch: Batch, side: Side, chunk: int = 0) -> Tokens:
         return self.of(side)(batch, side, chunk)
+
+    def document_settings(self) -> dict[str, Any]:
+        return self.of("document").document_settings()
 
     def save(self, folder: Path, *, merged: bool) -> None:
         for side in SIDES:
@@ -62,9 +60,6 @@ class TwoTowers(nn.Module):
     def of(self, side: Side) -> TextEncoder:
         tower: Any = self.towers[side]
         return tower
-
-
-Encoder: TypeAlias = TextEncoder | TwoTowers | LibraryEncoder
 
 
 def described(encoder: Encoder) -> dict[str, Any]:

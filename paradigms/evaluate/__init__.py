@@ -1,4 +1,4 @@
-"""Measure runs, test differences, and show results: tables, figures and the report."""
+"""Measure runs, test differences between systems, and make tables of results."""
 
 from paradigms.evaluate.measures import (
     MEASURES,
@@ -12,15 +12,6 @@ from paradigms.evaluate.measures import (
     per_query,
     seeds_interval,
     with_judgements,
-)
-from paradigms.evaluate.report import (
-    AlignmentExample,
-    Picture,
-    Report,
-    cost_picture,
-    recall_picture,
-    write_pictures,
-    write_report,
 )
 from paradigms.evaluate.significance import compare, holm, paired_test
 from paradigms.evaluate.table import (

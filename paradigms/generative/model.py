@@ -5,12 +5,14 @@ documents take the place of an index. DSI, GENRE and SEAL differ in their identi
 change the output vectors.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -34,6 +36,10 @@ from paradigms.generative.settings import GenerativeSettings, check_places
 from paradigms.io.checks import read_settings
 from paradigms.io.files import settle, write_json
 from paradigms.model import Trainable
+from paradigms.rooms import Entry
+
+if TYPE_CHECKING:
+    from paradigms.generative.retriever import GenerativeRetriever
 
 SETTINGS, HEADS = "generative.json", "heads.safetensors"
 # Padded tokens in one pass of the decoder; each has a logit for every entry of the vocabulary.
@@ -110,7 +116,7 @@ class Generative(Trainable):
         backbone: str | Path,
         identifiers: Identifiers,
         corpus: Corpus,
-    ) -> "Generative":
+    ) -> Generative:
         """Build a model to train. If token clusters or sets are needed, the encoder reads the corpus."""
         plain = (settings.tokens, settings.softmax) == ("backbone", "vocabulary")
         if plain and not base.has_decoder(backbone):  # a new decoder is untrained
@@ -129,7 +135,7 @@ class Generative(Trainable):
                 sets = token_sets(encoder, tokenizer, corpus, settings.set_size, settings.document_length)
         return cls(settings, backbone, identifiers, clusters, sets)
 
-    def add(self, corpus: Corpus, *, title_length: int = 24) -> "Generative":
+    def add(self, corpus: Corpus, *, title_length: int = 24) -> Generative:
         """Return this model with more documents, named by title or text, whose identifiers join the trie.
 
         The weights are shared and nothing is trained. A softmax over identifiers' tokens then also includes
@@ -183,6 +189,11 @@ class Generative(Trainable):
                 f"these {len(ids):,}: a generative paradigm ranks the corpus it was built for"
             )
 
+    def retriever(self, corpus: Corpus, precision: str) -> GenerativeRetriever:
+        """Return what searches the corpus in the model's weights, under the caller's autocast."""
+        retriever: GenerativeRetriever = Entry("GenerativeRetriever")(self)
+        return retriever
+
     def tokenize(self, texts: Sequence[str]) -> Batch:
         """Tokenize queries or passages for the encoder; every token counts, including </s>."""
         length = self.settings.query_length
@@ -214,7 +225,7 @@ class Generative(Trainable):
         decoding = {id(module) for module in self.decoder.modules()}
         return [layer for layer in super().layers if id(layer) not in decoding]
 
-    def train(self, mode: bool = True) -> "Generative":
+    def train(self, mode: bool = True) -> Generative:
         super().train(mode)
         if self.settings.frozen:
             self.encoder.eval()
@@ -472,7 +483,7 @@ class Generative(Trainable):
         write_json(folder / SETTINGS, asdict(self.settings))
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path) -> "Generative":
+    def from_pretrained(cls, folder: str | Path) -> Generative:
         folder = Path(folder)
         settle(folder)
         settings = read_settings(GenerativeSettings, folder / SETTINGS)

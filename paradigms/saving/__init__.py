@@ -13,7 +13,7 @@ from paradigms.baselines.cross_attention import CrossAttention
 from paradigms.encoder.published import MODULES
 from paradigms.model import Paradigm
 from paradigms.saving import authors, m3, plain
-from paradigms.saving.layouts import KINDS, SAVE_LAYOUTS, SaveLayout, push_to_hub, save_pretrained
+from paradigms.saving.layouts import push_to_hub
 from paradigms.saving.library import read_library, wrap
 from paradigms.saving.sentence_transformers import is_sentence_transformers, read_sentence_transformers
 from paradigms.saving.weights import described, safe_weights

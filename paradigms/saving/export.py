@@ -33,7 +33,7 @@ SIMILARITY = {"one": "maxsim", "query_tokens": "meanmaxsim"}  # Z -> the sum of 
 
 
 def write_sentence_transformers(model: Any, folder: Path) -> None:
-    """Write a model into an empty folder; this is one of the `saving.SAVE_LAYOUTS`.
+    """Write a model into an empty folder; this is one of the `saved.SAVE_LAYOUTS`.
 
     Raises ValueError if sentence-transformers has no module for the kind of model or a setting.
     """

@@ -23,7 +23,6 @@ import torch
 from paradigms.align import AllPairs, EqualIds, QueryToDocument
 from paradigms.core import Tokens
 from paradigms.encoder.cut import Cut
-from paradigms.encoder.library import LibraryEncoder
 from paradigms.encoder.published import MODEL
 from paradigms.encoder.settings import Side
 from paradigms.explanation import Explanation
@@ -31,6 +30,7 @@ from paradigms.io.checks import as_sequence, json_or_empty, read_settings
 from paradigms.io.files import settle, write_json
 from paradigms.model import Input, Paradigm, check_plugins, read_statistics
 from paradigms.recipe import Recipe, recipe_fields
+from paradigms.saving.library_encoder import LibraryEncoder
 
 LIBRARY, RECIPE = "library", "library.json"  # of a saved model: the library's own folder, and A, Z, τ
 SIMILARITIES = {  # class of the library -> similarity -> A, Z and τ

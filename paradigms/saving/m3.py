@@ -42,7 +42,7 @@ def read_m3(folder: Path) -> Paradigm:
 
 
 def write_m3(model: Any, folder: Path) -> None:
-    """Write a model in BGE-M3's layout (one of `SAVE_LAYOUTS`).
+    """Write a model in BGE-M3's layout (one of `saved.SAVE_LAYOUTS`).
 
     sentence-transformers can open the folder for its dense vector. The layout does not store how the three
     parts are weighted in rel. Raises ValueError unless the model is a `bge_m3` with the pooling cls.

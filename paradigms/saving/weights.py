@@ -14,21 +14,12 @@ from torch import Tensor
 
 from paradigms.encoder.published import MODULES, modules
 from paradigms.io.checks import naming
+from paradigms.saved import M3_HEADS, SETTINGS_AND_WEIGHTS
 
-# Settings and weights in a hub repository; other files, such as its card, are neither read nor replaced.
-SETTINGS_AND_WEIGHTS = (
-    "*.json",
-    "*.safetensors",
-    "*.model",
-    "*vocab.txt",
-    "*merges.txt",
-    "*.metadata",
-    "*.jinja",
-)
 PICKLED = ("*.bin", "*.pt")
 # Names of pickled weights -> their names as safetensors. COIL keeps its heads in model.pt.
 PICKLES = {"pytorch_model*.bin": "model.safetensors", "model.pt": "heads.safetensors"}
-PICKLES |= {f"{name}_linear.pt": f"{name}_linear.safetensors" for name in ("colbert", "sparse")}  # BGE-M3's
+PICKLES |= {name: PurePath(name).with_suffix(".safetensors").name for name in M3_HEADS}
 MODULE = re.compile(r"\d+_\w+|((query|document)/)?backbone")  # a module's folder
 MANY = 12  # most files listed in an error
 

@@ -22,7 +22,7 @@ from paradigms.encoder.precision import AUTO
 from paradigms.io.files import contents, remove_folder
 from paradigms.io.progress import progress_bar
 from paradigms.model import Trainable
-from paradigms.registry import load
+from paradigms.registry import is_reranker, load
 from paradigms.retrieve import Model, Reranking, Retriever, retriever_of
 from paradigms.train.processes import by_main
 
@@ -150,8 +150,6 @@ def pair_scores(
     A model is a folder or hub name of a Hugging Face reranker or of a model that `registry.load` reads.
     Raises FileNotFoundError if the source is neither a run nor a model.
     """
-    from paradigms.baselines.cross_attention import HEAD, is_classifier  # training itself needs no baselines
-
     path = Path(source)
     if path.is_file():
         run = read_run(path)
@@ -164,8 +162,7 @@ def pair_scores(
         return Reranking(model, corpus, precision=accelerator.mixed_precision)
 
     # Models that read pairs can resume within the work; others encode each document once, in one chunk.
-    reads_pairs = is_classifier(source) or (path / HEAD).is_file()
-    return scored_once(file, reranker, queries, accelerator, PAIRS if reads_pairs else None)
+    return scored_once(file, reranker, queries, accelerator, PAIRS if is_reranker(source) else None)
 
 
 def scored_once(

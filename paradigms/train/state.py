@@ -39,7 +39,7 @@ from paradigms.io.files import (
 )
 from paradigms.io.manifest import damage, write_manifest
 from paradigms.model import Trainable
-from paradigms.saving.layouts import SAVED
+from paradigms.saved import SAVED
 from paradigms.train.processes import by_main, gathered, spread
 
 CHECKPOINTS = "checkpoints"

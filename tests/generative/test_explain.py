@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from paradigms.data import Corpus
-from paradigms.evaluate import AlignmentExample, Report, write_report
 from paradigms.explanation import Explanation
 from paradigms.generative.dsi import dsi
 from paradigms.generative.identifiers import END, Targets
@@ -16,6 +15,7 @@ from paradigms.generative.model import Generative
 from paradigms.generative.outputs import ScoreName
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.seal import seal
+from paradigms.view.report import AlignmentExample, Report, write_report
 from tests.near import assert_same
 from tests.tiny import SEQ2SEQ
 from tests.tiny_generative import generative, log_p, named, texts

@@ -5,8 +5,8 @@ from urllib.parse import parse_qs, quote
 
 import pytest
 
-from paradigms.evaluate import AlignmentExample, Report, write_report
 from paradigms.explanation import Explanation
+from paradigms.view.report import AlignmentExample, Report, write_report
 from tests import browser
 
 pytestmark = [browser.needed, pytest.mark.slow]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from paradigms.core import Tokens
+from paradigms.encoder.base import Encoder
 from paradigms.encoder.pooling import as_terms
 from paradigms.encoder.settings import LONGEST, EncoderSettings, Side
 from paradigms.explanation import Picture
@@ -22,7 +23,7 @@ from paradigms.explanation import Picture
 SIDE_LENGTH = 1024  # pixels of an image's longer side in an explanation
 
 
-class LibraryEncoder(nn.Module):
+class LibraryEncoder(Encoder):
     """Encoder that runs a sentence-transformers model and names its tokens and image patches."""
 
     def __init__(self, model: Any, kind: str, similarity: str) -> None:
@@ -43,10 +44,6 @@ class LibraryEncoder(nn.Module):
     @property
     def dim(self) -> int:
         return 1 if self.kind == "SparseEncoder" else int(self.model.get_embedding_dimension())
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.model.parameters()).device
 
     @property
     def tokenizer(self) -> Any:

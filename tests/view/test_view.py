@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from paradigms.core import Interaction
-from paradigms.evaluate import AlignmentExample
 from paradigms.explanation import Explanation, Picture
 from paradigms.view import card_data, page
+from paradigms.view.report import AlignmentExample
 from tests import browser
 
 PAIR = Explanation("colbert", "S", ["fish", "sea"], ["a", "fish"], [(1, 0, 0.5, 1.0)], 2.0, 0.25)

@@ -9,19 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paradigms.evaluate import (
+from paradigms.evaluate import Interval, PerQuery, result_table
+from paradigms.explanation import Explanation
+from paradigms.view.report import (
     AlignmentExample,
-    Interval,
-    PerQuery,
     Picture,
     Report,
     cost_picture,
     recall_picture,
-    result_table,
     write_pictures,
     write_report,
 )
-from paradigms.explanation import Explanation
 
 HOSTILE = [
     "</script><script>window.broken = 1</script>",
