@@ -201,7 +201,7 @@ def test_verdicts_follow_the_numbers() -> None:
     assert words(results(up, down, many, case=0.0)) == [yes] * 4 + [no] * 14
     both = [yes] * 2 + [open_] * 2  # MVDR's and GR's preference for exact matches
     assert words(results(down, up, many), "seal") == both + [yes] * 6 + [open_] * 8
-    without = both[::-1] + [open_] * 6 + [yes] * 4 + [open_, yes] * 2
+    without = both[::-1] + [open_] * 6 + [yes] * 4 + [open_] * 2 + [yes] * 2
     assert words(results(down, up, many), "colbert") == without
     assert words(results(flat, flat, many)) == [yes] * 4 + [open_] * 10 + [yes] * 4
     assert len(words(results(down, up, [0, 0, 5, 0, 0]))) == 8, "one bin shows no trend"
@@ -209,7 +209,7 @@ def test_verdicts_follow_the_numbers() -> None:
     for kind in KINDS:  # a decoder that has learned to look at nothing
         found["d→q", "GR, all layers", kind] = planted([0.005, 0.0075, 0.01, 0.0125, 0.015], many)
     trends = [yes] * 6 + [open_] * 2 + [yes] * 2
-    assert words(found) == [yes, yes, open_, yes] + trends + [open_] * 2 + [yes] * 2
+    assert words(found) == [yes, yes, open_, yes] + trends + [open_, yes] * 2
 
 
 def test_trends_are_between_the_bins_with_tokens() -> None:
