@@ -79,7 +79,8 @@ def main(settings: Settings) -> None:
     if settings.checkpoint:
         settings = replace(settings, trained_with=[alignment_of(settings.checkpoint)], seeds=[0])
     for name in settings.collections:
-        data, place = open_study(settings, console, ["test"], name), folder / folder_name(name)
+        data = open_study(settings, console, ["test"], name)
+        place = folder / folder_name(name)
         bound = {"fingerprint": data.collection.fingerprint, "measured": list(MEASURED)}
         by_main(lambda place=place, bound=bound: keep_settings(bound, place, ()), accelerator)
         jobs = [
@@ -91,9 +92,11 @@ def main(settings: Settings) -> None:
     if accelerator.is_main_process:
         tasks = open_tasks(folder, settings)
         models = ", ".join(f"{len(task.values)} on {task.label}" for task in tasks)
-        how = settings.checkpoint or f"trained for {settings.steps} steps of {settings.batch_size} queries"
+        training = (
+            settings.checkpoint or f"trained for {settings.steps} steps of {settings.batch_size} queries"
+        )
         summary = (
-            f"ALIGNER, {how}; models: {models}. Candidates: the first {settings.depth} documents of the "
+            f"ALIGNER, {training}; models: {models}. Candidates: the first {settings.depth} documents of the "
             "model's own search with k = 1, which every strategy reorders. "
             f"Intervals (95%) resample {resampled(max(len(task.values) for task in tasks))}, queries also as "
             "the examples that choose."
@@ -160,9 +163,9 @@ def measure(
     measured = {name: per_query(run, test.judgements, (MEASURE,)) for name, run in runs.items()}
     lengths = torch.from_numpy(np.diff(index.store.offsets))
     several = {
-        name: (kept > 1).double().mean()
+        name: (counts > 1).double().mean()
         for name, align in strategies.items()
-        if (kept := align.kept(lengths)) is not None
+        if (counts := align.kept(lengths)) is not None
     }
     return {
         "fingerprint": data.collection.fingerprint,

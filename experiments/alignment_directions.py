@@ -27,15 +27,15 @@ class Settings(PairSettings):
 launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
 import numpy as np
-from papers.wu2024.trained_pairs import TaskResults, sample, study, trainings_of
+from papers.wu2024.trained_pairs import TaskResults, run_study, sample, trainings_of
+from studies.claims import Study, printed
 from studies.curves import at_path
-from studies.model_runs import LEARNED, StudyData, unlearned, unmoved, values_of
-from studies.pages import Measured, Rows, Section, verdicts
+from studies.model_runs import LEARNED, StudyData, unlearned, values_of
+from studies.pages import Measured, Rows, Section
 
 from paradigms.align import DocumentToQuery
 from paradigms.data import Judgements, Run
 from paradigms.evaluate import seeds_interval
-from paradigms.evaluate.claims import READOUT, TRAINING, Claim
 from paradigms.generative.outputs import ScoreName
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.retrieve import Indexed
@@ -50,19 +50,14 @@ BACKWARD = {"MVDR (q←d), Z = 1": "one", "MVDR (q←d), Z = M": "document_token
 GENERATIVE: dict[str, ScoreName] = {f"GR, {name.replace('_', ' ')}": name for name in get_args(ScoreName)}
 TRAINED = "GR, log probability"  # GR with its training score
 WHOLE = "GR, logit, whole document"  # Eq. 11 as printed
-PAPER = "Wu et al. 2024, §7.1"
-# R@1, R@10 and MRR@10 in percent, on NQ320K and on MS MARCO (Table 5).
-TABLE_5 = {
-    FORWARD: ("61.3/91.9/72.0", "46.5/84.5/58.9"),
-    **dict.fromkeys(BACKWARD, ("53.2/90.1/65.7", "34.8/78.8/48.4")),
-    **dict.fromkeys([*GENERATIVE, WHOLE], ("47.4/87.0/60.5", "35.3/77.1/48.3")),
-}
+SYSTEMS = (FORWARD, *BACKWARD, *GENERATIVE, WHOLE)
+TABLE_5 = printed("wu2024")["table 5"]
 
 Values = dict[str, dict[str, np.ndarray]]  # system -> measure -> [seeds, queries]
 
 
 def main(settings: Settings) -> None:
-    study(settings, "Alignment directions", {TASK: ("colbert", "seal")}, measure, report)
+    run_study(settings, "Alignment directions", {TASK: ("colbert", "seal")}, measure, report)
 
 
 def measure(settings: Settings, _: str, __: int, data: StudyData, models: list[Any]) -> Measured:
@@ -92,7 +87,8 @@ def by_chance(pool: Run, judgements: Judgements, queries: list[str]) -> dict[str
     """Map each measure to its expected value per query when the candidates are ranked in random order."""
     means: dict[str, list[float]] = {measure: [] for measure in MEASURES}
     for query in queries:
-        n, relevant = len(pool[query]), sum(grade > 0 for grade in judgements[query].values())
+        n = len(pool[query])
+        relevant = sum(grade > 0 for grade in judgements[query].values())
         # C(n − r, relevant − 1) of the C(n, relevant) orders have the first relevant document at rank r.
         ranks = range(1, min(10, n) + 1)
         reciprocal = sum(comb(n - r, relevant - 1) / r for r in ranks) / comb(n, relevant)
@@ -101,35 +97,39 @@ def by_chance(pool: Run, judgements: Judgements, queries: list[str]) -> dict[str
     return means
 
 
-def claims(values: Values, trainings: Mapping[str, Sequence[Measured]]) -> list[Claim]:
-    """Return the claims of Wu et al. 2024, §7.1, for each Z of q←d and each scorer of GR.
+def table_5(system: str) -> list[str]:
+    """Return the paper's row for a system: of q←d there is one for any Z, of GR one for any scorer."""
+    return next((row for name, row in TABLE_5.items() if system.startswith(name)), ["–", "–"])
+
+
+def study_of(
+    values: Values, trainings: Mapping[str, Sequence[Measured]], clusters: Sequence[str] | None = None
+) -> Study:
+    """Return RR@10 of every system, for each Z of q←d and each scorer of GR.
 
     A system is considered to have learned too little for a comparison if its RR@10 does not exceed the RR@10
     of a random order, or if the R@10 of its model, ranking by the training score, is less than `LEARNED`
     times the R@10 of BM25.
     """
-    primary = {system: by_measure[PRIMARY] for system, by_measure in values.items()}
+    primary = {system: of_system[PRIMARY] for system, of_system in values.items()}
     ten = {system: float(values[system]["R@10"].mean()) for system in (CANDIDATES, FORWARD, TRAINED)}
 
-    def claim(statement: str, system: str, other: str, printed: str) -> Claim:
-        pair = (system, other)
-        by_luck = (x for x in pair if seeds_interval(primary[x] - primary[CHANCE]).low <= 0)
-        models = {TRAINED if x.startswith("GR") else FORWARD for x in pair}
-        poor = unlearned({x: ten[x] for x in sorted(models)}, ten[CANDIDATES]) or next(by_luck, "")
-        contrast = primary[system] - primary[other]
-        quantity = f"{PRIMARY}, {system} − {other}"
-        how = {"about": READOUT if len(models) == 1 else TRAINING, "unmoved": unmoved(trainings)}
-        return Claim(PAPER, statement, quantity, contrast, printed=printed, unlearned=poor, **how)
+    def undecided(sides: Sequence[str]) -> dict[str, str]:
+        models = sorted({TRAINED if side.startswith("GR") else FORWARD for side in sides})
+        by_luck = (x for x in sides if seeds_interval(primary[x] - primary[CHANCE]).low <= 0)
+        poor = unlearned({model: ten[model] for model in models}, ten[CANDIDATES])
+        return {"unlearned": poor or next(by_luck, "")}
 
-    preferred = "query-to-document alignment is “preferred” for reranking"
-    better = "MVDR (q → d) is “much better” than GR"
-    generative = [*GENERATIVE, WHOLE]
-    between = "MVDR with q ← d is “roughly intermediate” between MVDR and GR"
-    return [
-        *(claim(preferred, FORWARD, other, "+.063, +.105") for other in BACKWARD),
-        *(claim(better, FORWARD, other, "+.115, +.106") for other in generative),
-        *(claim(between, system, other, "+.052, +.001") for system in BACKWARD for other in generative),
-    ]
+    mrr = {system: [float(cell.split("/")[2]) / 100 for cell in table_5(system)] for system in SYSTEMS}
+    return Study(
+        {PRIMARY: primary},
+        {"backward": list(BACKWARD), "generative": [*GENERATIVE, WHOLE]},
+        trainings,
+        undecided,
+        printed={PRIMARY: mrr},
+        parts={system: list(trainings) for system in SYSTEMS},
+        clusters=clusters,
+    )
 
 
 def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
@@ -142,16 +142,16 @@ def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[s
     values[CHANCE] = {m: np.array([of_system] * len(seeds)) for m, of_system in chance.items()}
     table: Rows = []
     for system, of_system in values.items():
-        nq, msmarco = TABLE_5.get(system, ("–", "–"))
+        nq, msmarco = table_5(system)
         table.append({"system": system} | of_system | {"paper, NQ320K": nq, "paper, MS MARCO": msmarco})
     summary = f"BM25's first {settings.depth} documents and the relevant ones, reranked. "
     return summary + sample(data, settings), {
-        "claims": verdicts(
-            claims(values, trainings_of(results)),
+        "claims": study_of(values, trainings_of(results), data.clusters(seeds[0]["queries"])).section(
+            "wu2024",
+            "directions",
             "One family of tests. A system that is not above random order, or whose model has less than "
             f"{LEARNED:.0%} of BM25's R@10, has not learned enough. Printed "
             "differences are of MRR@10 on NQ320K and on MS MARCO, T5-base.",
-            clusters=data.clusters(seeds[0]["queries"]),
         ),
         "table5": Section(
             "Reranking (Table 5)",

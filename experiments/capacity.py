@@ -9,28 +9,40 @@ BM25's vectors to the same number of dimensions. Systems and seeds may be added 
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.settings import OneCollection, Results, at_least, different, launch, refusing, training_fields
+from studies.settings import (
+    Backbone,
+    HardNegatives,
+    OneCollection,
+    Results,
+    Seeds,
+    Training,
+    at_least,
+    different,
+    launch,
+    refusing,
+    training_fields,
+)
 
-from paradigms.io.command_line import folder_name
+from paradigms.io.command_line import flags, folder_name
 
 SYSTEM = re.compile(r"(DE|ME)-BERT(?:-([1-9]\d*))?")
-CROSS, INIT = "CROSS-ATTENTION", "BERT-INIT"  # INIT: the backbone before training, mean of tokens
+# INIT: the backbone before training, mean of tokens
+CROSS = "CROSS-ATTENTION"
+INIT = "BERT-INIT"
 
 
-@dataclass
-class Settings(OneCollection, Results):
+@flags(steps=1000, negatives=1, learning_rate=5e-5, trained_layers=0)
+class Settings(Results, OneCollection, Training, HardNegatives, Backbone, Seeds):
     """Settings for the task, the systems, their training, and the prediction."""
 
     task: Literal["containing", "answers"] = "containing"
     """containing: find the passage that contains the query. answers: find passages that contain an answer;
     the folder then also needs answers.jsonl"""
-    backbone: str = "offline"
-    """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
     lengths: list[int] = field(default_factory=lambda: [50, 100, 200, 400])
     """maximum tokens per passage, counted by the backbone's tokenizer: multiples of the smallest"""
     systems: list[str] = field(
@@ -44,8 +56,6 @@ class Settings(OneCollection, Results):
     """systems to combine with BM25-uni and with BM25-bi"""
     vectors: int = 8
     """m, the number of vectors per document of ME-BERT"""
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
-    """training seeds; passages, queries and candidates are the same for all seeds"""
     train_queries: int = 3000
     dev_queries: int = 200
     """dev queries for tuning a hybrid's weight"""
@@ -61,14 +71,6 @@ class Settings(OneCollection, Results):
     """tokens to read from each ranking, for the task answers"""
     depth: int = 200
     """candidates to rerank, half of them BM25's and half random; also the number of passages to retrieve"""
-    steps: int = 1000
-    batch_size: int = 32
-    """queries per step and process"""
-    negatives: int = 1
-    """hard negatives per query, in addition to the other queries' documents; 7 in the paper"""
-    learning_rate: float = 5e-5
-    trained_layers: int = 0
-    """number of upper encoder layers to train; 0: all. Cross-attention trains all layers"""
     query_length: int = 32
     keep_models: bool = False
     """keep the trained models, one for each system, length and seed"""
@@ -81,8 +83,8 @@ class Settings(OneCollection, Results):
         for name, kinds in (("systems", [CROSS, INIT]), ("hybrids", [])):
             for system in getattr(self, name):
                 if system not in kinds and not SYSTEM.fullmatch(system):
-                    there = ", ".join(["DE-BERT-k", "ME-BERT-k", "both also without -k", *kinds])
-                    raise SystemExit(f"{name}: unknown {system}; there are {there}")
+                    systems = ", ".join(["DE-BERT-k", "ME-BERT-k", "both also without -k", *kinds])
+                    raise SystemExit(f"{name}: unknown {system}; there are {systems}")
         different(self, "systems", "seeds", "lengths")
         at_least(self, depth=2, samples=2, negatives=int(CROSS in self.systems), vectors=1, theory_queries=1)
         at_least(self, train_queries=1, dev_queries=1, test_queries=1, steps=1, batch_size=1, lengths=1)
@@ -96,7 +98,7 @@ launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
 import numpy as np
 from accelerate import Accelerator
-from papers.luan2021.capacity_claims import CapacityResults, describe
+from papers.luan2021.capacity_claims import CapacityStudy
 from papers.luan2021.capacity_tasks import (
     BI,
     UNI,
@@ -152,7 +154,7 @@ def main(settings: Settings) -> None:
             if result["numbers"] and result["system"] != INIT
         }
         predictions = {task.length: predicted(task, sizes, settings) for task in tasks}
-        study = CapacityResults(settings.task, settings.lengths, results, predictions, sizes)
+        study = CapacityStudy(settings.task, settings.lengths, results, predictions, sizes)
         counts = {name: len(split.queries) for name, split in tasks[0].collection.splits.items()}
         passages = (f"{len(task.collection.corpus):,} of {task.length} tokens" for task in tasks)
         summary = (
@@ -162,22 +164,23 @@ def main(settings: Settings) -> None:
             f"once for every length and seed. Intervals (95%) resample {resampled(len(settings.seeds))}."
         )
         title = f"Passage length and capacity: {TITLES[settings.task]}"
-        publish(settings, title, summary, describe(study), accelerator)
+        publish(settings, title, summary, study.sections(), accelerator)
     accelerator.end_training()
 
 
 def open_tasks(settings: Settings, collection: Collection) -> list[PassageTask]:
     """Open the task for every passage length; the paper's variant of BM25 ranks the candidates."""
     backbone = packaged(settings.backbone)
-    tokenizer, answering = load_tokenizer(backbone), settings.task == "answers"
+    tokenizer = load_tokenizer(backbone)
+    answering = settings.task == "answers"
     counts = {"train": settings.train_queries, "dev": settings.dev_queries, "test": settings.test_queries}
     if answering:
         answers = read_answers(Path(settings.collection))
         passages = question_passages(collection, answers, counts, settings.lengths, tokenizer)
     else:
-        made: dict[str, Any] = {"passages": settings.passages or None, "distractors": settings.distractors}
+        sizes: dict[str, Any] = {"passages": settings.passages or None, "distractors": settings.distractors}
         source = articles(under_titles(collection.corpus))
-        passages = containing_passages(source, counts, lengths=settings.lengths, tokenizer=tokenizer, **made)
+        passages = containing_passages(source, counts, lengths=settings.lengths, tokenizer=tokenizer, **sizes)
     pieces = backbone if settings.terms == "pieces" else None
     measures = {n: f"Success@{settings.tokens // n}" if answering else "RR@10" for n in passages}
     first = UNI if answering else BI
@@ -201,7 +204,9 @@ def job(task: PassageTask, seed: int, name: str, settings: Settings, accelerator
     def train(model: Any, training: Path) -> Any:
         options = training_fields(settings) | {"head_learning_rate": 1e-3, "save_every": 200, "seed": seed}
         options |= {"trained_layers": 0} if name == CROSS else {}
-        how = TrainingSettings(**options, temperature=1.0 if name == CROSS else temperature(model, task))
+        training_settings = TrainingSettings(
+            **options, temperature=1.0 if name == CROSS else temperature(model, task)
+        )
         return fit(
             model,
             task.collection,
@@ -209,7 +214,7 @@ def job(task: PassageTask, seed: int, name: str, settings: Settings, accelerator
             (task.mined, task.dev_run),
             settings.negatives,
             settings.dev_queries,
-            how,
+            training_settings,
             training,
             accelerator,
         )
@@ -262,7 +267,8 @@ def temperature(model: Paradigm, task: PassageTask) -> float:
     for another, and a short training would mostly measure this difference. For cross-attention, τ = 1: the
     head starts near 0 and learns its scale.
     """
-    train, corpus = task.collection.split("train"), task.collection.corpus
+    train = task.collection.split("train")
+    corpus = task.collection.corpus
     passages = np.linspace(0, len(corpus) - 1, SPREAD).astype(int).tolist()
     documents = model.encode_documents([corpus[n] for n in passages])
     scores = model.score(documents, model.encode_queries(list(train.queries.values())[:SPREAD]))
@@ -278,7 +284,8 @@ def numbers_of(model: Paradigm) -> int:
 
 def measure(model: Model, name: str, task: PassageTask, settings: Settings, precision: str) -> dict[str, Any]:
     """Return a model's measurements: "stages" (system -> stage -> query values), "weights" (hybrid -> λ)."""
-    corpus, queries = task.collection.corpus, task.collection.split("test").queries
+    corpus = task.collection.corpus
+    queries = task.collection.split("test").queries
     retriever = retriever_of(model, corpus, precision=precision, progress=True)
     if name == CROSS:
         run = retriever.rerank(queries, task.pool, progress=True)
@@ -299,7 +306,8 @@ def measure(model: Model, name: str, task: PassageTask, settings: Settings, prec
 def both_stages(task: PassageTask, retriever: Retriever, depth: int) -> dict[str, list[float]]:
     """Return the task's measure for each test query, for reranking and for retrieval."""
     queries = task.collection.split("test").queries
-    reranked, run = retriever.rerank(queries, task.pool), retriever.search(queries, depth)
+    reranked = retriever.rerank(queries, task.pool)
+    run = retriever.search(queries, depth)
     return {"rerank": task.values(reranked), "retrieve": task.values(run)}
 
 
@@ -312,7 +320,8 @@ def lexical(task: PassageTask, depth: int) -> dict[str, Any]:
 def predicted(task: PassageTask, sizes: dict[str, int], settings: Settings) -> dict[str, Any]:
     """Run `predict` for every size, and save the predictions in the results folder."""
     file = Path(settings.output) / f"length-{task.length}" / "theory.json"
-    dimensions, predictions = sorted(set(sizes.values())), json_or_empty(file)
+    dimensions = sorted(set(sizes.values()))
+    predictions = json_or_empty(file)
     if not predictions or {str(k) for k in dimensions} - predictions["values"].keys():
         predictions = predict(task, dimensions, settings.theory_queries, settings.samples)
         write_json(file, predictions)

@@ -15,7 +15,7 @@ document; the titles of the remaining documents are added without training (dyna
 arXiv:2212.09744).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import islice, permutations
 from pathlib import Path
@@ -89,15 +89,16 @@ launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
 import numpy as np
 from papers.wu2024 import trained_pairs
-from papers.wu2024.trained_pairs import TaskResults, half_of, sample, study, trainings_of
+from papers.wu2024.trained_pairs import TaskResults, half_of, run_study, sample, trainings_of
+from studies.claims import Study, printed
 from studies.curves import Curves, at_path
-from studies.model_runs import DEV, LEARNED, StudyData, unlearned, unmoved, values_of
-from studies.pages import Measured, Section, printed, row_without_test, verdicts
+from studies.model_runs import DEV, LEARNED, StudyData, unlearned, values_of
+from studies.pages import Measured, Section
 
 from paradigms import GENERATIVE, Generative
 from paradigms.data import Run
 from paradigms.evaluate import seeds_interval
-from paradigms.evaluate.claims import CONTRADICTED, READOUT, REPRODUCED, TRAINING, Claim
+from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED
 from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.seal import query_states, seal_scores
@@ -108,33 +109,18 @@ from paradigms.train.fit import DevMeasure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BM25, CONTROL, HALF = "BM25", "SEAL without a model", "GENRE, half added"
+BM25 = "BM25"
+CONTROL = "SEAL without a model"
+HALF = "GENRE, half added"
 SEAL_BEAMS = 5
 SEARCHED = 100  # maximum number of queries for greedy search and for scoring all documents
 MEASURES = ("R@1", "R@10", "RR@10", "nDCG@10")
 RECALLS = ("R@1", "R@10")
 # All three searches need identifiers in a trie; other systems have only the middle one.
 SEARCHES = {"greedy": "greedy", "retrieve": "beams", "exhaustive": "all documents"}
-MARGIN = 0.02  # differences of R@1 below this are "similar results"; the paper's are -0.009 and +0.011
-COLBERT = "T5-ColBERT"
 PRINTED = printed("wu2024")
-NQ320K, MS_MARCO = PRINTED["nq320k"], PRINTED["ms marco"]
-# Pairs that the paper compares: a system with a document encoding, and a system without.
-ENCODED = (("DSI-PAWA", "DSI"), ("GENRE-NP-BASE", "GENRE"), ("GENRE-NP-ASYNC", "GENRE"))
-# Not in the paper: PAWA alone, place-specific digits with their softmax alone, a trained model for SEAL. The
-# dense opponent with the same decoder, pairs and steps is DSI-atomic, with one vector per document.
-CONTROLS = (
-    ("DSI-PAWA", "DSI-place"),
-    ("DSI-place", "DSI"),
-    ("T5-SEAL", CONTROL),
-    ("DSI-place", "DSI-atomic"),
-    ("RIPOR", "DSI-atomic"),
-    ("PAG", "DSI-atomic"),
-    ("PAG", "RIPOR"),
-    ("RIPOR", "DSI-place"),
-)
-
-Values = dict[str, dict[str, np.ndarray]]  # system -> measure -> [seeds, queries]
+NQ320K = PRINTED["nq320k"]
+MS_MARCO = PRINTED["ms marco"]
 
 
 def main(settings: Settings) -> None:
@@ -148,7 +134,7 @@ def main(settings: Settings) -> None:
                 raise SystemExit(
                     f"{file} has dev values of an earlier version: delete it, to measure it again"
                 )
-    study(settings, "Document encodings", tasks, measure, report, half=True)
+    run_study(settings, "Document encodings", tasks, measure, report, half=True)
 
 
 def measure(settings: Settings, system: str, _: int, data: StudyData, models: list[Any]) -> Measured:
@@ -157,19 +143,21 @@ def measure(settings: Settings, system: str, _: int, data: StudyData, models: li
     With a trained SEAL, `models` also contains its untrained model. Each searches the dev queries, because
     SEAL does not rank by the score that training maximises (by which `fit_pairs` chooses the kept state).
     """
-    queries, corpus, size = data.test.queries, data.collection.corpus, 0
+    queries = data.test.queries
+    corpus = data.collection.corpus
+    size = 0
     if not models:
-        runs, size = {"retrieve": data.bm25.search(queries, 10)}, data.bm25.size_in_bytes()
+        runs = {"retrieve": data.bm25.search(queries, 10)}
+        size = data.bm25.size_in_bytes()
     elif system == CONTROL:
         runs = {"retrieve": query_keys(models[0], queries)}
     elif SYSTEMS[system].partition("-")[0] in GENERATIVE:
-        runs, size = (
-            generative_runs(models[0], data, settings),
-            GenerativeRetriever(models[0]).size_in_bytes(),
-        )
+        runs = generative_runs(models[0], data, settings)
+        size = GenerativeRetriever(models[0]).size_in_bytes()
     else:
         retriever = retriever_of(models[0], corpus)
-        runs, size = {"retrieve": retriever.search(queries, 10)}, retriever.size_in_bytes()
+        runs = {"retrieve": retriever.search(queries, 10)}
+        size = retriever.size_in_bytes()
     recalls: Measured = {
         stage: values_of(run, data.test if stage == "retrieve" else data.test.only(run), MEASURES)
         for stage, run in runs.items()
@@ -177,7 +165,8 @@ def measure(settings: Settings, system: str, _: int, data: StudyData, models: li
     measured = recalls | {"queries": data.measured, "bytes": size}
     if len(models) < 2:
         return measured
-    dev, drawn = {}, DevMeasure(corpus, data.dev, data.dev_run, trained_pairs.DEV_QUERIES, "no").queries
+    dev = {}
+    drawn = DevMeasure(corpus, data.dev, data.dev_run, trained_pairs.DEV_QUERIES, "no").queries
     sides = zip(("trained", "untrained"), models, strict=True)
     for side, model in sides if drawn else ():
         model.settings = replace(model.settings, beams=SEAL_BEAMS)
@@ -192,7 +181,8 @@ def generative_runs(model: Generative, data: StudyData, settings: Settings) -> d
     Models with cluster names run only the beam search, because a search takes the best of several spellings
     of a name.
     """
-    queries, words = data.test.queries, model.identifiers.end is None
+    queries = data.test.queries
+    words = model.identifiers.end is None
 
     def search(beams: int) -> Run:
         model.settings = replace(model.settings, beams=beams)
@@ -200,12 +190,12 @@ def generative_runs(model: Generative, data: StudyData, settings: Settings) -> d
 
     runs = {"retrieve": search(SEAL_BEAMS if words else settings.beams)}
     if not words and model.clusters is None:
-        some = data.measured[:SEARCHED]
-        pool = {q: dict.fromkeys(data.collection.corpus.ids, 0.0) for q in some}
+        first = data.measured[:SEARCHED]
+        pool = {q: dict.fromkeys(data.collection.corpus.ids, 0.0) for q in first}
         best = GenerativeRetriever(model).rerank(queries, pool)
         runs["exhaustive"] = {q: dict(islice(scores.items(), 10)) for q, scores in best.items()}
         greedy = search(1)
-        runs["greedy"] = {q: greedy[q] for q in some}
+        runs["greedy"] = {q: greedy[q] for q in first}
     return runs
 
 
@@ -221,107 +211,99 @@ def query_keys(model: Generative, queries: Mapping[str, str]) -> Run:
     return run
 
 
-def unlearned_of(values: Values, systems: Sequence[str]) -> str:
-    """Return the first system that has learned too little to represent its paradigm, or "" if there is none.
+def study_of(results: TaskResults, clusters: Sequence[str] | None = None) -> Study:
+    """Return the recalls of every system by each search, and the groups of the claims.
 
-    The R@10 of such a system is less than `LEARNED` times BM25's, or not above the R@10 of the control
-    without a model.
+    A system has learned too little to represent its paradigm if its R@10 is less than `LEARNED` times BM25's,
+    or not above the R@10 of the control without a model.
     """
-    means = {system: float(values[system]["R@10"].mean()) for system in (*systems, BM25)}
-    for system in systems:
-        control = CONTROL if SYSTEMS.get(system, "").startswith("seal") and system != CONTROL else ""
-        if control in values:
-            gain = seeds_interval(values[system]["R@10"] - values[control]["R@10"])
-            if gain.low <= 0:
-                return f"{system}, not above {control},"
-    return unlearned(means, means[BM25])
+    values: dict[str, dict[str, np.ndarray]] = {measure: {} for measure in RECALLS}
+    decoders = [system for system, seeds in results.items() if "exhaustive" in seeds[0]]
+    for measure, sides in values.items():
+        for system, seeds in results.items():
+            sides[system] = at_path(seeds, "retrieve", measure)
+        for system in decoders:
+            exhaustive = at_path(results[system], "exhaustive", measure)
+            for way, name in SEARCHES.items():
+                of_way = at_path(results[system], way, measure)
+                sides[f"{system}, {name}"] = of_way[:, : exhaustive.shape[1]]
+    tens = values["R@10"]
+
+    def undecided(sides: Sequence[str]) -> dict[str, str]:
+        systems = [max((s for s in results if f"{side}, ".startswith(f"{s}, ")), key=len) for side in sides]
+        for system in systems:
+            by_keys = SYSTEMS.get(system, "").startswith("seal") and system != CONTROL
+            if by_keys and CONTROL in tens and seeds_interval(tens[system] - tens[CONTROL]).low <= 0:
+                return {"unlearned": f"{system}, not above {CONTROL},"}
+        means = {system: float(tens[system].mean()) for system in systems}
+        return {"unlearned": unlearned(means, float(tens[BM25].mean()))}
+
+    groups = {
+        # Rankings of untrained systems mean nothing.
+        "decoder": [system for system in decoders if not SYSTEMS[system].endswith("-untrained")],
+        "same order": [f"{measure}: {a} − {b}" for measure, a, b in same_order()],
+    }
+    return Study(
+        values,
+        groups,
+        trainings_of(results),
+        undecided,
+        printed=printed_recalls(),
+        parts={system: [SYSTEMS[system]] for system in results if system != BM25},
+        counts={"storage": cells} if (cells := storage(results)) else {},
+        clusters=clusters,
+    )
 
 
-def claims(values: Values, trainings: Mapping[str, Sequence[Measured]]) -> dict[str, list[Claim]]:
-    """Return the paper's claims about the measured systems, by table; each table is a family of tests.
+def printed_recalls() -> dict[str, dict[str, list[float]]]:
+    """Return measure -> system -> the paper's values on NQ320K and, if printed, on MS MARCO."""
+    tables = NQ320K, MS_MARCO
+    return {
+        measure: {
+            system: [table[system][n] / 100 for table in tables if system in table] for system in NQ320K
+        }
+        for n, measure in enumerate(RECALLS)
+    }
 
-    The claims are about training. A model that training did not improve on dev queries is judged only in the
-    controls, which test exactly this.
-    """
-    tables: dict[str, list[Claim]] = {"table6": [], "table7": [], "table8": [], "controls": []}
 
-    def claim(
-        table: str, place: str, statement: str, a: str, b: str, measures: Iterable[str], **how: Any
-    ) -> None:
-        """Add the claim that mean(a) > mean(b) − margin. printed: the paper's gains at each of RECALLS."""
-        for measure in measures if {a, b} <= values.keys() else ():
-            printed = how.get("printed", ("", ""))[RECALLS.index(measure)]
-            contrast, quantity = values[a][measure] - values[b][measure], f"{measure}, {a} − {b}"
-            more: dict[str, Any] = {"margin": how.get("margin", 0.0)}
-            if place:
-                models = {SYSTEMS[x]: trainings.get(SYSTEMS[x], ()) for x in (a, b) if x != BM25}
-                still = unmoved({name: seeds for name, seeds in models.items() if seeds})
-                more |= {"unlearned": unlearned_of(values, (a, b)), "about": TRAINING, "unmoved": still}
-            where = place and f"Wu et al. 2024, {place}"
-            tables[table].append(Claim(where, statement, quantity, contrast, printed=printed, **more))
-
-    improve = "PAWA and NP-decoding both “greatly improve” the performance"
-    similar = "Recall@1 has “similar results” to T5-ColBERT's"
-    gap = "“a large gap” to T5-ColBERT remains in Recall@10"
-    for encoded, base in ENCODED:
-        claim("table6", "§7.3", improve, encoded, base, RECALLS, printed=gains(encoded, base))
-        near = {"printed": gains(encoded, COLBERT), "margin": MARGIN}
-        claim("table6", "§7.3", similar, encoded, COLBERT, ["R@1"], **near)
-        claim("table6", "§7.3", gap, COLBERT, encoded, ["R@10"], printed=gains(COLBERT, encoded))
-    batch = "in-batch negatives do not decrease the performance “much”"
-    for name in ("ColBERT", COLBERT):
-        near = {"printed": gains(name, f"{name}, pairs"), "margin": MARGIN}
-        claim("table7", "Appendix D", batch, name, f"{name}, pairs", RECALLS, **near)
-    for a, b in (("S-T5", BM25), ("ColBERT, pairs", "S-T5"), (COLBERT, "ColBERT")):
-        claim("table7", "Table 7", f"{a} > {b}", a, b, RECALLS, printed=gains(a, b))
-    # A pair is used if both collections agree on the order; the smaller difference is printed.
+def same_order() -> Iterator[tuple[str, str, str]]:
+    """Yield (measure, better system, worse system) where NQ320K and MS MARCO agree on the order."""
     for a, b in permutations(MS_MARCO, 2):
-        least = (
-            np.min(
-                [np.subtract(printed_values[a], printed_values[b]) for printed_values in (NQ320K, MS_MARCO)],
-                axis=0,
-            )
-            / 100
-        )
-        ordered = [measure for measure, gain in zip(RECALLS, least, strict=True) if gain > 0]
-        claim("table8", "Table 8", f"{a} > {b}", a, b, ordered, printed=[f"≥ {gain:+.3f}" for gain in least])
-    for a, b in CONTROLS:
-        claim("controls", "", f"{a} > {b}", a, b, RECALLS)
-    return tables
+        for n, measure in enumerate(RECALLS):
+            if all(table[a][n] > table[b][n] for table in (NQ320K, MS_MARCO)):
+                yield measure, a, b
 
 
-def storage(sizes: Mapping[str, int]) -> list[dict[str, str]]:
-    """Make rows that compare dense systems' sizes with that of the smallest generative system.
+def storage(results: TaskResults) -> dict[str, str]:
+    """Compare dense systems' sizes with that of the smallest generative system.
 
     Sizes are exact, so they need no significance test.
     """
-    written = {s: n for s, n in sizes.items() if n and SYSTEMS.get(s, "").partition("-")[0] in GENERATIVE}
-    if not written:
-        return []
-    least = min(written, key=lambda system: written[system])
-    return [
-        row_without_test(
-            "Wu et al. 2024, §2",
-            "generative retrieval needs “significantly less disk storage space”",
-            REPRODUCED if written[least] < sizes[dense] else CONTRADICTED,
-            quantity=f"MB, {least} / {dense}",
-            measured=f"{written[least] / 1e6:.1f} / {sizes[dense] / 1e6:.1f}",
-            sample="this collection",
-        )
-        for dense in ("S-T5", COLBERT)
-        if sizes.get(dense)
-    ]
+    sizes = {system: seeds[0]["bytes"] for system, seeds in results.items() if seeds[0]["bytes"]}
+    written = [s for s in sizes if SYSTEMS.get(s, "").partition("-")[0] in GENERATIVE]
+    dense = [system for system in ("S-T5", "T5-ColBERT") if system in sizes]
+    if not written or not dense:
+        return {}
+    least = min(written, key=lambda system: sizes[system])
+    smaller = all(sizes[least] < sizes[system] for system in dense)
+    return {
+        "quantity": f"MB, {' / '.join([least, *dense])}",
+        "measured": " / ".join(f"{sizes[system] / 1e6:.1f}" for system in (least, *dense)),
+        "sample": "this collection",
+        "verdict": REPRODUCED if smaller else CONTRADICTED,
+    }
 
 
-def of_added(values: Values, data: StudyData, queries: Sequence[str]) -> list[dict[str, Any]]:
+def of_added(results: TaskResults, data: StudyData) -> list[dict[str, Any]]:
     """Make two rows for each system: one for learned documents and one for added documents.
 
     The system `HALF` was trained on learned documents and received only the titles of added documents. A
     query belongs to a row if all of its relevant documents are of that kind.
     """
-    if HALF not in values:
+    if HALF not in results:
         return []
     learned = {*half_of(data).collection.corpus.ids}
+    queries = results[BM25][0]["queries"]
     relevant = [{id for id, grade in data.test.judgements[q].items() if grade > 0} for q in queries]
     kinds = {
         "learned": [ids <= learned for ids in relevant],
@@ -329,127 +311,81 @@ def of_added(values: Values, data: StudyData, queries: Sequence[str]) -> list[di
     }
     return [
         {"system": system, "documents": kind, "queries": sum(which)}
-        | {measure: by_query[:, which] for measure, by_query in of_system.items()}
-        for system, of_system in values.items()
+        | {measure: at_path(seeds, "retrieve", measure)[:, which] for measure in MEASURES}
+        for system, seeds in results.items()
         for kind, which in kinds.items()
     ]
 
 
-def drawn(values: Values) -> "Figure":
+def drawn(results: TaskResults) -> "Figure":
     """Plot R@1 and R@10 of every system next to the paper's values."""
-    here = {m: {"here": [of_system[m] for of_system in values.values()]} for m in RECALLS}
+    here = {m: {"here": [at_path(seeds, "retrieve", m) for seeds in results.values()]} for m in RECALLS}
     printed = {
         measure: {
-            name: [table[system][n] / 100 if system in table else None for system in values]
+            name: [table[system][n] / 100 if system in table else None for system in results]
             for name, table in (("NQ320K", NQ320K), ("MS MARCO", MS_MARCO))
         }
         for n, measure in enumerate(RECALLS)
     }
-    return Curves("system", [*values], here, printed=printed, joined=False).draw()
-
-
-def gains(a: str, b: str) -> list[str]:
-    """Format the paper's gains of a over b on NQ320K at each of RECALLS, for `Claim.printed`."""
-    both = zip(NQ320K[a], NQ320K[b], strict=True) if {a, b} <= NQ320K.keys() else ()
-    return [f"{(x - y) / 100:+.3f}" for x, y in both] or [""] * len(RECALLS)
-
-
-def claims_of_the_search(values: Mapping[str, Values]) -> list[Claim]:
-    """Return claims about the cost of decoding token by token (Eq. 22), relative to scoring all documents.
-
-    They compare searches with one model, so training need not have moved it. Untrained systems, whose
-    rankings mean nothing, are left out.
-    """
-    usable = "greedy search or beam search “can be used” to approximate"
-    costly = "decoding token by token “may decrease the performance”"
-    claims = []
-    for system, best in values["exhaustive"].items():
-        if SYSTEMS[system].endswith("-untrained"):
-            continue
-        count = best["R@10"].shape[1]
-        how: dict[str, Any] = {"unlearned": unlearned_of(values["retrieve"], [system]), "about": READOUT}
-        place = "Wu et al. 2024, §5.2.2"
-        for way, measure in (("greedy", "R@1"), ("retrieve", "R@1"), ("retrieve", "R@10")):
-            lost = values[way][system][measure][:, :count] - best[measure]
-            quantity = f"{measure}, {system}, {SEARCHES[way]} − {SEARCHES['exhaustive']}"
-            claims.append(Claim(place, usable, quantity, lost, MARGIN, **how))
-        quantity = f"R@10, {system}, {SEARCHES['exhaustive']} − {SEARCHES['retrieve']}"
-        claims.append(Claim("Wu et al. 2024, §6.3", costly, quantity, -lost, **how))
-    return claims
+    return Curves("system", [*results], here, printed=printed, joined=False).draw()
 
 
 def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
     """Return the study's summary, and the page's sections keyed by file name."""
-    values: dict[str, Values] = {
-        stage: {
-            system: {m: at_path(seeds, stage, m) for m in MEASURES}
-            for system, seeds in results.items()
-            if stage in seeds[0]
-        }
-        for stage in SEARCHES
-    }
-    of_tables = claims(values["retrieve"], trainings_of(results))
-    clusters = data.clusters(results[BM25][0]["queries"])
-    how = (
+    study = study_of(results, data.clusters(results[BM25][0]["queries"]))
+    rule = (
         f"One family of tests. A system with less than {LEARNED:.0%} of BM25's R@10 has not learned enough "
         "to be compared."
     )
     seal = f", SEAL with {SEAL_BEAMS}" if any("SEAL" in system for system in results) else ""
-    return sample(data, settings), {
-        "claims_table6": verdicts(
-            of_tables["table6"],
-            f"{how} Similar is less than {MARGIN} below. The paper compares DSI-PAWA with DSI, which also "
-            "lacks the place-specific digits: the controls compare it with DSI-place, which has them.",
-            heading="What §7.3 says of PAWA and NP-decoding, and what we measured",
-            clusters=clusters,
+    headings = {
+        "table6": (
+            "What §7.3 says of PAWA and NP-decoding, and what we measured",
+            "The paper compares DSI-PAWA with DSI, which also lacks the place-specific digits: the controls "
+            "compare it with DSI-place, which has them.",
         ),
-        "claims_controls": verdicts(
-            of_tables["controls"],
-            f"{how} What PAWA alone brings, what place-specific digits with a softmax of each place bring, "
-            "and what a trained model brings to SEAL's keys.",
-            heading="Controls, which the paper does not have",
-            clusters=clusters,
+        "controls": (
+            "Controls, which the paper does not have",
+            "What PAWA alone brings, what place-specific digits with a softmax of each place bring, and what "
+            "a trained model brings to SEAL's keys.",
         ),
-        "claims_table8": verdicts(
-            of_tables["table8"],
-            f"Every two systems whose order is the same on NQ320K and on MS MARCO. {how}",
-            heading="The order of the systems (Table 8)",
-            more=storage({system: seeds[0]["bytes"] for system, seeds in results.items()}),
-            clusters=clusters,
+        "table8": (
+            "The order of the systems (Table 8)",
+            "Every two systems whose order is the same on NQ320K and on MS MARCO.",
         ),
-        "claims_table7": verdicts(
-            of_tables["table7"],
-            f"{how} Not much is less than {MARGIN}. Pairs: the loss of ColBERTv1, one hard negative of BM25 "
-            f"and no others. ColBERT and DPR come from {settings.second!r}, the others, named as in the "
-            f"paper, from {settings.backbone!r}.",
-            heading="In-batch negatives and pairs, and another backbone (Table 7)",
-            clusters=clusters,
+        "table7": (
+            "In-batch negatives and pairs, and another backbone (Table 7)",
+            "Pairs: the loss of ColBERTv1, one hard negative of BM25 and no others. ColBERT and DPR come "
+            f"from {settings.second!r}, the others, named as in the paper, from {settings.backbone!r}.",
         ),
-        "claims_search": verdicts(
-            claims_of_the_search(values),
-            f"{how} A search can be used where it loses less than {MARGIN}. Greedy, with {settings.beams} "
-            f"beams, and log p of every document, for the first {SEARCHED} queries at most.",
-            heading="What decoding token by token costs (Eq. 22)",
-            clusters=clusters,
-        ),
-        "added": Section(
-            "Documents added without training",
-            f"{HALF} was trained on every other document. Queries whose relevant documents are all among "
-            "these, or all among the others, are apart: the row of GENRE, trained on all, is the control.",
-            of_added(values["retrieve"], data, results[BM25][0]["queries"]),
-        ),
-        "retrieve": Section(
-            "End to end (Tables 6 to 8)",
-            f"Decoders search with {settings.beams} beams{seal}. paper: its R@1/R@10 on NQ320K in percent, "
-            "of T5-base and from several sources. MB: the index, or the decoder's weights, identifiers and "
-            "trie; encoders that are not trained are left out.",
-            [
-                {"system": system}
-                | cells
-                | {"MB": f"{size / 1e6:.1f}" if (size := results[system][0]["bytes"]) else "–"}
-                | {"paper": "/".join(map(str, NQ320K.get(system, ()))) or "–"}
-                for system, cells in values["retrieve"].items()
-            ],
-            drawn(values["retrieve"]),
+        "search": (
+            "What decoding token by token costs (Eq. 22)",
+            f"Greedy, with {settings.beams} beams, and log p of every document, for the first {SEARCHED} "
+            "queries at most.",
         ),
     }
+    sections = {
+        f"claims_{family}": study.section("wu2024", family, f"{rule} {text}", heading)
+        for family, (heading, text) in headings.items()
+    }
+    sections["added"] = Section(
+        "Documents added without training",
+        f"{HALF} was trained on every other document. Queries whose relevant documents are all among "
+        "these, or all among the others, are apart: the row of GENRE, trained on all, is the control.",
+        of_added(results, data),
+    )
+    sections["retrieve"] = Section(
+        "End to end (Tables 6 to 8)",
+        f"Decoders search with {settings.beams} beams{seal}. paper: its R@1/R@10 on NQ320K in percent, "
+        "of T5-base and from several sources. MB: the index, or the decoder's weights, identifiers and "
+        "trie; encoders that are not trained are left out.",
+        [
+            {"system": system}
+            | {measure: at_path(seeds, "retrieve", measure) for measure in MEASURES}
+            | {"MB": f"{seeds[0]['bytes'] / 1e6:.1f}" if seeds[0]["bytes"] else "–"}
+            | {"paper": "/".join(map(str, NQ320K.get(system, ()))) or "–"}
+            for system, seeds in results.items()
+        ],
+        drawn(results),
+    )
+    return sample(data, settings), sections

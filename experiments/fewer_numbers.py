@@ -68,14 +68,17 @@ from paradigms.train import script
 
 MEASURE = "nDCG@10"
 FREE = ("models", "seeds")  # settings that may change in a results folder
-FIRST, PRINCIPAL, UNTRAINED = "first", "principal axes", "untrained"
+FIRST = "first"
+PRINCIPAL = "principal axes"
+UNTRAINED = "untrained"
 
 
 def main(settings: Settings) -> None:
     accelerator, console = script.begin(settings)
     data = open_study(settings, console)
     bind(settings, accelerator, FREE, ("backbone",), fingerprint=data.collection.fingerprint)
-    shorter, coded = {"matryoshka": settings.dims}, {"coded_bits": settings.bits}
+    shorter = {"matryoshka": settings.dims}
+    coded = {"coded_bits": settings.bits}
     methods: dict[str, dict[str, Any]] = {"matryoshka": shorter, "coded": coded, "both": shorter | coded}
     methods[UNTRAINED] = {"checkpoint": Path(settings.output), "read": lambda _: made("control", settings)}
     runs = [(name, seed) for seed in settings.seeds for name in settings.models]
@@ -97,10 +100,10 @@ def main(settings: Settings) -> None:
     for (name, _), row in zip(runs, run_jobs(jobs, accelerator, console), strict=True):
         values[name].append(row)
     if accelerator.is_main_process:
-        asked = len(values["control"][0]["ways"]["all"]["values"])
+        count = len(values["control"][0]["ways"]["all"]["values"])
         summary = (
             f"{len(data.collection.corpus):,} documents of at most {settings.document_length} tokens, "
-            f"{asked} test queries, seeds {settings.seeds}; {settings.steps} steps of "
+            f"{count} test queries, seeds {settings.seeds}; {settings.steps} steps of "
             f"{settings.batch_size} queries, {settings.trained_layers} trained layers of {settings.backbone}."
         )
         publish(settings, "Fewer numbers", summary, sections(settings, values), accelerator)
@@ -116,7 +119,8 @@ def made(name: str, settings: Settings) -> Paradigm:
 
 def ways(name: str, settings: Settings) -> Iterator[tuple[str, int, Kind, int, str]]:
     """Yield each way to store a model's documents: (name, coordinates, kind, tokens per vector, axes)."""
-    exact, coded = kinds.exact(), kinds.compressed(settings.bits, LISTS)
+    exact = kinds.exact()
+    coded = kinds.compressed(settings.bits, LISTS)
     for dim in (settings.dim, *settings.dims):
         title = "all" if dim == settings.dim else f"{dim} coordinates"
         yield title, dim, exact, 1, FIRST
@@ -129,25 +133,29 @@ def ways(name: str, settings: Settings) -> Iterator[tuple[str, int, Kind, int, s
 
 def measured(name: str, settings: Settings, data: Any, model: Paradigm, index: Index) -> Measured:
     """Measure bytes per document and nDCG@10 of each query, for each way to store documents."""
-    whole, queries = index.store, list(data.test.queries.values())
-    asked, found = model.encode_queries(queries).to("cpu"), {}
+    stored = index.store
+    queries = list(data.test.queries.values())
+    encoded = model.encode_queries(queries).to("cpu")
+    results = {}
     for way, dim, kind, pool, axes in ways(name, settings):
-        basis = torch.from_numpy(principal_axes(whole, dim)) if axes == PRINCIPAL else torch.eye(settings.dim)
+        basis = (
+            torch.from_numpy(principal_axes(stored, dim)) if axes == PRINCIPAL else torch.eye(settings.dim)
+        )
 
         def shorter(tokens: Tokens, basis: torch.Tensor = basis, dim: int = dim) -> Tokens:
             turned = tokens.map(lambda t: t @ basis if t.is_floating_point() else t)
             return first_coordinates(turned, dim, model.encoder.settings.normalize)
 
         parts = (
-            (whole.names(rows), shorter(whole.tokens(rows)))
-            for rows in whole.blocks(BLOCK, np.arange(len(whole)))
+            (stored.names(rows), shorter(stored.tokens(rows)))
+            for rows in stored.blocks(BLOCK, np.arange(len(stored)))
         )
-        store = Store.build_from(kind, parts, paradigm=model.name, dim=dim, count=len(whole), pool=pool)
-        ranked = Index(store).search_tokens(model.recipe, shorter(asked), 10)
+        store = Store.build_from(kind, parts, paradigm=model.name, dim=dim, count=len(stored), pool=pool)
+        ranked = Index(store).search_tokens(model.recipe, shorter(encoded), 10)
         run = dict(zip(data.test.queries, ranked, strict=True))
         values = values_of(run, data.test, [MEASURE])[MEASURE]
-        found[way] = {"bytes": store.bytes_per_document, "values": values}
-    return {"ways": found}
+        results[way] = {"bytes": store.bytes_per_document, "values": values}
+    return {"ways": results}
 
 
 def sections(settings: Settings, values: dict[str, list[Measured]]) -> dict[str, Section]:
@@ -184,8 +192,9 @@ def picture(rows: Rows) -> Figure:
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     for name in dict.fromkeys(row["model"] for row in rows):
-        some = sorted((row for row in rows if row["model"] == name), key=lambda row: row["bytes/document"])
-        x, y = [row["bytes/document"] for row in some], [float(row[MEASURE].mean()) for row in some]
+        points = sorted((row for row in rows if row["model"] == name), key=lambda row: row["bytes/document"])
+        x = [row["bytes/document"] for row in points]
+        y = [float(row[MEASURE].mean()) for row in points]
         axes.plot(x, y, "o", label=name, markersize=4)
         best = np.maximum.accumulate(y)
         axes.step(x, best, where="post", linewidth=1, color=axes.lines[-1].get_color())

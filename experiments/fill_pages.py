@@ -5,12 +5,14 @@ Comments in a page request tables and figures, and all text up to the next <!-- 
     <!-- claims: token-retrieval-pydocs token-retrieval-scifact -->
     <!-- table: token-retrieval-pydocs table5 -->
     <!-- figure: token-retrieval-pydocs figure4 figure6 -->
+    <!-- untested: lee2023 -->
 
-`claims` writes a row for each claim and study, with the verdict; `table` and `figure` write sections of
-one study. A table of `a+b` has the rows of study a, and the rows of study b with other systems. The
-studies' commands and running times follow; below a figure only if the page has neither a table nor claims
-of its study. The names refer to files in the folder `results` beside the page (for README.md:
-experiments/results). --take copies a study's results there, with the figures that the page requests:
+`claims` writes a row for each claim and study, with the verdict; `untested` the paper's other claims;
+`table` and `figure` write sections of one study. A table of `a+b` has the rows of study a, and the rows of
+study b with other systems. The studies' commands and running times follow; below a figure only if the page
+has neither a table nor claims of its study. The names refer to files in the folder `results` beside the
+page (for README.md: experiments/results). --take copies a study's results there, with the figures that the
+page requests:
 
     .venv/bin/python experiments/fill_pages.py --page experiments/papers/lee2023/README.md \\
         --take '[results/token-retrieval-pydocs]'
@@ -48,13 +50,14 @@ import re
 import shutil
 from typing import Any
 
-from studies.pages import STUDY, UNTESTED, Rows, markdown_rows, without_paths
+from studies.claims import UNTESTED, printed
+from studies.pages import STUDY, Rows, markdown_rows, without_paths
 
 from paradigms.evaluate.claims import ONE_SEED
 from paradigms.io.checks import read_json
 from paradigms.io.files import replace_file, write_json, write_text
 
-BLOCK = re.compile(r"(<!-- (claims|table|figure): ([^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (claims|table|figure|untested): ([^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 WALL_TIME = re.compile(r" (The job|After an interruption, the rest of the job) took \d+ s\.")
 
 
@@ -96,7 +99,7 @@ def filled(page: Path) -> str:
 
     Raises ValueError, naming the page, if a requested study, section or figure does not exist.
     """
-    kinds = {"claims": claims, "table": tables, "figure": figures}
+    kinds = {"claims": claims, "table": tables, "figure": figures, "untested": untested}
 
     def block(match: re.Match[str]) -> str:
         begin, kind, names, end = match.groups()
@@ -142,6 +145,27 @@ def claims(page: Path, *names: str) -> str:
         blank = {label: "–"} if several else {}
         open_ones += [] if decided else [rows[0] | blank | {"verdict": UNTESTED}]
     return markdown_rows(measured + open_ones) + "".join(map(_source, studies))
+
+
+def untested(page: Path, paper: str) -> str:
+    """Make a table of a paper's claims that no study on the page has in its tables of claims."""
+    text = page.read_text(encoding="utf-8")
+    names = [name for _, kind, names, _ in BLOCK.findall(text) if kind == "claims" for name in names.split()]
+    rows = [
+        row
+        for name in names
+        for section in _study(page, name)["sections"].values()
+        for row in section["rows"]
+    ]
+    told = {row["claim"].removesuffix(" [about a readout]") for row in rows if "verdict" in row}
+    listed = [row for family in printed(paper)["claims"].values() for row in family if "claim" in row]
+    cells = {
+        row["claim"]: {"claim": row["claim"], "place": row["place"], "verdict": UNTESTED}
+        | {"it takes": row.get("takes", "a run with the systems that the claim compares")}
+        for row in listed
+        if row["claim"] not in told
+    }
+    return markdown_rows([{k: " ".join(v.split()) for k, v in row.items()} for row in cells.values()])
 
 
 def tables(page: Path, name: str, *sections: str) -> str:

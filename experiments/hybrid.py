@@ -7,22 +7,34 @@ folder.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.settings import OneCollection, Results, at_least, different, launch, lengths_of, training_fields
+from studies.settings import (
+    Backbone,
+    HardNegatives,
+    Lengths,
+    OneCollection,
+    Queries,
+    Results,
+    Seeds,
+    Training,
+    at_least,
+    different,
+    launch,
+    lengths_of,
+    training_fields,
+)
+
+from paradigms.io.command_line import flags
 
 
-@dataclass
-class Settings(OneCollection, Results):
+@flags(documents=2000, steps=200, negatives=3, learning_rate=5e-5, trained_layers=0, queries=200)
+class Settings(Results, OneCollection, Training, HardNegatives, Backbone, Lengths, Queries, Seeds):
     """Settings for models, collection, retrieval and reranking."""
 
-    documents: int = 2000
-    backbone: str = "offline"
-    """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     vectors: int = 3
     """m, the number of vectors per document of ME-BERT; the paper has 3 for passages and 4 for documents"""
     normalize: bool = False
@@ -30,24 +42,11 @@ class Settings(OneCollection, Results):
     rounds: list[Literal["again", "mined"]] = field(default_factory=lambda: ["again", "mined"])
     """rounds of training after the first, each starting from the first round's result: mined, with hard
     negatives that the model retrieves; again, with BM25's negatives as before, which separates the effect of
-    more steps from the effect of other negatives"""
-    steps: int = 200
-    """steps per round"""
-    batch_size: int = 32
-    """queries per step and process"""
-    negatives: int = 3
-    """hard negatives per query, from the first 100 documents"""
-    learning_rate: float = 5e-5
-    trained_layers: int = 0
-    """number of upper encoder layers to train; 0: all. Cross-attention trains all layers"""
+    more steps from the effect of other negatives. Every round has `steps` steps"""
     rerank_steps: int = 400
-    """training steps of cross-attention"""
+    """training steps of cross-attention, which trains all layers"""
     rerank_negatives: int = 7
     """hard negatives per query for cross-attention, from BM25's first 100"""
-    query_length: int = 32
-    document_length: int = 128
-    queries: int = 200
-    """test queries to measure, drawn at random; 0: all"""
     dev_queries: int = 200
     """dev queries for selection, drawn at random; 0: all"""
     depth: int = 100
@@ -71,7 +70,7 @@ class Settings(OneCollection, Results):
 launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
 from accelerate import Accelerator
-from papers.luan2021.hybrid_claims import DENSE, MEASURES, RR, SPARSE, HybridResults, describe, hybrid_name
+from papers.luan2021.hybrid_claims import DENSE, MEASURES, RR, SPARSE, HybridStudy, hybrid_name
 from studies.model_runs import (
     DEV,
     Job,
@@ -101,7 +100,8 @@ from paradigms.train.script import begin
 # Pooling of DE-BERT's vectors and ME-BERT's query. The paper has cls, but all-MiniLM-L6-v2 was trained with
 # mean: with cls, its first vector wins every maximum of ME-BERT.
 POOLING = "mean"
-RERANKER, RERANK_BATCH = "cross_attention", 8
+RERANKER = "cross_attention"
+RERANK_BATCH = 8
 FIRST = "first"  # name of the round that starts from the backbone
 
 
@@ -128,7 +128,7 @@ def main(settings: Settings) -> None:
             f"{settings.batch_size} queries, cross-attention in {settings.rerank_steps} of "
             f"{RERANK_BATCH}. Intervals (95%) resample {resampled(len(settings.seeds))}."
         )
-        sections = describe(HybridResults(results), settings.vectors)
+        sections = HybridStudy(results).sections(settings.vectors)
         publish(settings, "Sparse, dense, hybrid", summary, sections, accelerator)
     accelerator.end_training()
 
@@ -173,7 +173,9 @@ def train(
     folder: Path,
 ) -> Any:
     """Train `model` for the given round."""
-    corpus, mined, count = data.collection.corpus, data.mined, settings.negatives
+    corpus = data.collection.corpus
+    mined = data.mined
+    count = settings.negatives
     if round == "mined":
         mined = mine(model, corpus, data.train, NEGATIVES_DEPTH, precision=accelerator.mixed_precision)
     options = training_fields(settings) | {"save_every": 100}
@@ -181,10 +183,13 @@ def train(
         options |= {"steps": settings.rerank_steps, "batch_size": RERANK_BATCH, "trained_layers": 0}
         count = settings.rerank_negatives
     # Queries come in a different order than in the previous round.
-    how = TrainingSettings(**options, seed=seed if round == FIRST else seed + 1_000)
-    splits, runs = (data.train, data.dev), (mined, data.dev_run)
+    training_settings = TrainingSettings(**options, seed=seed if round == FIRST else seed + 1_000)
+    splits = (data.train, data.dev)
+    runs = (mined, data.dev_run)
     dev_queries = settings.dev_queries or len(data.dev.queries)
-    return fit(model, data.collection, splits, runs, count, dev_queries, how, folder, accelerator)
+    return fit(
+        model, data.collection, splits, runs, count, dev_queries, training_settings, folder, accelerator
+    )
 
 
 def measure(
@@ -195,7 +200,9 @@ def measure(
     models: dict[tuple[str, str], Any],
 ) -> Measured:
     """Measure a seed's systems on the test queries, using the choices made on dev queries."""
-    test, depth, corpus = data.test, settings.depth, data.collection.corpus
+    test = data.test
+    depth = settings.depth
+    corpus = data.collection.corpus
     dev = some_queries(data.dev, settings.dev_queries)
     sparse = dict(zip(SPARSE, (data.bm25, BM25(corpus, ngrams=2)), strict=True))
     dense: dict[str, dict[str, Retriever]] = {system: {} for system in DENSE.values()}
@@ -216,7 +223,8 @@ def measure(
     weights = {}
     for system, round in chosen.items():
         for name, lexical in sparse.items():
-            both, hybrid = [dense[system][round], lexical], hybrid_name(system, name)
+            both = [dense[system][round], lexical]
+            hybrid = hybrid_name(system, name)
             fused = Fused(both, method="raw", depth=depth)
             λ = tune_raw(*fused.runs(dev.queries), dev, measure=RR)
             runs[hybrid] = fuse(fused.runs(test.queries), (1.0, λ), "raw")
@@ -231,7 +239,8 @@ def measure(
         DENSE.get(name, name): dev_change(name, chosen.get(DENSE.get(name, name), FIRST), seed, settings)
         for name in (*DENSE, RERANKER)
     }
-    reranker, precision = models[RERANKER, FIRST], accelerator.mixed_precision
+    reranker = models[RERANKER, FIRST]
+    precision = accelerator.mixed_precision
     return measurements | {"rerank": depth_values(reranker, runs, settings.rerank_depths, data, precision)}
 
 
@@ -248,7 +257,8 @@ def depth_values(
     reranker: CrossAttention, runs: Mapping[str, Run], depths: list[int], data: StudyData, precision: str
 ) -> Measured:
     """Return system → depth → RR@10 of each query when only the first `depth` documents are reranked."""
-    queries, corpus = data.test.queries, data.collection.corpus
+    queries = data.test.queries
+    corpus = data.collection.corpus
     heads = {s: {q: best_first(run[q], max(depths)) for q in run} for s, run in runs.items()}
     # A score depends only on the (query, document) pair, so one pass over all candidates serves every system.
     reranking = Reranking(reranker, corpus, precision=precision)

@@ -11,16 +11,18 @@ compared with the laws of `theory/capacity.py`:
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import comb
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from studies.settings import Results, Tracker, at_least, different, launch
+from studies.settings import Backbone, Results, Seed, Training, at_least, different, launch
+
+from paradigms.io.command_line import flags
 
 
-@dataclass
-class Settings(Results):
+@flags(steps=300, trained_layers=0, tracker="none")
+class Settings(Results, Training, Backbone, Seed):
     """Settings for the collection, the compared systems and the free vectors."""
 
     parts: list[Literal["paradigms", "free"]] = field(default_factory=lambda: ["paradigms", "free"])
@@ -39,14 +41,6 @@ class Settings(Results):
     "dsi-residual": {"paradigm": "ripor", "options": {"levels": 2, "codes": 8}}}'"""
     options: dict[str, Any] = field(default_factory=lambda: {"document_length": 192})
     """settings of every paradigm"""
-    backbone: str = "offline"
-    """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
-    steps: int = 300
-    """training steps of each system; 0: untrained only"""
-    batch_size: int = 32
-    learning_rate: float = 1e-4
-    trained_layers: int = 0
-    """upper layers of the encoder to train; 0: all"""
     dimensions: list[int] = field(default_factory=lambda: [2, 3, 4, 5])
     """h, the dimensions of the free vectors"""
     tokens: list[int] = field(default_factory=lambda: [2])
@@ -56,10 +50,7 @@ class Settings(Results):
     largest: int = 26
     """maximum number of documents in the part free; time and memory grow with its cube"""
     seeds: int = 3
-    """number of seeds of free vectors, trained in parallel"""
-    seed: int = 0
-    """seed of words, splits and initial vectors"""
-    tracker: Tracker = "none"
+    """number of seeds of free vectors, trained in parallel; words, splits and all else have `seed`"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,7 +66,7 @@ launch(__name__, Settings, __doc__)  # before the slow imports
 import compare
 import numpy as np
 from papers.weller2025.free_vectors import DEVICE, drawn, fits, free
-from papers.weller2025.limit_claims import judged
+from studies.claims import Study
 from studies.curves import Curves
 from studies.pages import Rows, Section, publish, resampled
 
@@ -89,6 +80,7 @@ from theory import capacity
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+SEVERAL = ["colbert", "aligner", "xtr", "coil"]  # systems of several vectors in the claims
 COMPARED = "The queries of the split test; 95% intervals over queries. BM25 is not trained."
 LAWS = (
     "2k numbers answer all sets of k of any n documents (Gale 1963; arXiv:2601.20844), and no fewer do from "
@@ -100,44 +92,48 @@ LAWS = (
 
 def main(settings: Settings) -> None:
     accelerator, _ = begin(settings)
-    parts = {"paradigms": compared, "free": free}
-    rows = {name: measure(settings) if name in settings.parts else [] for name, measure in parts.items()}
-    sections, measure = {}, f"R@{settings.relevant}"
-    if rows["paradigms"]:
-        values = {(row["system"], row["training"]): row[measure] for row in rows["paradigms"]}
-        sections["claims"] = judged(values, measure)
-    sections |= {
-        "paradigms": Section(
-            "LIMIT: every paradigm",
-            COMPARED,
-            rows["paradigms"],
-            compared_figure(rows["paradigms"], measure) if rows["paradigms"] else None,
-        ),
-        "laws": Section("What is true of dimension", LAWS, laws(settings)),
-        "free": Section(
+    compared_rows = compared(settings) if "paradigms" in settings.parts else []
+    free_rows = free(settings) if "free" in settings.parts else []
+    measure = f"R@{settings.relevant}"
+    sections = dict[str, Section]()
+    if compared_rows:
+        sections["claims"] = study(compared_rows, measure).section("weller2025", "limit")
+        figure = compared_figure(compared_rows, measure)
+        sections["paradigms"] = Section("LIMIT: every paradigm", COMPARED, compared_rows, figure)
+    sections["laws"] = Section("What is true of dimension", LAWS, laws(settings))
+    if free_rows:
+        sections["free"] = Section(
             "Free vectors: the critical n",
             f"The largest n at which all sets of {settings.relevant} of n documents are answered: mean "
             f"over {settings.seeds} seed(s) [least, most]. ≥: a seed stopped at --largest. random: the "
             "n, at most --largest, up to which some random projection of one-hot documents answers all, "
             f"by the union bound. From h = 2k = {2 * settings.relevant} on, some vectors answer every n.",
-            rows["free"],
-            drawn(rows["free"], settings) if rows["free"] else None,
-        ),
-        "fits": Section(
-            "Fit of the critical n", "n = c · h^p by least squares of the logarithms.", fits(rows["free"])
-        ),
-    }
-    documents = settings.documents if rows["paradigms"] else "n"
+            free_rows,
+            drawn(free_rows, settings),
+        )
+        sections["fits"] = Section(
+            "Fit of the critical n", "n = c · h^p by least squares of the logarithms.", fits(free_rows)
+        )
+    documents = settings.documents if compared_rows else "n"
     summary = f"All sets of {settings.relevant} of {documents} documents, on {DEVICE}."
-    if rows["paradigms"]:
+    if compared_rows:
         summary += f" Intervals (95%) resample {resampled(1)}."
     publish(settings, "LIMIT: a query for every set", summary, sections, accelerator)
     accelerator.end_training()
 
 
+def study(rows: Rows, measure: str) -> Study:
+    """Return the values of `measure`, with the groups of the claims."""
+    names = (f"{row['system']}, {row['training']}" for row in rows)
+    values = {name.removesuffix(", –"): row[measure] for name, row in zip(names, rows, strict=True)}
+    groups = {"R@k": [measure], "several": SEVERAL, "training": ["untrained", "trained"]}
+    return Study({measure: values}, groups)
+
+
 def laws(settings: Settings) -> Rows:
     """Make a row for each number of documents n, with the bounds from `theory.capacity`."""
-    k, rows = settings.relevant, []
+    k = settings.relevant
+    rows = []
     for n in sorted({settings.documents, 2 * settings.documents, 1000, 50_000}):
         queries = comb(n, k)
         row: dict[str, Any] = {"n": n, "k": k, "queries": queries, "least h": 2 * k}
@@ -211,9 +207,9 @@ def compared(settings: Settings) -> Rows:
         output = Path(settings.output, training)
         options = {name: getattr(settings, name) for name in names} | {"collection": str(folder)}
         options |= {"output": str(output), "steps": steps, "evaluate_every": max(1, steps // 3)}
-        asked = compare.Settings(**options, seeds=[settings.seed], tracker="none")
-        compare.main(asked)
-        for name in ([] if rows else ["bm25"]) + list(asked.chosen):
+        comparison = compare.Settings(**options, seeds=[settings.seed], tracker="none")
+        compare.main(comparison)
+        for name in ([] if rows else ["bm25"]) + list(comparison.chosen):
             values = on_split(read_run(output / "runs" / f"{name}.retrieve.run"), test, measures).values
             row = {"system": name, "training": "–" if name == "bm25" else training}
             rows.append(row | {m: values[m][None] for m in measures})

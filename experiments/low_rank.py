@@ -8,6 +8,7 @@ last layer, or of all layers through the residual stream alone; and how much a d
 query.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from studies.settings import PairSettings, launch
@@ -27,13 +28,13 @@ launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
 import numpy as np
 from papers.wu2024.attention import Array, Seen, best_name, seen
-from papers.wu2024.trained_pairs import TaskResults, sample, study, unlearned_models
+from papers.wu2024.trained_pairs import TaskResults, run_study, sample, unlearned_models
+from studies.claims import Study
 from studies.curves import at_path
 from studies.model_runs import StudyData
-from studies.pages import Measured, Section, verdicts
+from studies.pages import Measured, Section
 
 from paradigms import Generative
-from paradigms.evaluate.claims import READOUT, Claim
 from paradigms.generative.interaction import Form, decompose
 from paradigms.generative.outputs import ScoreName
 from paradigms.io.progress import progress_bar
@@ -51,26 +52,23 @@ FORMS_ARE = (
 )
 BATCH = 16  # pairs whose rel is decomposed at once
 FEW = 10  # queries under which one document's D is compared, and documents that are compared
-# Our readings of the paper's words, since the paper gives no numbers.
-MUCH_LOWER = 0.5  # ‖A − R‖ is at most this share of ‖W‖
-LOW = 0.5  # relative error at which the rank-one matrix has three quarters of ‖A‖_F²
-NEARLY_ALL = 0.95  # share of (query, head) pairs
-SMALL = 0.1  # relative error of rel
-PAPER = "Wu et al. 2024"
 
 Heads = dict[str, Array]  # measure -> [seeds, queries, L, H]; see `head_measures`
 Parts = dict[str, Array]  # "scorer, form" -> rel, and the part of rel from Σ(DᵀQ ⊙ A), [2, seeds, queries]
 
 
 def main(settings: Settings) -> None:
-    study(settings, "Low rank", {settings.paradigm: (settings.paradigm,)}, measure, report, keep_recall=True)
+    run_study(
+        settings, "Low rank", {settings.paradigm: (settings.paradigm,)}, measure, report, keep_recall=True
+    )
 
 
 def measure(_: Settings, __: str, ___: int, data: StudyData, models: list[Any]) -> Measured:
     """Measure every head for every query, and the parts that make up each query's rel."""
     (model,), rng, measured, norms = models, np.random.default_rng(0), [], None
     positions = {id: n for n, id in enumerate(model.identifiers.documents)}
-    pairs, names = relevant(data), []
+    pairs = relevant(data)
+    names = []
     texts = [data.test.queries[query] for query in pairs]
     with progress_bar(True) as bar:
         for text, document in bar.track(
@@ -103,7 +101,8 @@ def head_measures(view: Seen, norms: tuple[Array, Array], rng: np.random.Generat
     """Compute the quantities that the claims use, for one query and name, each [L, H]."""
     D, Q = view.projected
     S = D @ Q.swapaxes(-1, -2)
-    A, printed = lemma.alignment(S), lemma.rank_one_as_printed(S)
+    A = lemma.alignment(S)
+    printed = lemma.rank_one_as_printed(S)
     errors = {key: np.asarray(value) for key, value in lemma.report(S).items()}
     shuffled = rng.permuted(A, axis=-1)
     return {
@@ -134,11 +133,14 @@ def same_entropy(A: Array, rng: np.random.Generator) -> Array:
 
     The entropy falls strictly with β from ln n to 0, so bisection finds β.
     """
-    g, wanted = rng.standard_normal(A.shape), row_entropy(A)
-    low, high = np.full(wanted.shape, -20.0), np.full(wanted.shape, 20.0)  # bounds of ln β
+    g = rng.standard_normal(A.shape)
+    entropies = row_entropy(A)
+    # bounds of ln β
+    low = np.full(entropies.shape, -20.0)
+    high = np.full(entropies.shape, 20.0)
     for _ in range(50):
         middle = (low + high) / 2
-        flat = row_entropy(lemma.alignment(np.exp(middle)[..., None] * g)) > wanted
+        flat = row_entropy(lemma.alignment(np.exp(middle)[..., None] * g)) > entropies
         low, high = np.where(flat, middle, low), np.where(flat, high, middle)
     return lemma.alignment(np.exp(high)[..., None] * g)
 
@@ -164,7 +166,8 @@ def parts_of_rel(
     scorers: tuple[ScoreName, ...] = ("log_probability", "logit", "centred_logit")
     for scorer in scorers:
         for form in FORMS:
-            rel, part = [], []
+            rel = []
+            part = []
             for first in range(0, len(queries), BATCH):
                 sources = model.tokenize(queries[first : first + BATCH]).to(model.device)
                 targets = model.targets([[name] for name in names[first : first + BATCH]]).to(model.device)
@@ -197,51 +200,31 @@ def cosines_of_D(
     return cosines
 
 
-def claims(heads: Heads, paradigm: str, unlearned: str = "") -> list[Claim]:
-    """Return claims about means over layers and heads; theory_checks.py refutes Lemma 5.2 itself."""
+def study_of(heads: Heads, unlearned: str = "", clusters: Sequence[str] | None = None) -> Study:
+    """Return means over layers and heads; theory_checks.py refutes Lemma 5.2 itself."""
     h = heads
-    figure = "§7.4" if paradigm == "seal" else ""  # Figure 4 shows SEAL; few rows are always near rank one
-    lower = "‖A − R‖ is “much lower” than ‖W‖"
-    control = "the low error is evidence of low rank"
-    bound = "‖A − R‖ ≤ 4‖W‖: Lemma 5.1 with γ = 1, where it leaves γ free and says nothing"
-    more = "the bound says more than ‖A − R‖_∞ ≤ 2, which holds of any two alignments"
-    low = "the error is “relatively low on average” and so indicates a low rank"
-    inherent = "attention “inherently” gives a low-rank matrix"
-    kernel = "rel = Σ_ij (1/p_ij) tr(F(d_i)ᵀF(q_j)) with φ = elu"
-    small = f"share with a relative error of rel of at most {SMALL} − {NEARLY_ALL}"
-    share = f"share of (query, head) with an error of at most {LOW} − {NEARLY_ALL}"
-    evidence = "the bound is evidence of low rank"
-    apart = f"‖A′ − R‖₂/‖W‖₂ − {MUCH_LOWER}, A′ with shuffled rows"
-    random = "error of random rows of its entropies − that of A"
-    within = h["printed_row_error"] <= 4 * h["weight_rows"]
-    holds, says_more = (
-        f"share with ‖A − 1rᵀ‖_∞ ≤ 4γ‖W‖_∞, γ = 1, − {NEARLY_ALL}",
-        f"share with 4‖W‖_∞ < 2 − {NEARLY_ALL}",
-    )
-    statements: list[tuple[str, str, str, Array]] = [
-        (figure, lower, f"{MUCH_LOWER} − ‖A − R‖₂/‖W‖₂", MUCH_LOWER - h["second"] / h["weight"]),
-        (figure, lower, f"{MUCH_LOWER} − ‖A − R‖_∞/‖W‖_∞", MUCH_LOWER - h["row_error"] / h["weight_rows"]),
-        ("", evidence, apart, h["shuffled_second"] / h["weight"] - MUCH_LOWER),
-        (figure, low, f"{LOW} − ‖A − R‖_F/‖A‖_F, best R", LOW - h["best_error"]),
-        ("", control, "error of its rows shuffled − that of A", h["shuffled_error"] - h["best_error"]),
-        ("", control, random, h["unrelated_error"] - h["best_error"]),
-        ("§5.2.4", inherent, share, (h["best_error"] <= LOW) - NEARLY_ALL),
-        ("appendix B", "R = 1rᵀ, r = d̄ᵀWQ", f"{LOW} − ‖A − 1rᵀ‖_F/‖A‖_F", LOW - h["printed_error"]),
-        ("", bound, holds, within - NEARLY_ALL),
-        ("", more, says_more, (4 * h["weight_rows"] < 2) - NEARLY_ALL),
-        ("Lemma 5.2", kernel, small, (h["elu_error"] <= SMALL) - NEARLY_ALL),
-    ]
-    return [
-        Claim(
-            place and f"{PAPER}, {place}",
-            statement,
-            quantity,
-            excess.mean((2, 3)),
-            unlearned=unlearned,
-            about=READOUT,
-        )
-        for place, statement, quantity, excess in statements
-    ]
+    share = "share of (query, head) with"
+    shuffled = "A with shuffled rows"
+    random = "random rows of its entropies"
+    values = {
+        "‖A − R‖₂/‖W‖₂": {"A": h["second"] / h["weight"], shuffled: h["shuffled_second"] / h["weight"]},
+        "‖A − R‖_∞/‖W‖_∞": {"A": h["row_error"] / h["weight_rows"]},
+        "‖A − R‖_F/‖A‖_F": {
+            "A": h["best_error"],
+            shuffled: h["shuffled_error"],
+            random: h["unrelated_error"],
+        },
+        "‖A − 1rᵀ‖_F/‖A‖_F": {"A": h["printed_error"]},
+        f"{share} ‖A − R‖_F/‖A‖_F of at most 0.5": {"A": h["best_error"] <= 0.5},
+        f"{share} ‖A − 1rᵀ‖_∞ ≤ 4γ‖W‖_∞, γ = 1": {"A": h["printed_row_error"] <= 4 * h["weight_rows"]},
+        f"{share} 4‖W‖_∞ < 2": {"A": 4 * h["weight_rows"] < 2},
+        f"{share} a relative error of rel of at most 0.1": {"A": h["elu_error"] <= 0.1},
+    }
+    means = {
+        measure: {side: per_head.mean((2, 3)) for side, per_head in sides.items()}
+        for measure, sides in values.items()
+    }
+    return Study(means, undecided=lambda _: {"unlearned": unlearned}, clusters=clusters)
 
 
 def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
@@ -255,11 +238,14 @@ def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[s
     _, _, layers, count = heads["weight"].shape
     summary = f"{settings.paradigm}: {layers} layers of {count} heads, each query with its most relevant "
     return f"{summary}document. {sample(data, settings)}", {
-        "claims": verdicts(
-            claims(heads, settings.paradigm, "".join(unlearned_models(seeds))),
+        "claims": study_of(
+            heads, "".join(unlearned_models(seeds)), data.clusters(seeds[0]["queries"])
+        ).section(
+            "wu2024",
+            "low rank",
             "One family of tests. R: the best rank-one matrix, or for ‖·‖_∞ 1·softmax(r)ᵀ. The paper gives "
             "no numbers for its words; those in the quantities are ours, chosen before measuring.",
-            clusters=data.clusters(seeds[0]["queries"]),
+            controls=settings.paradigm != "seal",  # few rows are always near rank one
         ),
         "layers": Section(
             "Rank-one errors, by layer",
@@ -296,7 +282,8 @@ def share_row(name: str, rel: Array, part: Array) -> dict[str, Any]:
 
     name: "scorer, form". rel, part: rel and its part Σ(DᵀQ ⊙ A), each [seeds, queries].
     """
-    left, unexplained = rel - rel.mean(1, keepdims=True), rel - part
+    left = rel - rel.mean(1, keepdims=True)
+    unexplained = rel - part
     total = np.abs(part) + np.abs(unexplained)
     share = np.divide(np.abs(part), total, out=np.zeros_like(total), where=total > 0)
     explained = 1 - (unexplained**2).sum(1) / (left**2).sum(1)
@@ -309,7 +296,8 @@ def draw(heads: Heads) -> "Figure":
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4), layout="constrained")
-    axes, weights = figure.subplots(), heads["weight"][:, 0].ravel()
+    axes = figure.subplots()
+    weights = heads["weight"][:, 0].ravel()
     for number, (key, label) in enumerate((("second", "A"), ("shuffled_second", "A's rows shuffled"))):
         low, middle, high = np.quantile(heads[key], (0.05, 0.5, 0.95), axis=1).reshape(3, -1)
         look: Any = {"fmt": "os"[number], "ms": 4, "lw": 1, "color": PALETTE[number], "label": label}

@@ -62,61 +62,80 @@ PANEL = (3.2, 2.8)  # size of a panel in inches
 KEYS = ("bytes", "possible", "neither found", "reached", "R-precision", "queries", "verified")
 
 
+class Unsuitable(ValueError):
+    """A system for which the oracle has no answer."""
+
+
 def main(settings: Settings) -> None:
-    console, folder, rows = Terminal(), Path(settings.output), Rows()
-    for results in map(Path, settings.results):
-        with refusing():
-            compared, collection = reopened(results)
-        data = systems.prepare(collection, compared)
-        if data.own or compared.passages:
-            raise SystemExit(f"{results}: passages, and queries that are documents, are not supported")
-        for name in settings.systems or compared.chosen:
-            place = results / name
-            if not (place / "costs.json").is_file() or not (place / "index").is_dir():
-                continue
-            trained = systems.training_settings(compared.chosen[name], compared, 0)
-            endings = [systems.UNTRAINED, ""] if trained else [""]
-            files = {ending: folder / collection.name / f"{name}{ending}.json" for ending in endings}
-            asked = {"dims": settings.dims, "queries": settings.queries}
-            for ending in endings:
-                if files[ending].is_file() and read_json(files[ending])["asked"] == asked:
-                    continue
-                if ending:
-                    torch.manual_seed(compared.seeds[0])
-                    model = systems.built(compared.chosen[name], compared).eval()
-                else:
-                    model = load(place / "checkpoint")
-                try:
-                    stored_ones = open_index(place / "index").store
-                    check(model, stored_ones.longest)
-                except ValueError as error:
-                    console.print(f"{name} is left out: {error}", soft_wrap=True)
-                    break
-                corpus = collection.corpus
-                store = (
-                    Store.build(kinds.exact(), model, corpus.ids, corpus, progress=True)
-                    if ending or compared.index != "exact"
-                    else stored_ones
-                )
-                made = list(measured(store, model, data.test, f"{name}{ending}", settings))
-                write_json(files[ending], {"asked": asked, "rows": made})
-            else:
-                for ending, file in files.items():
-                    moved = not ending and bool(trained or compared.chosen[name].checkpoint)
-                    same = {"collection": collection.name, "system": name, "trained": moved}
-                    rows += [same | row for row in read_json(file)["rows"]]
+    rows = [row for results in map(Path, settings.results) for row in rows_of(results, settings)]
     if not rows:
         raise SystemExit("no finished system has an index: run compare.py first, or choose others")
-    sections = {
-        "oracle": Section(
-            "Quality possible and reached",
-            "possible: the share of queries that some query vectors answer. reached: that the model's own "
-            "answer. Shaded, and neither found: neither query vectors nor a certificate were found.",
-            rows=[told(row) for row in rows],
-            figure=draw(rows),
-        )
-    }
-    publish(settings, "Index or query encoder", text(rows), sections)
+    section = Section(
+        "Quality possible and reached",
+        "possible: the share of queries that some query vectors answer. reached: that the model's own "
+        "answer. Shaded, and neither found: neither query vectors nor a certificate were found.",
+        rows=[told(row) for row in rows],
+        figure=draw(rows),
+    )
+    publish(settings, "Index or query encoder", text(rows), {"oracle": section})
+
+
+def rows_of(results: Path, settings: Settings) -> Iterator[dict[str, Any]]:
+    """Yield the rows of every finished system of a comparison, untrained and trained."""
+    with refusing():
+        compared, collection = reopened(results)
+    data = systems.prepare(collection, compared)
+    if data.own or compared.passages:
+        raise SystemExit(f"{results}: passages, and queries that are documents, are not supported")
+    for name in settings.systems or compared.chosen:
+        if not (results / name / "costs.json").is_file() or not (results / name / "index").is_dir():
+            continue
+        system = compared.chosen[name]
+        trained = bool(systems.training_settings(system, compared, 0))
+        for untrained in (True, False) if trained else (False,):
+            try:
+                measured_rows = measured_once(results, name, untrained, data, compared, settings)
+            except Unsuitable as error:
+                Terminal().print(f"{name} is left out: {error}", soft_wrap=True)
+                break
+            moved = not untrained and bool(trained or system.checkpoint)
+            same = {"collection": collection.name, "system": name, "trained": moved}
+            yield from (same | row for row in measured_rows)
+
+
+def measured_once(
+    results: Path,
+    name: str,
+    untrained: bool,
+    data: systems.ComparisonData,
+    compared: Any,
+    settings: Settings,
+) -> list[dict[str, Any]]:
+    """Measure a system, or read what an earlier run with these settings measured.
+
+    Raises Unsuitable if the oracle does not apply to the system's alignment.
+    """
+    run = f"{name}{systems.UNTRAINED * untrained}"
+    corpus = data.collection.corpus
+    file = Path(settings.output) / data.collection.name / f"{run}.json"
+    resolution = {"dims": settings.dims, "queries": settings.queries}
+    if file.is_file() and (written := read_json(file))["asked"] == resolution:
+        return written["rows"]
+    if untrained:
+        torch.manual_seed(compared.seeds[0])
+        model = systems.built(compared.chosen[name], compared).eval()
+    else:
+        model = load(results / name / "checkpoint")
+    try:
+        store = open_index(results / name / "index").store
+        check(model, store.longest)
+    except ValueError as error:
+        raise Unsuitable(str(error)) from error
+    if untrained or compared.index != "exact":
+        store = Store.build(kinds.exact(), model, corpus.ids, corpus, progress=True)
+    rows = list(measured(store, model, data.test, run, settings))
+    write_json(file, {"asked": resolution, "rows": rows})
+    return rows
 
 
 def measured(
@@ -126,31 +145,31 @@ def measured(
 
     Query vectors that answer a query on the first principal axes are tried on more axes.
     """
-    known: list[np.ndarray | None] = []
+    starts: list[np.ndarray | None] = []
     for dim in (*sorted(dim for dim in settings.dims if dim < store.dim), store.dim):
         axes = principal_axes(store, dim) if dim < store.dim else None
         tokens = stored(store, axes)
-        asked = drawn(test, tokens.documents, settings.queries)
+        queries = drawn(test, tokens.documents, settings.queries)
         with progress_bar() as bar:
-            work = outcomes(tokens, model, asked, known)
-            made = list(bar.track(work, description=f"{name}, {dim} numbers", total=len(asked)))
+            work = outcomes(tokens, model, queries, starts)
+            answers = list(bar.track(work, description=f"{name}, {dim} numbers", total=len(queries)))
         if axes is not None:
-            found = [one.answer.query for one in made]
-            known = [None if query is None else query @ axes.T for query in found]
-        yield {"h": dim, **row_of(made, store.bytes_per_document * dim / store.dim)}
+            vectors = [one.answer.query for one in answers]
+            starts = [None if query is None else query @ axes.T for query in vectors]
+        yield {"h": dim, **row_of(answers, store.bytes_per_document * dim / store.dim)}
 
 
-def row_of(made: Sequence[Outcome], size: float) -> dict[str, Any]:
+def row_of(answers: Sequence[Outcome], size: float) -> dict[str, Any]:
     """Make a row with two shares of queries, answerable and answered by the system, each with an interval."""
-    possible, neither = ([one.answer.answerable is value for one in made] for value in (True, None))
-    tried = [one.verified for one in made if one.verified is not None]
+    possible, neither = ([one.answer.answerable is value for one in answers] for value in (True, None))
+    tried = [one.verified for one in answers if one.verified is not None]
     values = (
         size,
         proportion(possible),
-        sum(neither) / len(made),
-        proportion([one.reached for one in made]),
-        seeds_interval(np.array([[one.precision for one in made]])),
-        len(made),
+        sum(neither) / len(answers),
+        proportion([one.reached for one in answers]),
+        seeds_interval(np.array([[one.precision for one in answers]])),
+        len(answers),
         [sum(tried), len(tried)],
     )
     return dict(zip(KEYS, values, strict=True))
@@ -170,12 +189,12 @@ def told(row: dict[str, Any]) -> dict[str, Any]:
 
 def text(rows: Rows) -> str:
     """Summarise what all rows share: the queries, the columns, and how many results were verified."""
-    held, tried = np.sum([row["verified"] for row in rows], axis=0)
+    verified, tried = np.sum([row["verified"] for row in rows], axis=0)
     counts = sorted({row["queries"] for row in rows})
     return (
         f"Shares of {' or '.join(map(str, counts))} queries with all relevant documents above all others, by "
-        f"numbers h of a vector and bytes of a document, with 95% intervals over queries. {held} of {tried} "
-        "queries and certificates that were tried hold in rational arithmetic."
+        f"numbers h of a vector and bytes of a document, with 95% intervals over queries. {verified} of "
+        f"{tried} queries and certificates that were tried hold in rational arithmetic."
     )
 
 
@@ -188,17 +207,18 @@ def draw(rows: Rows) -> Figure:
     for line, collection in zip(panels, collections, strict=True):
         for panel, name in zip(line, names, strict=True):
             for trained in (False, True):
-                here = [row for row in rows if (row["collection"], row["system"]) == (collection, name)]
-                here = sorted((r for r in here if r["trained"] is trained), key=lambda r: r["bytes"])
-                if not here:
+                points = [row for row in rows if (row["collection"], row["system"]) == (collection, name)]
+                points = sorted((r for r in points if r["trained"] is trained), key=lambda r: r["bytes"])
+                if not points:
                     continue
-                x, colour = [row["bytes"] for row in here], f"C{int(trained)}"
+                x = [row["bytes"] for row in points]
+                colour = f"C{int(trained)}"
                 kind = "trained" if trained else "untrained"
-                low = [row["possible"][0] for row in here]
-                high = [row["possible"][0] + row["neither found"] for row in here]
+                low = [row["possible"][0] for row in points]
+                high = [row["possible"][0] + row["neither found"] for row in points]
                 panel.plot(x, low, "o-", color=colour, label=f"possible, {kind}", markersize=4)
                 panel.fill_between(x, low, high, color=colour, alpha=0.15)
-                shares = np.array([row["reached"] for row in here])
+                shares = np.array([row["reached"] for row in points])
                 ends = np.abs(shares[:, 1:] - shares[:, :1]).T
                 panel.errorbar(
                     x,

@@ -7,27 +7,19 @@ or in both. Intervals for k resample the queries. `python -m paradigms dimension
 answer, in seconds.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
-from studies.settings import Precision, Results, Tracker, at_least, launch, refusing
+from studies.settings import CollectionName, OneSplit, Queries, Results, at_least, launch, refusing
+
+from paradigms.io.command_line import flags
 
 
-@dataclass
-class Settings(Results):
+@flags(queries=100, precision="no", tracker="none")
+class Settings(Results, CollectionName, OneSplit, Queries):
     """Settings for the collection, and the resolution of measurements."""
 
-    collection: str = "pydocs"
-    """pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
-    split: str = "test"
-    """split with the queries"""
-    queries: int = 100
-    """number of queries, drawn at random"""
     samples: int = 64
     """Gaussian vectors per query for the exact law"""
-    precision: Precision = "no"
-    tracker: Tracker = "none"
-
     rank: int = 10
     """r of recall@r in Figure 3b"""
     length_bins: int = 8
@@ -41,13 +33,13 @@ class Settings(Results):
 launch(__name__, Settings, __doc__)  # before the slow imports
 
 import numpy as np
+from studies.claims import Study
 from studies.curves import Curves
-from studies.pages import Rows, Section, publish, verdicts
+from studies.pages import Rows, Section, publish
 
 from paradigms.baselines.lexical_vectors import PLACEMENTS, Counts, count_terms, weigh
 from paradigms.data import Judgements
 from paradigms.evaluate import Interval
-from paradigms.evaluate.claims import Claim
 from paradigms.train.script import begin, open_collection
 from theory.answerable import one_vector
 from theory.collection import (
@@ -65,8 +57,8 @@ MARGIN_RANKS = (10, 100, 1000)
 NUMBERS = (4, 8, 16, 32, 64, 128)  # h of vectors by a truncated SVD
 BETA = 0.05  # target error rate
 MARKOV = "Markov's inequality for the number of documents that overtake the best"
-BOUNDS, BOUND_QUERIES = {"the paper's Eq. 3": "eq3", MARKOV: "markov_union"}, 20
-LUAN = "Luan et al. 2021, §2.1.3"
+BOUNDS = {"the paper's Eq. 3": "eq3", MARKOV: "markov_union"}
+BOUND_QUERIES = 20
 
 
 def main(settings: Settings) -> None:
@@ -78,7 +70,9 @@ def main(settings: Settings) -> None:
     groups = length_groups(counts.lengths, min(settings.length_bins, len(counts.lengths)))
     lengths = np.array([counts.lengths[rows].mean() for rows in groups])
     problems = {w: Problem.of(*weigh(counts, w), groups) for w in WEIGHTINGS}
-    problem, rank, first = problems[WEIGHTINGS[0]], settings.rank, WEIGHTINGS[0]
+    problem = problems[WEIGHTINGS[0]]
+    rank = settings.rank
+    first = WEIGHTINGS[0]
     most = max(len(problem.competitors(-1, query)[1]) for query in range(len(counts.query_ids)))
     if rank > most:
         raise SystemExit(f"rank must be at most {most}, the documents below a query's best; got {rank}")
@@ -86,8 +80,8 @@ def main(settings: Settings) -> None:
     ranked = ranked_margins(problem)
     (thresholds,) = exact_thresholds(problem, [rank], settings.samples, 0)
     ks = [projected_dimension(value, BETA) for value in thresholds]
-    claims = claims_about_length(smallest, ranked, thresholds, lengths)
-    rows, placed = length_rows(ranked, ks, lengths), placement_rows(counts, groups[-1], settings)
+    rows = length_rows(ranked, ks, lengths)
+    placed = placement_rows(counts, groups[-1], settings)
     panels: dict[str, Any] = {
         "normalized margin, median over queries": {
             f"{n}th smallest": [row[f"{n}th margin"] for row in rows[:-1]] for n in MARGIN_RANKS
@@ -96,7 +90,12 @@ def main(settings: Settings) -> None:
     }
     curves = Curves("mean document length (terms)", lengths[:-1].round(), panels, log_y=[*panels][:1])
     sections = {
-        "claims": verdicts(claims, "Figure 2 is a law of pairs: theory_checks.py judges it."),
+        "claims": study(smallest, ranked, thresholds, lengths).section(
+            "luan2021",
+            "margins",
+            "Figure 2 is a law of pairs: theory_checks.py judges it. The smallest margin of all queries is "
+            + " and ".join(f"{smallest[name].min():.2g} ({name})" for name in ("boolean", "bm25")),
+        ),
         "figure3": Section(
             f"Figure 3, {first}: margins, and dimensions for recall@{rank} ≥ {1 - BETA:.0%}, by length",
             "Margins are medians over queries; none where half of the queries have fewer documents below the "
@@ -113,11 +112,13 @@ def main(settings: Settings) -> None:
         ),
     }
     bounds = bound_ratios(problem, thresholds[-1], rank)
-    asked = [f"{name} asks for {np.median(ratios):.1f} times the exact k" for name, ratios in bounds.items()]
+    overshoot = [
+        f"{name} asks for {np.median(ratios):.1f} times the exact k" for name, ratios in bounds.items()
+    ]
     summary = (
         f"A random projection to k = {ks[-1]} dimensions keeps the best document by {first} among the first "
         f"{rank} for {1 - BETA:.0%} of the queries (exact law; 95% interval over queries). In the "
-        f"median over {max(map(len, bounds.values()), default=0)} queries: {'; '.join(asked)}. "
+        f"median over {max(map(len, bounds.values()), default=0)} queries: {'; '.join(overshoot)}. "
         f"{len(counts.lengths):,} documents, {counts.documents.shape[1]:,} terms, "
         f"{len(counts.query_ids)} queries of split {settings.split}."
     )
@@ -137,8 +138,8 @@ def ranked_margins(problem: Problem) -> np.ndarray:
     ranked = np.full((len(MARGIN_RANKS), len(problem.groups) - 1, problem.queries.shape[0]), np.nan)
     for group, query in np.ndindex(*ranked.shape[1:]):
         margins = np.sort(problem.margins(group, query)[2])
-        known = [margins[rank - 1] for rank in MARGIN_RANKS if rank <= len(margins)]
-        ranked[: len(known), group, query] = known
+        smallest = [margins[rank - 1] for rank in MARGIN_RANKS if rank <= len(margins)]
+        ranked[: len(smallest), group, query] = smallest
     return ranked
 
 
@@ -149,9 +150,11 @@ def length_rows(ranked: np.ndarray, ks: list[Dimension], lengths: np.ndarray) ->
         everything = group == len(lengths) - 1
         row = {"documents": "all" if everything else f"{length:.0f} terms", "mean length": float(length)}
         for rank, margins in zip(MARGIN_RANKS, ranked, strict=True):
-            known = margins[group][~np.isnan(margins[group])] if not everything else margins[:0]
+            existing = margins[group][~np.isnan(margins[group])] if not everything else margins[:0]
             # Fewer than half of the queries would be a different population than for the other ranks.
-            row[f"{rank}th margin"] = float(np.median(known)) if 2 * len(known) >= len(margins[0]) else None
+            row[f"{rank}th margin"] = (
+                float(np.median(existing)) if 2 * len(existing) >= len(margins[0]) else None
+            )
         rows.append(row | named(k))
     return rows
 
@@ -182,7 +185,8 @@ def placement_rows(counts: Counts, everything: np.ndarray, settings: Settings) -
 
 def answerable_rows(problem: Problem, counts: Counts, judgements: Judgements) -> Rows:
     """Make a row for each h, with the share of queries that some h-dimensional query vector answers."""
-    vectors, position = left_vectors(problem.documents, max(NUMBERS)), counts.corpus.position
+    vectors = left_vectors(problem.documents, max(NUMBERS))
+    position = counts.corpus.position
     judged = [
         [position(id) for id, grade in judgements[query].items() if grade > 0] for query in counts.query_ids
     ]
@@ -201,38 +205,27 @@ def named(k: Dimension) -> dict[str, float | None]:
     return {name: None if np.isnan(value) else value for name, value in zip(names, k, strict=True)}
 
 
-def claims_about_length(
+def study(
     smallest: dict[str, np.ndarray], ranked: np.ndarray, thresholds: np.ndarray, lengths: np.ndarray
-) -> list[Claim]:
-    """Return the claims of Luan et al., §2.1.3, about margins, dimensions and length, tested per query.
+) -> Study:
+    """Return what Luan et al., §2.1.3, say about margins, dimensions and length, for each query.
 
     The exponents a of y ∝ length^a are fitted by least squares over the bins, for queries that have a y in
     every bin.
     """
-    claims = []
+    exponents: dict[str, np.ndarray] = {}
     if len(lengths) > 2:
         ks = np.full(thresholds.shape[:2], np.nan)
         for cell in np.argwhere(~np.isnan(thresholds[:-1, :, 0])):
             ks[*cell] = required_dimension_recall_exact(thresholds[*cell], BETA)[0]
-        values = {
-            f"the {rank}th smallest margin": per_query
-            for rank, per_query in zip(MARGIN_RANKS, ranked, strict=True)
-        }
-        for name, per_query in (values | {"the required dimension": ks[:-1]}).items():
-            x = np.log(lengths[:-1]) - np.log(lengths[:-1]).mean()
-            exponents = (x @ np.log(per_query[:, ~np.isnan(per_query).any(axis=0)]) / (x @ x))[None]
-            if not exponents.size:
-                continue
-            statement, figure, sign = "the required dimension increases with document length", "3b", ""
-            if "margin" in name:
-                statement, figure, sign = "normalized margins decrease with document length", "3a", "−"
-            place, quantity = f"{LUAN}, Figure {figure}", f"{sign}a of {name} ∝ length^a"
-            claims.append(Claim(place, statement, quantity, -exponents if sign else exponents))
-    statement = (
-        "a collection's smallest normalized margin is “much lower” for BM25 than for Boolean inner product"
-    )
-    difference = np.log10(smallest["boolean"] / smallest["bm25"])[None]
-    least = " / ".join(f"{smallest[name].min():.2g}" for name in ("boolean", "bm25"))
-    quantity = f"log10 of a query's minimum, Boolean / BM25; of all queries here {least}"
-    printed = "log10(.0169 / 6.8e-06) = 3.4, of all"
-    return [*claims, Claim(LUAN, statement, quantity, difference, printed=printed)]
+        by_query = {f"{rank}th smallest margin": y for rank, y in zip(MARGIN_RANKS, ranked, strict=True)}
+        x = np.log(lengths[:-1]) - np.log(lengths[:-1]).mean()
+        for name, y in (by_query | {"required dimension": ks[:-1]}).items():
+            complete = y[:, ~np.isnan(y).any(axis=0)]
+            if complete.size:
+                exponents[name] = (x @ np.log(complete) / (x @ x))[None]
+    values = {
+        "exponent a of y ∝ length^a": exponents,
+        "log10 of a query's smallest margin": {w: np.log10(least)[None] for w, least in smallest.items()},
+    }
+    return Study(values, {"smallest margin": [name for name in exponents if "margin" in name]})

@@ -48,7 +48,7 @@ launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 import numpy as np
 from accelerate import Accelerator
 from bm25s.stopwords import STOPWORDS_EN_PLUS
-from papers.qian2022.pruning_claims import L1, ON_DEV, SALIENT_IN, PruningResults, describe
+from papers.qian2022.pruning_claims import L1, MEASURES, ON_DEV, SALIENT_IN, PruningStudy
 from scipy.stats import rankdata
 from studies.alignment_view import words
 from studies.model_runs import (
@@ -88,7 +88,6 @@ FIGURE_7 = (0.5, 0.2)  # (β^q, β^d) in the text about Figure 7, with β^q as t
 # Measured (β^q, β^d): no pruning, each ratio with the other as trained, and Figure 7.
 PAIRS = [(1.0, 1.0), *((0.5, d) for d in (1.0, 0.6, 0.4, 0.2, 0.1, 0.05))]
 PAIRS += [*((q, 0.4) for q in (1.0, 0.3, 0.1)), (0.3, 0.2)]
-MEASURES = ("RR@10", "nDCG@10")
 FUNCTION_WORDS = frozenset(STOPWORDS_EN_PLUS)  # articles, pronouns, prepositions, conjunctions, auxiliaries
 RETRIEVED = 10  # retrieved tokens per query token
 MOST = 2000  # number of most retrieved documents, as in the paper
@@ -96,28 +95,29 @@ MOST = 2000  # number of most retrieved documents, as in the paper
 
 def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
-    data, eps = open_study(settings, console), settings.eps or EPS
+    data = open_study(settings, console)
+    eps = settings.eps or EPS
     bound = RATIOS | {"fingerprint": data.collection.fingerprint, "eps": eps, "chosen by": ON_DEV}
     bind(settings, accelerator, ("methods", "seeds", "l1"), ("backbone",), **bound)
     penalised = {f"{L1}{gamma:g}": {"salience": "relu", "salience_l1": gamma} for gamma in settings.l1}
     each = {method: penalised if method == "l1" else {method: METHODS[method]} for method in settings.methods}
     jobs = [
-        job(name, how, seed, data, settings, accelerator)
+        job(name, salience, seed, data, settings, accelerator)
         for seed in settings.seeds
         for models in each.values()
-        for name, how in models.items()
+        for name, salience in models.items()
     ]
     results = run_jobs(jobs, accelerator, console)
     if accelerator.is_main_process:
         query, document = RATIOS.values()
-        pruning = PruningResults(results, (query, document), data.lexical(MEASURES))
+        pruning = PruningStudy(results, (query, document), data.lexical(MEASURES))
         summary = (
             f"Seeds {settings.seeds}, {settings.steps} steps of {settings.batch_size} queries from "
             f"{settings.backbone}, ε = {eps:g} (the paper: .002); intervals (95%) resample "
             f"{resampled(len(settings.seeds))}."
         )
         title = f"Pruning by salience on {data.collection.name}"
-        publish(settings, title, summary, describe(pruning), accelerator)
+        publish(settings, title, summary, pruning.sections(), accelerator)
     accelerator.end_training()
 
 
@@ -132,14 +132,15 @@ def job(
     """Make the job that trains and measures an ALIGNER with this kind of salience."""
 
     def make() -> Paradigm:
-        how = lengths_of(settings) | RATIOS | salience
-        return aligner(settings.backbone, eps=settings.eps or EPS, **how)
+        options = lengths_of(settings) | RATIOS | salience
+        return aligner(settings.backbone, eps=settings.eps or EPS, **options)
 
     def measured(paradigm: Paradigm, index: Index) -> Measured:
         keys = {"method": method, "seed": seed}
         return keys | measure(paradigm, index, data, settings, method == "entropic")
 
-    folder, name = Path(settings.output) / f"{method}-{seed}", f"{method}, seed {seed}"
+    folder = Path(settings.output) / f"{method}-{seed}"
+    name = f"{method}, seed {seed}"
     return encoder_job(name, folder, seed, make, measured, data, settings, accelerator)
 
 
@@ -153,13 +154,15 @@ def content_words(
     """
     assert queries.salience is not None
     advantages: dict[str, list[float]] = {side: [] for side in SALIENT_IN}
-    test, corpus = data.test, data.collection.corpus
+    test = data.test
+    corpus = data.collection.corpus
     places = {query: n for n, query in enumerate(test.queries)}
     for name, judged in test.judgements.items():
         relevant = [d for d, grade in judged.items() if grade > 0]
         if not relevant:
             continue
-        n, row = places[name], index.store.position(relevant[0])
+        n = places[name]
+        row = index.store.position(relevant[0])
         of_query = queries.salience[n, 0][queries.mask[n, 0]].cpu().numpy()
         of_document = index.store.columns["salience"][slice(*index.store.offsets[row : row + 2])]
         text = corpus[corpus.position(relevant[0])]
@@ -196,7 +199,8 @@ def retrieved_share(index: Index, queries: Tokens) -> float:
     tokens, often = np.unique(rows.cpu().numpy(), return_counts=True)
     owners = index.store.owners(tokens)
     count = len(index.store.ids)
-    hits, lengths = np.bincount(owners, minlength=count), np.diff(index.store.offsets)
+    hits = np.bincount(owners, minlength=count)
+    lengths = np.diff(index.store.offsets)
     most = np.argsort(-np.bincount(owners, often, count), kind="stable")[:MOST]
     return float((hits[most] / np.maximum(1, lengths[most])).mean())
 
@@ -211,8 +215,10 @@ def measure(
     share of document tokens that are ever retrieved. strategies: whether to refine the results of the pair in
     Figure 7 of Qian et al. 2022 with every alignment.
     """
-    test, dim = data.test, paradigm.encoder.dim
-    asked, queries = max(1, len(test.queries)), paradigm.encode_queries(list(test.queries.values()))
+    test = data.test
+    dim = paradigm.encoder.dim
+    asked = max(1, len(test.queries))
+    queries = paradigm.encode_queries(list(test.queries.values()))
     pruned = {d: Index(index.store.copy(kinds.exact(), keep=d)) for d in {d for _, d in PAIRS} - {1.0}}
     pruned[1.0] = index
     searching = {q: most_salient(queries, q) for q in {q for q, _ in PAIRS}}
@@ -221,7 +227,8 @@ def measure(
     for q, d in PAIRS:
         began = time.perf_counter()
         ranked = pruned[d].search_tokens(paradigm.recipe, searching[q], settings.depth)
-        seconds, tokens = time.perf_counter() - began, int(searching[q].mask.sum())
+        seconds = time.perf_counter() - began
+        tokens = int(searching[q].mask.sum())
         cost = {
             "query_keep": q,
             "document_keep": d,

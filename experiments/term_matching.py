@@ -37,13 +37,14 @@ import numpy as np
 from jaxtyping import Float, Int
 from papers.wu2024 import attention
 from papers.wu2024.attention import BINS, HARD, LAYERS, NAMES
-from papers.wu2024.trained_pairs import TaskResults, sample, study, unlearned_models
+from papers.wu2024.trained_pairs import TaskResults, run_study, sample, unlearned_models
+from studies.claims import Study
 from studies.curves import Curves, at_path
 from studies.model_runs import StudyData
-from studies.pages import Measured, Rows, Section, cell, row_without_test, verdicts
+from studies.pages import Measured, Rows, Section, cell
 
 from paradigms.evaluate import seeds_interval
-from paradigms.evaluate.claims import READOUT, Claim
+from paradigms.evaluate.claims import UNDECIDED
 from paradigms.io.progress import progress_bar
 
 TASK = "term-matching"
@@ -52,13 +53,13 @@ FORWARD = ("MVDR hard", "MVDR soft", "uniform")  # q→d
 BACKWARD = ("MVDR (q←d)", *(f"GR, {layers}" for layers in LAYERS), "uniform")  # d→q
 SERIES = [("q→d", name) for name in FORWARD] + [("d→q", name) for name in (*BACKWARD, HARD, *NAMES.values())]
 NAME = 4  # minimum IDF of a name, which about one document in fifty contains
-PAPER, PAPER_HARD = "Wu et al. 2024, §7.2", 0.114  # of all tokens, on NQ320K
-CASE = "Wu et al. 2024, §7.5, Figure 5"
+GR_OF = {on_names: name for name, on_names in NAMES.items()}
+PAPER_HARD = 0.114  # of all tokens, on NQ320K
 Key = tuple[str, str, str]  # direction, series, kind
 
 
 def main(settings: Settings) -> None:
-    study(
+    run_study(
         settings,
         "Term matching in alignments",
         {TASK: ("colbert", "seal")},
@@ -73,15 +74,20 @@ def measure(settings: Settings, _: str, __: int, data: StudyData, models: list[A
     mvdr, generative = models
     if mvdr.encoder.tokenizer.get_vocab() != generative.tokenizer.get_vocab():
         raise ValueError("ids are compared: ColBERT and SEAL need the same vocabulary")
-    corpus, tokenizer, pool = data.collection.corpus, generative.tokenizer, data.pool(settings.depth)
-    idf, counted = attention.token_idf(corpus, tokenizer), attention.counted_tokens(tokenizer)
+    corpus = data.collection.corpus
+    tokenizer = generative.tokenizer
+    pool = data.pool(settings.depth)
+    idf = attention.token_idf(corpus, tokenizer)
+    counted = attention.counted_tokens(tokenizer)
     counted &= idf < np.log1p((len(corpus) + 0.5) / 0.5)  # a token that no document contains cannot match
-    bins, named = np.where(counted, np.digitize(idf, BINS[1:-1]), -1), counted & (idf >= NAME)
+    bins = np.where(counted, np.digitize(idf, BINS[1:-1]), -1)
+    named = counted & (idf >= NAME)
     positions = {id: n for n, id in enumerate(generative.identifiers.documents)}
     totals_of: dict[Key, list[list[list[float]]]] = {(*key, kind): [] for key, kind in product(SERIES, KINDS)}
     with progress_bar(True) as bar:
         for query in bar.track(pool, description="term matching"):
-            documents, text = [positions[id] for id in pool[query]], data.test.queries[query]
+            documents = [positions[id] for id in pool[query]]
+            text = data.test.queries[query]
             texts = [corpus[corpus.position(id)] for id in pool[query]]
             sums = {key: np.zeros((2, len(BINS) - 1)) for key in totals_of}
             for direction, series, part in (
@@ -124,81 +130,68 @@ class Sums:
 Results = dict[Key, Sums]
 
 
-def claims(results: Results, fewest: int, poor: Sequence[str] = ()) -> list[Claim]:
-    """Return the claims of §7.2, for both readings of a rate, and of the case study in §7.5.
+def study_of(
+    results: Results, fewest: int, poor: Sequence[str] = (), clusters: Sequence[str] | None = None
+) -> Study:
+    """Return the rates of §7.2, for both readings of a rate, and those of the case study in §7.5.
 
     A trend compares the first and the last bin with at least `fewest` tokens; a rate with fewer than two such
     bins has no trend. An alignment counts as unlearned if its rate is not above the uniform alignment's, or
     if its model is among the `poor`.
     """
-    possible = KINDS[1]
-    preference = "both methods “exhibit a preference for exact term matching” in their alignment"
-    made = []
-    for direction, name in (("q→d", "MVDR hard"), *(("d→q", name) for name in BACKWARD[:-1])):
-        rate, uniform = (results[direction, of, possible].rate() for of in (name, "uniform"))
-        model = "colbert" if name.startswith("MVDR") else "seal"
-        how: dict[str, Any] = {"unlearned": model if model in poor else "", "about": READOUT}
-        quantity = f"{name} − uniform, {possible}"
-        made.append(Claim(PAPER, preference, quantity, rate - uniform, printed="> 0", **how))
-    rare = "rare query tokens have “not received much attention” in the alignment"
-    rises = "the rate of exact matches “tends to rise” with the importance of the tokens"
-    series = [(rare, -1, "q→d", "MVDR hard"), (rare, -1, "q→d", "MVDR soft")]
-    series += [(rises, 1, "d→q", name) for name in BACKWARD[:-1]]
-    for (statement, sign, direction, name), kind in product(series, KINDS):
-        sums, uniform = results[direction, name, kind], results[direction, "uniform", kind]
-        enough = np.flatnonzero(sums.tokens >= fewest)
-        if len(enough) < 2:
+    values: dict[str, dict[str, np.ndarray]] = {}
+    trends: dict[str, list[str]] = {"q→d, first − last bin": [], "d→q, last − first bin": []}
+    for (direction, name, kind), sums in results.items():
+        if not sums.tokens.any():
             continue
-        first, last = int(enough[0]), int(enough[-1])
-        change = sign * (sums.rate([last]) - sums.rate([first]))
-        unlearned = blind(sums, uniform, f"{name}, {kind},", poor)
-        high, low = (last, first) if sign > 0 else (first, last)
-        quantity = f"{name}, {kind}: IDF {limits(high)} − {limits(low)}"
-        made.append(
-            Claim(PAPER, statement, quantity, change, printed="> 0", unlearned=unlearned, about=READOUT)
-        )
-    hardest = results["d→q", HARD, possible]
-    fewer = "exact matches are “less obvious” in Figure 5(b)"
-    names = "document tokens have “more attention” on the names of the person and the song"
-    for name, on_names in NAMES.items():
-        rate, gain = results["d→q", name, possible], results["d→q", on_names, possible]
-        if min(gain.tokens.sum(), rate.tokens.sum()) < fewest:
-            continue
-        unlearned = blind(rate, results["d→q", "uniform", possible], name, poor)
-        either = "colbert" if "colbert" in poor else unlearned  # the hard rate comes from ColBERT
-        quantity = f"{HARD} − {name}, {possible}"
-        made += [
-            Claim(
-                CASE,
-                fewer,
-                quantity,
-                hardest.rate() - rate.rate(),
-                printed="> 0",
-                unlearned=either,
-                about=READOUT,
-            ),
-            Claim(
-                CASE,
-                names,
-                f"{on_names} − share",
-                gain.rate(),
-                printed="> 0",
-                unlearned=unlearned,
-                about=READOUT,
-            ),
-        ]
-    return made
+        measure = f"exact match rate, {direction}, {kind}"
+        sides = values.setdefault(measure, {})
+        sides[name] = sums.rate()
+        enough = [n for n, tokens in enumerate(sums.tokens) if tokens >= fewest]
+        sides |= {f"{name}, IDF {limits(n)}": sums.rate([n]) for n in enough}
+        if len(enough) > 1 and name in (*FORWARD[:-1], *BACKWARD[:-1]):
+            first, last = (f"{name}, IDF {limits(n)}" for n in (enough[0], enough[-1]))
+            if direction == "q→d":
+                trends["q→d, first − last bin"].append(f"{measure}: {first} − {last}")
+            else:
+                trends["d→q, last − first bin"].append(f"{measure}: {last} − {first}")
+    forward, backward = (f"exact match rate, {direction}, {KINDS[1]}" for direction in ("q→d", "d→q"))
+    named = [
+        (gr, names)
+        for gr, names in NAMES.items()
+        if min(results["d→q", name, KINDS[1]].tokens.sum() for name in (gr, names)) >= fewest
+    ]
 
+    def undecided(sides: Sequence[str]) -> dict[str, str]:
+        """A rate above the uniform alignment's is itself a claim; the other claims presuppose it."""
+        series = {side.partition(", IDF ")[0] for side in sides}
+        for name in sorted(series - {"uniform"}):
+            model = "colbert" if name.startswith("MVDR") else "seal"
+            direction = "q→d" if name in FORWARD else "d→q"
+            rate, uniform = (
+                results[direction, of, KINDS[1]].rate() for of in (GR_OF.get(name, name), "uniform")
+            )
+            if model in poor:
+                return {"unlearned": model}
+            if "uniform" not in series and name != HARD and seeds_interval(rate - uniform).low <= 0:
+                return {"unlearned": f"{name},"}
+        return {}
 
-def blind(sums: Sums, uniform: Sums, name: str, poor: Sequence[str]) -> str:
-    """Return what has not learned enough for a verdict on the series `name`, for `Claim.unlearned`.
-
-    This is the model if it is in `poor`, the series if its rate does not exceed the rate of `uniform`, and
-    otherwise "".
-    """
-    if (model := "colbert" if name.startswith("MVDR") else "seal") in poor:
-        return model
-    return name if seeds_interval(sums.rate() - uniform.rate()).low <= 0 else ""
+    groups = trends | {
+        "alignment − uniform": [
+            f"{forward}: {FORWARD[0]} − uniform",
+            *(f"{backward}: {name} − uniform" for name in BACKWARD[:-1]),
+        ],
+        "hard MVDR − GR": [f"{backward}: {HARD} − {gr}" for gr, _ in named],
+        "attention on names − share": [f"{backward}: {names}" for _, names in named],
+    }
+    hard_rate = {
+        "quantity": f"hard rate, {KINDS[0]}",
+        "printed": f"{PAPER_HARD}, NQ320K",
+        "measured": cell(results["q→d", "MVDR hard", KINDS[0]].rate()),
+        "verdict": f"{UNDECIDED}: a number of another collection",
+    }
+    return Study(values, groups, undecided=undecided, counts={"hard rate": hard_rate}, clusters=clusters)
 
 
 def limits(n: int) -> str:
@@ -240,22 +233,17 @@ def report(settings: Settings, data: StudyData, by_task: TaskResults) -> tuple[s
 
     summary = f"BM25's first {settings.depth} documents and the relevant ones. {sample(data, settings)}"
     return summary, {
-        "claims": verdicts(
-            claims(results, settings.fewest, unlearned_models(by_task[TASK])),
+        "claims": study_of(
+            results,
+            settings.fewest,
+            unlearned_models(by_task[TASK]),
+            data.clusters(by_task[TASK][0]["queries"]),
+        ).section(
+            "wu2024",
+            "terms",
             "One family of tests. Trends: the rate in the last bin of IDF less that in the first, of the "
             f"bins with at least {settings.fewest} tokens; tokens that no document holds are left out. The "
             "paper does not say whether its rates are over all tokens or over those that can match.",
-            more=[
-                row_without_test(
-                    PAPER,
-                    "11.4% of the document tokens that MVDR chooses are exact matches",
-                    "not decided here: a number of another collection",
-                    quantity=f"hard rate, {KINDS[0]}",
-                    printed=f"{PAPER_HARD}, NQ320K",
-                    measured=cell(results["q→d", "MVDR hard", KINDS[0]].rate()),
-                )
-            ],
-            clusters=data.clusters(by_task[TASK][0]["queries"]),
         ),
         "query_to_document": section(
             "Query to document (Figure 2)",

@@ -56,7 +56,7 @@ launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
 import torch
 from accelerate import Accelerator
-from papers.lee2023.token_claims import Model, TokenResults, describe
+from papers.lee2023.token_claims import Model, TokenStudy
 from papers.lee2023.token_measures import MEASURES, best_documents, imputed, measure, stored_ids, token_search
 from studies.model_runs import Job, StudyData, bind, encoder_job, open_study, run_jobs
 from studies.pages import Measured, publish, resampled
@@ -79,21 +79,23 @@ def main(settings: Settings) -> None:
     jobs = [job(model, data, settings, accelerator) for model in settings.models()]
     results = run_jobs(jobs, accelerator, console)
     if accelerator.is_main_process:
-        name, lexical = data.collection.name, data.lexical(MEASURES)
-        study = TokenResults(name, results, settings.searched(), settings.table_tokens, lexical)
+        name = data.collection.name
+        lexical = data.lexical(MEASURES)
+        study = TokenStudy(name, results, settings.searched(), settings.table_tokens, lexical)
         summary = (
-            f"{len(study.bm25.queries)} test queries over {len(data.collection.corpus):,} documents; seeds "
+            f"{len(lexical.queries)} test queries over {len(data.collection.corpus):,} documents; seeds "
             f"{settings.seeds}. ColBERT and XTR learn from {settings.backbone} in {settings.steps} steps of "
             f"{settings.batch_size * accelerator.num_processes} queries, the same ones in the same order. "
             f"Intervals (95%) resample {resampled(len(settings.seeds))}."
         )
-        publish(settings, "Token retrieval", summary, describe(study), accelerator)
+        publish(settings, "Token retrieval", summary, study.sections(), accelerator)
     accelerator.end_training()
 
 
 def job(model: Model, data: StudyData, settings: Settings, accelerator: Accelerator) -> Job:
     """Make the job that trains and measures one model."""
-    folder, k = Path(settings.output) / model.name, settings.table_tokens
+    folder = Path(settings.output) / model.name
+    k = settings.table_tokens
 
     def make() -> Paradigm:
         backbone: str | Path = settings.backbone
@@ -115,7 +117,8 @@ def job(model: Model, data: StudyData, settings: Settings, accelerator: Accelera
         keys = asdict(model) | {"dev": chosen_by}
         return keys | measure(paradigm, index, ids, data.test, settings.searched(), k)
 
-    name, batch_size = str(model), model.batch_size
+    name = str(model)
+    batch_size = model.batch_size
     return encoder_job(
         name, folder, model.seed, make, measured, data, settings, accelerator, batch_size=batch_size
     )

@@ -169,7 +169,6 @@ def test_only_the_table_of_rooms_imports_by_name():
         "paradigms/rooms.py",
         "paradigms/cli/arguments.py",  # its own commands
         "paradigms/io/plugins.py",  # users' files
-        "paradigms/io/processes.py",  # the caller's module, in a new process
     }
     for name, module in ROOMS.items():
         assert part(module) in set.union(*ABOVE, {"registry"})

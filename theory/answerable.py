@@ -38,9 +38,13 @@ from scipy.optimize import linprog
 from theory import checks
 from theory.checks import Array
 
-_ADDED, _ROUNDS = 64, 200  # rivals added to a linear programme per round; maximum number of rounds
+# rivals added to a linear programme per round; maximum number of rounds
+_ADDED = 64
+_ROUNDS = 200
 _ZERO = 1e-7  # margin that HiGHS cannot distinguish from 0, for numbers scaled to at most 1
-_STEPS, _DRAWN = 200, 2  # steps and random starts of the optimisation of several query tokens
+# steps and random starts of the optimisation of several query tokens
+_STEPS = 200
+_DRAWN = 2
 Indices = NDArray[np.int64]
 
 
@@ -92,7 +96,8 @@ def max_over_tokens(
         return own[np.argsort(-(T[own] @ q), kind="stable")[::-1]]
 
     centre = np.mean([T[owner == row].mean(0) for row in rows], axis=0) - rivals.mean
-    stack, failed = [[token] for token in options(rows[0], centre)], Answer(False)
+    stack = [[token] for token in options(rows[0], centre)]
+    failed = Answer(False)
     while stack:
         if programmes == 0:
             return Answer(None)
@@ -141,7 +146,8 @@ def sum_of_maxima(
     T, owner, rows = _tokens(tokens, owners, relevant)
     u = None if salience is None else _relative(salience, owner)
     if kinds is None or asked is None:
-        kind, wanted = np.zeros(len(T), np.int64), np.zeros(query_tokens, np.int64)
+        kind = np.zeros(len(T), np.int64)
+        wanted = np.zeros(query_tokens, np.int64)
         lower = max_over_tokens(T, owner, rows, programmes=programmes)
     else:
         kind, wanted = _kinds(kinds, asked, owner)
@@ -237,7 +243,8 @@ def verified(
     if answer.answerable or answer.weights is None or answer.relevant is None or answer.rivals is None:
         return False
     alpha, beta = (np.flatnonzero(w > 1e-9) for w in answer.weights)
-    first, second = X[answer.relevant[alpha]], X[answer.rivals[beta]]
+    first = X[answer.relevant[alpha]]
+    second = X[answer.rivals[beta]]
     ones = np.ones(len(first)), np.ones(len(second))
     system = np.vstack(
         [
@@ -271,7 +278,8 @@ class _Rivals:
 
 def _separate(rivals: _Rivals, relevant: Indices) -> Answer:
     """Maximise γ with ⟨q, x⟩ ≥ b + γ on `relevant`, ≤ b − γ on rivals, |q| ≤ 1, adding violated rows."""
-    scale, h = rivals.scale, rivals.all.shape[1]
+    scale = rivals.scale
+    h = rivals.all.shape[1]
     own = rivals.all[relevant] / scale
     active = rivals.hardest(rivals.scores(own.mean(0) - rivals.mean / scale), max(_ADDED, h))
     for _ in range(_ROUNDS):
@@ -279,17 +287,21 @@ def _separate(rivals: _Rivals, relevant: Indices) -> Answer:
         A = np.vstack([-own, hard])
         offset = np.repeat([1.0, -1.0], [len(own), len(active)])
         rows = np.column_stack([A, offset, np.ones(len(A))])
-        cost, bounds = np.append(np.zeros(h + 1), -1.0), [(-1, 1)] * h + [(None, None), (0, None)]
+        cost = np.append(np.zeros(h + 1), -1.0)
+        bounds = [(-1, 1)] * h + [(None, None), (0, None)]
         solved: Any = linprog(cost, rows, np.zeros(len(A)), bounds=bounds, method="highs")
         if solved.status != 0:
             return Answer(None)
-        q, margin = solved.x[:h], solved.x[-1]
+        q = solved.x[:h]
+        margin = solved.x[-1]
         if margin <= _ZERO:
             weights = np.maximum(-2 * solved.ineqlin.marginals, 0)
-            alpha, beta = weights[: len(own)], weights[len(own) :]
+            alpha = weights[: len(own)]
+            beta = weights[len(own) :]
             residual = float(np.abs(alpha @ own - beta @ hard).sum())
             return Answer(False, None, relevant, rivals.rows[active], (alpha, beta), residual * scale)
-        scores, least = rivals.scores(q) / scale, np.min(own @ q)
+        scores = rivals.scores(q) / scale
+        least = np.min(own @ q)
         violated = scores >= least - 0.5 * margin
         violated[active] = False
         new = np.flatnonzero(violated)
@@ -335,7 +347,9 @@ def _optimised(
                 return Q
             pool = np.append(rows, others[np.argsort(-scores[others], kind="stable")[:100]])
             of_pool = np.flatnonzero(np.isin(owner, pool))
-            part, of_kind, place = T[of_pool], kind[of_pool], np.searchsorted(np.sort(pool), owner[of_pool])
+            part = T[of_pool]
+            of_kind = kind[of_pool]
+            place = np.searchsorted(np.sort(pool), owner[of_pool])
             inside = np.isin(np.sort(pool), rows)
             of_part = None if salience is None else salience[of_pool]
         scores, chosen, shares = maxima(part, place, Q, of_kind, wanted, of_part)
@@ -356,7 +370,8 @@ def _dominated(T: Array, owner: Indices, own: Indices, others: Indices, kind: In
     own, others: indices of the document's tokens and of the rivals' tokens. Returns the residual of the
     solution, or None if the linear programme has no solution.
     """
-    rivals, h = np.unique(owner[others]), T.shape[1]
+    rivals = np.unique(owner[others])
+    h = T.shape[1]
     count = len(rivals)
 
     def hulls(token: int) -> sparse.sparray:

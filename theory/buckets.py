@@ -60,7 +60,8 @@ def expected_shares(angles: ArrayLike, planes: int, *, fill: bool = True) -> Arr
     The integrand is a polynomial of degree m − 1, which ⌈m/2⌉ Gauss-Legendre nodes integrate exactly.
     """
     angles, planes = checks.interval(angles, "angles", 0, np.pi), int(checks.whole(planes, "planes", least=0))
-    distances, p = np.arange(planes + 1).reshape(-1, *[1] * angles.ndim), angles / np.pi
+    distances = np.arange(planes + 1).reshape(-1, *[1] * angles.ndim)
+    p = angles / np.pi
     at = special.comb(planes, distances) * p**distances * (1 - p) ** (planes - distances)  # [h, m, ...]
     beyond = np.cumsum(at[::-1], axis=0)[::-1] - at
     nodes, weights = np.polynomial.legendre.leggauss((len(angles) + 1) // 2)
@@ -83,7 +84,8 @@ def expected_recall(
     documents. Scores are assumed independent and normal, with variances `variances` / repetitions. Raises
     ValueError for a negative variance, no candidates, or no documents in `best`.
     """
-    count, places = checks.whole(repetitions, "repetitions"), int(checks.whole(candidates, "candidates"))
+    count = checks.whole(repetitions, "repetitions")
+    places = int(checks.whole(candidates, "candidates"))
     means = checks.vector(means, "means", axes=1, nonzero=False)
     chosen = checks.whole(best, "best", least=0, most=len(means) - 1).astype(np.int64)
     spread = np.sqrt(checks.interval(variances, "variances", 0, np.finfo(float).max) / count)

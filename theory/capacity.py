@@ -36,7 +36,8 @@ def moment_vectors(documents: int, k: int = 2) -> Array:
     The curve is the trigonometric moment curve, whose hull is a cyclic polytope (Gale 1963). `moment_queries`
     returns queries that answer all sets of at most k documents. Raises ValueError if n < 1 or k < 1.
     """
-    n, most = int(checks.whole(documents, "documents")), int(checks.whole(k, "k"))
+    n = int(checks.whole(documents, "documents"))
+    most = int(checks.whole(k, "k"))
     angles = 2 * np.pi / n * np.arange(n)[:, None] * np.arange(1, most + 1)
     return np.stack([np.cos(angles), np.sin(angles)], axis=-1).reshape(n, -1) / np.sqrt(most)
 
@@ -95,7 +96,8 @@ def unanswerable_set(points: ArrayLike) -> NDArray[np.int64]:
     if len(X) != X.shape[1] + 2:
         raise ValueError(f"points has shape {X.shape}; allowed: [h + 2, h]")
     dependence = np.linalg.svd(np.vstack([X.T, np.ones(len(X))]))[2][-1]
-    above, below = np.flatnonzero(dependence > 0), np.flatnonzero(dependence < 0)
+    above = np.flatnonzero(dependence > 0)
+    below = np.flatnonzero(dependence < 0)
     return above if len(above) <= len(below) else below
 
 
@@ -124,7 +126,8 @@ def packing_gap(documents: ArrayLike, k: ArrayLike, dimension: ArrayLike) -> flo
     complement of S, averaged over S (Wang et al. 2026, arXiv:2601.20844). The regular simplex attains the
     second bound for h ≥ n − 1. All arguments broadcast.
     """
-    n, h = checks.whole(documents, "documents", least=2), checks.dimensions(dimension, "dimension")
+    n = checks.whole(documents, "documents", least=2)
+    h = checks.dimensions(dimension, "dimension")
     most = _some_of(k, n - 1)
     return checks.plain(
         np.minimum(2 / np.expm1(_log_comb(n, most) / h), n / np.sqrt(most * (n - 1) * (n - most)))
@@ -142,7 +145,8 @@ def pattern_bits(
     set, as in LIMIT, so that there are C(n, k)! / (C(n, k) − m)! patterns of m ≤ C(n, k) queries. All
     arguments broadcast.
     """
-    n, m = checks.whole(documents, "documents"), checks.whole(queries, "queries")
+    n = checks.whole(documents, "documents")
+    m = checks.whole(queries, "queries")
     log_sets = _log_comb(n, _some_of(k, n))
     if not distinct:
         return checks.plain(m / n * log_sets / np.log(2))
@@ -202,7 +206,8 @@ def all_sets(documents: int, k: int = 2) -> NDArray[np.int64]:
     """Return all subsets of k out of n documents, [C(n, k), k], in lexicographic order, as in LIMIT."""
     from itertools import combinations
 
-    n, most = int(checks.whole(documents, "documents")), int(checks.whole(k, "k"))
+    n = int(checks.whole(documents, "documents"))
+    most = int(checks.whole(k, "k"))
     return np.array(list(combinations(range(n), most)), dtype=np.int64).reshape(comb(n, most), most)
 
 

@@ -110,7 +110,8 @@ def log_patterns(
         "pool": (m * N * n * M * (n * M - 1) / 2, np.inf),
     }
     deciding, log_choices = choices.get(aligned, (0.0, 0.0))
-    dimension, pairs = (n * M - (aligned in ("one", "all", "q→d"))) * h, m * n * (n - 1) / 2
+    dimension = (n * M - (aligned in ("one", "all", "q→d"))) * h
+    pairs = m * n * (n - 1) / 2
 
     def orders(differences: float) -> float:
         if aligned in ("salience", "top k"):
@@ -161,7 +162,8 @@ def judged_queries(
     probability `failure` (Vapnik and Chervonenkis 1971, with the growth function Π of `log_patterns`). The
     result is an upper bound on the number needed.
     """
-    gap, level = float(checks.probability(error, "error")), float(checks.probability(failure, "failure"))
+    gap = float(checks.probability(error, "error"))
+    level = float(checks.probability(failure, "failure"))
 
     def enough(m: int) -> bool:
         growth = log_patterns(aligned, documents, 2 * m, numbers, vectors, tokens)
@@ -216,7 +218,8 @@ def table(
 
 def _least(enough: Any) -> int:
     """Return the least whole t ≥ 1 for which enough(t) is true; enough must also be true for all larger t."""
-    low, high = 0, 1
+    low = 0
+    high = 1
     while not enough(high):
         low, high = high, 2 * high
     while high - low > 1:

@@ -22,8 +22,12 @@ from theory import checks
 from theory.checks import Array
 from theory.recall import rank_thresholds, required_dimension_recall_exact
 
-RESAMPLES, POINTS = 2000, 80  # bootstrap resamples of the queries, and values of k
-_DENSE, _ROWS = 2000, 10_000  # largest dense Gram matrix; documents scored at once
+# bootstrap resamples of the queries, and values of k
+RESAMPLES = 2000
+POINTS = 80
+# largest dense Gram matrix; documents scored at once
+_DENSE = 2000
+_ROWS = 10_000
 
 
 class Dimension(NamedTuple):
@@ -147,7 +151,8 @@ def exact_thresholds(problem: Problem, ranks: Sequence[int], samples: int, seed:
         for group in range(len(problem.groups)):
             best, below, _ = problem.competitors(group, query)
             if len(below) >= max(ranks):
-                gains, noise = along[best] - along[below], across[best] - across[below]
+                gains = along[best] - along[below]
+                noise = across[best] - across[below]
                 thresholds[:, group, query] = rank_thresholds(gains, noise, ranks)
     return thresholds
 
@@ -164,7 +169,8 @@ def projected_dimension(thresholds: Array, beta: float = 0.05, seed: int = 0) ->
     if not len(thresholds):
         return Dimension(np.nan, np.nan, np.nan)
     exact, _ = required_dimension_recall_exact(thresholds, beta)
-    t, largest = np.log(1 / beta), float(np.max(thresholds))
+    t = np.log(1 / beta)
+    largest = float(np.max(thresholds))
     # At the last k, even the largest threshold fails with at most β (Laurent and Massart 2000, Lemma 1).
     last = max(2.0, (np.sqrt(t) + np.sqrt(t + largest**2)) ** 2)
     grid = np.geomspace(max(1.0, exact / 10), last, POINTS)
@@ -189,7 +195,8 @@ def truncated(problem: Problem, r: int, most: int) -> tuple[NDArray[np.int64], A
         if len(below) < rank:
             continue
         reduced = left.T @ problem.scores[:, query]  # D V_k V_kᵀ q = U_k U_kᵀ D q
-        highest, ahead = np.cumsum(left[best] * reduced), np.zeros(left.shape[1], dtype=np.int64)
+        highest = np.cumsum(left[best] * reduced)
+        ahead = np.zeros(left.shape[1], dtype=np.int64)
         for rows in np.array_split(below, -(-len(below) // _ROWS)):
             ahead += (np.cumsum(left[rows] * reduced, axis=1) >= highest).sum(0)
         lost.append(ahead >= rank)
@@ -244,19 +251,23 @@ def cosine_lost(
     first k rows of a map project to k dimensions. Rivals that tie with the best one are left out.
     """
     D, Q = (checks.vector(x, name, axes=2) for x, name in ((documents, "documents"), (queries, "queries")))
-    sizes, rank = checks.whole(ks, "ks").astype(np.int64).ravel(), int(checks.whole(r, "r", most=len(D) - 1))
+    sizes = checks.whole(ks, "ks").astype(np.int64).ravel()
+    rank = int(checks.whole(r, "r", most=len(D) - 1))
     if D.shape[1] != Q.shape[1] or np.any(np.diff(sizes) <= 0):
         raise ValueError(
             f"documents {D.shape}, queries {Q.shape}, ks {sizes}; allowed: [n, h], [m, h], rising"
         )
     D, Q = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (D, Q))
-    scores, each = D @ Q.T, np.arange(len(Q))
+    scores = D @ Q.T
+    each = np.arange(len(Q))
     best = scores.argmax(0)
     rivals = scores < scores[best, each] - 1e-9
     draws = int(checks.whole(samples, "samples"))
-    rng, lost = np.random.default_rng(seed), np.zeros((len(Q), len(sizes), draws))
+    rng = np.random.default_rng(seed)
+    lost = np.zeros((len(Q), len(sizes), draws))
     for draw in range(draws):
-        inner, squares = np.zeros(scores.shape), np.zeros((len(D), 1))
+        inner = np.zeros(scores.shape)
+        squares = np.zeros((len(D), 1))
         for number, rows in enumerate(np.diff(sizes, prepend=0)):
             map_to = rng.standard_normal((D.shape[1], rows))
             part = D @ map_to
@@ -291,10 +302,12 @@ def _interval(grid: Array, means: Array, beta: float) -> tuple[float, float]:
     """Return a 95% interval for the k at which resampled curves [RESAMPLES, K] fall to β, linear in log k."""
     points = means.shape[1]
     last = points - 1 - (means > beta)[:, ::-1].argmax(1)  # last point above β, if one exists
-    never, always = ~(means > beta).any(1), means[:, -1] > beta
+    never = ~(means > beta).any(1)
+    always = means[:, -1] > beta
     after = np.minimum(last + 1, points - 1)
     rows = np.arange(RESAMPLES)
-    before, behind = means[rows, last], means[rows, after]
+    before = means[rows, last]
+    behind = means[rows, after]
     share = np.clip((before - beta) / np.maximum(before - behind, 1e-300), 0, 1)
     ks = grid[last] * (grid[after] / grid[last]) ** share
     ks = np.where(never, grid[0], np.where(always, np.inf, ks))

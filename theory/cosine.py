@@ -32,7 +32,10 @@ from theory.checks import Array
 from theory.projections import log_pairwise_error
 from theory.recall import markov_union
 
-_POINTS, _ROUNDS, _FALL = 320, 4, 45.0  # nodes, zooms and kept range of logarithms, for the integral
+# nodes, zooms and kept range of logarithms, for the integral
+_POINTS = 320
+_ROUNDS = 4
+_FALL = 45.0
 
 
 class Cosines(NamedTuple):
@@ -101,13 +104,15 @@ def _integral(k: Array, first: Array, second: Array, partial: Array) -> Array:
 
     # The density of w falls by a factor e^−800 within this range.
     reach = np.arccosh(np.exp(np.minimum(800 / n, 300))) + 1
-    low, high = -reach, reach
+    low = -reach
+    high = reach
     steps = np.linspace(0, 1, _POINTS)[:, None]
     for _ in range(_ROUNDS):
         w = low + (high - low) * steps
         values = log_density(w)
         kept = values > values.max(0) - _FALL
-        first_kept, last_kept = kept.argmax(0), _POINTS - 1 - kept[::-1].argmax(0)
+        first_kept = kept.argmax(0)
+        last_kept = _POINTS - 1 - kept[::-1].argmax(0)
         columns = np.arange(w.shape[1])
         low = w[np.maximum(first_kept - 1, 0), columns]
         high = w[np.minimum(last_kept + 1, _POINTS - 1), columns]
@@ -156,7 +161,8 @@ def required_cosine_dimension(
         return np.asarray(log_cosine_error(k, first, second, cross)) - np.log(level)
 
     given = first, second, cross, level
-    low, high = np.full(first.shape, 2.0), np.full(first.shape, 4.0)
+    low = np.full(first.shape, 2.0)
+    high = np.full(first.shape, 4.0)
     while np.any(short := excess(high, *given) > 0):
         low, high = np.where(short, high, low), np.where(short, 2 * high, high)
     at_once = excess(low, *given) <= 0

@@ -31,7 +31,8 @@ def prefix_states(p: ArrayLike) -> list[Array]:
     joint = np.asarray(p, dtype=float)
     if len(set(joint.shape)) != 1 or joint.shape[0] < 2 or not (joint > 0).all():
         raise ValueError(f"p must be positive, with equal axes of at least 2 tokens, got {joint.shape}")
-    tokens, states = joint.shape[0], []
+    tokens = joint.shape[0]
+    states = []
     for place in range(joint.ndim):
         logs = np.log(joint.reshape(tokens**place, tokens, -1).sum(-1))
         states.append(logs[:, 1:] - logs[:, :1])
@@ -74,8 +75,10 @@ def beam(p: ArrayLike, corpus: ArrayLike, beams: int) -> Array:
     same shape. A prefix is valid if some document begins with it. As in a decoder, its probability is the sum
     over all sequences that begin with it, documents or not.
     """
-    joint, inside = np.asarray(p, float), np.asarray(corpus, bool)
-    tokens, live = joint.shape[0], np.zeros(1, dtype=np.int64)
+    joint = np.asarray(p, float)
+    inside = np.asarray(corpus, bool)
+    tokens = joint.shape[0]
+    live = np.zeros(1, dtype=np.int64)
     for place in range(1, joint.ndim + 1):
         mass = joint.reshape(tokens**place, -1).sum(-1)
         longer = (live[:, None] * tokens + np.arange(tokens)).ravel()

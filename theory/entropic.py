@@ -102,7 +102,8 @@ def hard_top_k(scores: ArrayLike, k: ArrayLike, mask: Mask = None) -> Array:
     real = np.isfinite(s)
     place = np.clip(np.ceil(budget), 1, np.maximum(real.sum(-1), 1)).astype(int) - 1
     threshold = np.take_along_axis(-np.sort(-s, axis=-1), place[..., None], -1)
-    above, tied = real & (s > threshold), real & (s == threshold)
+    above = real & (s > threshold)
+    tied = real & (s == threshold)
     left = np.clip(budget - above.sum(-1), 0, None)
     share = np.minimum(left / np.maximum(tied.sum(-1), 1), 1)
     return np.where(above, 1.0, np.where(tied, share[..., None], 0.0))
@@ -156,7 +157,9 @@ def iterate(
     s, budget, temperature = _arguments(scores, k, epsilon, mask)
     steps = int(checks.whole(iterations, "iterations"))
     shape = (steps, *s.shape)
-    gates, caps, shift = np.empty(shape), np.empty(shape), np.empty(shape[:-1])
+    gates = np.empty(shape)
+    caps = np.empty(shape)
+    shift = np.empty(shape[:-1])
     b = np.zeros_like(s)
     with np.errstate(divide="ignore"):
         log_budget = np.log(budget)
@@ -249,7 +252,8 @@ def dual(
     ε for this factor. See `solve` for the other arguments and for errors.
     """
     s, budget, temperature = _arguments(scores, k, epsilon, mask)
-    a, b = np.asarray(shift, dtype=float), np.asarray(caps, dtype=float)
+    a = np.asarray(shift, dtype=float)
+    b = np.asarray(caps, dtype=float)
     if not np.all(b <= 0):
         raise ValueError("caps contain a positive number or NaN; allowed: b ≤ 0")
     weights = np.exp((s + a[..., None] + b) / temperature[..., None])

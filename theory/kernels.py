@@ -40,7 +40,8 @@ def kernel_relevance(documents: ArrayLike, queries: ArrayLike, features: Feature
     exp(xᵀy). The denominator may be 0 if φ takes negative values.
     """
     D, Q = _vectors(documents, queries)
-    phi_d, phi_q = features(D), features(Q)
+    phi_d = features(D)
+    phi_q = features(Q)
     summary = Q.T @ phi_q  # S_Q [h, m]
     return float((np.einsum("ih,hm,im->i", D, summary, phi_d) / (phi_d @ phi_q.sum(0))).sum())
 
@@ -88,7 +89,8 @@ def orthogonal_projections(dimension: int, features: int, seed: int) -> Array:
     Choromanski et al. 2021. Directions come from a QR decomposition and lengths χ_h are drawn independently,
     so each row alone is N(0, I). Raises ValueError if dimension or features is below 1.
     """
-    h, m = int(checks.whole(dimension, "dimension")), int(checks.whole(features, "features"))
+    h = int(checks.whole(dimension, "dimension"))
+    m = int(checks.whole(features, "features"))
     rng = np.random.default_rng(seed)
     blocks = -(-m // h)
     directions, upper = np.linalg.qr(rng.standard_normal((blocks, h, h)))

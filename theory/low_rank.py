@@ -117,7 +117,8 @@ def best_rank_one(matrix: ArrayLike) -> tuple[Array, float | Array]:
     X = _nonzero(matrix)
     left, values, right = np.linalg.svd(X, full_matrices=False)
     best = values[..., :1, None] * left[..., :, :1] * right[..., :1, :]
-    tail, total = (values[..., 1:] ** 2).sum(-1), (values**2).sum(-1)
+    tail = (values[..., 1:] ** 2).sum(-1)
+    total = (values**2).sum(-1)
     return best, checks.plain(np.sqrt(tail / total))
 
 
@@ -141,7 +142,8 @@ def report(scores: ArrayLike) -> dict[str, float | Array]:
     matrix. If only attention weights A > 0 are known, pass ln A.
     """
     S = _matrix(scores, "scores")
-    A, delta = alignment(S), spread(S)
+    A = alignment(S)
+    delta = spread(S)
     difference = A - rank_one(S)
     norm = np.linalg.norm(A, axis=(-2, -1))
     return {
@@ -178,7 +180,8 @@ def _spread(value: ArrayLike) -> Array:
 def _factors(
     documents: ArrayLike, queries: ArrayLike, weight: ArrayLike | None
 ) -> tuple[Array, Array, Array]:
-    D, Q = _matrix(documents, "documents"), _matrix(queries, "queries")
+    D = _matrix(documents, "documents")
+    Q = _matrix(queries, "queries")
     W = np.eye(D.shape[-1], Q.shape[-1]) if weight is None else _matrix(weight, "weight")
     if W.shape[-2:] != (D.shape[-1], Q.shape[-1]) or (weight is None and D.shape[-1] != Q.shape[-1]):
         raise ValueError(

@@ -48,7 +48,8 @@ def broken_conditions(
     for i, j in zip(*np.nonzero(np.triu((inner > allowed).any(axis=(0, 1)), k=1)), strict=True):
         broken.append(f"segments {i} and {j} are not orthogonal")
     slack = tolerance * size(q) * (size(first, axis=1).sum() + size(second, axis=1).sum())
-    total1, total2 = q @ first.sum(axis=0), q @ second.sum(axis=0)
+    total1 = q @ first.sum(axis=0)
+    total2 = q @ second.sum(axis=0)
     if total1 < total2 - slack:
         broken.append(f"⟨q, d1⟩ = {total1:.6g} is below ⟨q, d2⟩ = {total2:.6g}")
     if abs(q @ first[index] - total1) > slack:

@@ -145,7 +145,8 @@ def log_pairwise_error(k: ArrayLike, margin: ArrayLike) -> Any:
     with np.errstate(divide="ignore"):
         result = np.log(error)
         if deep.any():
-            n, log_sine = k[deep], _log_squared_sine(margin[deep])
+            n = k[deep]
+            log_sine = _log_squared_sine(margin[deep])
             root = np.sqrt(-np.expm1(log_sine[..., None] - 2 * _LAGUERRE_NODES / n[..., None]))
             integral = np.sum(_LAGUERRE_WEIGHTS / root, axis=-1)
             result = np.asarray(result)
@@ -163,7 +164,8 @@ def _exact_real(margin: Array, beta: Array) -> Array:
     with np.errstate(divide="ignore"):
         most = np.maximum(1.0, -2 * np.log(np.maximum(1.0, 0.5 / beta)) / _log_squared_sine(margin))
     guess = np.clip(_approximation(margin, beta), 1.0, most)
-    low, high = np.maximum(guess - 1, 1.0), np.minimum(guess + 1, most)
+    low = np.maximum(guess - 1, 1.0)
+    high = np.minimum(guess + 1, most)
     low, high = np.where(excess(low) > 0, low, 1.0), np.where(excess(high) <= 0, high, most)
     with np.errstate(invalid="ignore"):  # ln 0 at ε = 1
         root = elementwise.find_root(excess, (low, high), args=(margin, beta)).x
@@ -284,7 +286,8 @@ def rademacher_required_dimension(
     """
     if definition not in ("first", "stable"):
         raise ValueError(f"definition = {definition!r}; allowed: first, stable")
-    epsilon, level = float(checks.margins(margin)), float(checks.probability(beta))
+    epsilon = float(checks.margins(margin))
+    level = float(checks.probability(beta))
     last = int(np.ceil(max(1.0, -2 * np.log(level) * (1 - epsilon**2) / epsilon**2)))
     k = np.arange(1, min(last, _SCANNED_WHOLE) + 1)
     if last > _SCANNED_WHOLE:
@@ -331,7 +334,8 @@ def simulated_error(
         raise ValueError(f"ensemble = {ensemble!r}; allowed: gaussian, rademacher")
     q, delta = _query_and_difference(query, better, worse)
     pair = np.stack([q, delta], axis=-1)[(q != 0) | (delta != 0)]
-    rng, errors = np.random.default_rng(seed), 0
+    rng = np.random.default_rng(seed)
+    errors = 0
     block = max(1, 4_000_000 // (size * len(pair)))
     for start in range(0, count, block):
         shape = (min(block, count - start), size, len(pair))

@@ -210,7 +210,8 @@ def required_dimension_recall_exact(thresholds: ArrayLike, beta: float = 0.05) -
     P(R ≥ r) divided by the slope of P at k, even if k = 1, where P may be near β by chance. The standard
     error is inf if P is flat at β for lack of samples, and 0 if no sample fails.
     """
-    squares, level = _squares(thresholds), float(checks.probability(beta))
+    squares = _squares(thresholds)
+    level = float(checks.probability(beta))
     # Laurent and Massart: P(χ²_k ≤ k − 2√(k t)) ≤ e^{−t}; at this k the largest sample alone gives at most β.
     t = np.log(1 / level)
     high = (np.sqrt(t) + np.sqrt(t + squares.max())) ** 2

@@ -31,12 +31,14 @@ def align_query(
 
     test: judged queries. pool: document -> score, for the query's candidates. retrievers: one per system.
     """
-    query, judged = test.queries[query_id], test.judgements[query_id]
+    query = test.queries[query_id]
+    judged = test.judgements[query_id]
     relevant = [d for d in sorted(judged) if judged[d] > 0][:1]
     wrong = [d for d in sorted(pool, key=lambda d: -pool[d]) if judged.get(d, 0) == 0][:1]
     examples = []
     for document in relevant + wrong:
-        others, text = [d for d in sorted(pool) if d != document], corpus[corpus.position(document)]
+        others = [d for d in sorted(pool) if d != document]
+        text = corpus[corpus.position(document)]
         views = [
             replace(view, system=name)
             for name, retriever in retrievers.items()

@@ -80,8 +80,9 @@ def draw_law(rows: Rows) -> Figure:
     panel = figure.subplots()
     panel.plot([0, 1], [0, 1], color="grey", linewidth=1)
     for case in dict.fromkeys(row["vectors"] for row in rows):
-        some = [row for row in rows if row["vectors"] == case]
-        x, y = [row["predicted"] for row in some], [np.mean(row["measured"]) for row in some]
+        points = [row for row in rows if row["vectors"] == case]
+        x = [row["predicted"] for row in points]
+        y = [np.mean(row["measured"]) for row in points]
         panel.plot(x, y, "o", label=case)
     panel.set(xlabel="predicted recall", ylabel="measured recall")
     panel.grid(alpha=0.3)

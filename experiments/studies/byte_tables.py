@@ -14,7 +14,8 @@ from studies.pages import Rows, Section, shown
 from paradigms.evaluate import PerQuery, holm, paired_test
 
 Way = tuple[str, str]
-WARD_2, WARD_4 = ("pooled, ward", "pool=2"), ("pooled, ward", "pool=4")
+WARD_2 = ("pooled, ward", "pool=2")
+WARD_4 = ("pooled, ward", "pool=4")
 PAIRS: Sequence[tuple[Way, Way]] = (
     (("bits", "bits=8"), WARD_2),
     (WARD_2, ("pooled, sequential", "pool=2")),
@@ -28,7 +29,9 @@ PAIRS: Sequence[tuple[Way, Way]] = (
     (("bits", "bits=1"), ("pooled and bits", "pool=2, bits=2")),
 )
 SAME = 1.15  # the larger size may be this much larger
-NDCG, RECALL, BYTES = "nDCG@10", "recall@10", "bytes/document"
+NDCG = "nDCG@10"
+RECALL = "recall@10"
+BYTES = "bytes/document"
 
 
 def by(rows: Rows, *keys: str) -> dict[tuple[Any, ...], Rows]:
@@ -68,16 +71,18 @@ def share(rows: Rows, whole: Rows) -> float:
 def ways(rows: Rows) -> Section:
     """Make the table of nDCG@10, its difference from all tokens, and certificates, for each way to store."""
     groups = by(rows, "kind", "way")
-    whole = next(iter(groups.values()))
+    all_tokens = next(iter(groups.values()))
     table: Rows = []
-    for (kind, way), some in groups.items():
-        row = {"kind": kind, "way": way, "bytes, of all": f"{share(some, whole):.0%}"}
-        row |= {NDCG: average(some, NDCG)}
-        row |= {"minus all tokens": "–" if some is whole else average(some, NDCG, whole)}
-        row |= {"error": mean(some, "error")}
-        row |= {count: sum(one[count] for one in some) for count in ("unchanged", "certified", "violations")}
+    for (kind, way), stored in groups.items():
+        row = {"kind": kind, "way": way, "bytes, of all": f"{share(stored, all_tokens):.0%}"}
+        row |= {NDCG: average(stored, NDCG)}
+        row |= {"minus all tokens": "–" if stored is all_tokens else average(stored, NDCG, all_tokens)}
+        row |= {"error": mean(stored, "error")}
+        row |= {
+            count: sum(one[count] for one in stored) for count in ("unchanged", "certified", "violations")
+        }
         table.append(row)
-    queries = sum(row["queries"] for row in whole)
+    queries = sum(row["queries"] for row in all_tokens)
     text = (
         "Means over collections. error: distance of a document's worst token to the nearest stored one. "
         f"unchanged: of {queries} queries, those whose first ten documents are the same as with all tokens; "
@@ -89,13 +94,13 @@ def ways(rows: Rows) -> Section:
 def same_bytes(rows: Rows) -> Section:
     """Make the table of differences between two ways to store documents in the same bytes."""
     groups = by(rows, "kind", "way")
-    whole = next(iter(groups.values()))
+    all_tokens = next(iter(groups.values()))
     table: Rows = []
     p_values = []
     for a, b in PAIRS:
         if not {a, b} <= groups.keys():
             continue
-        sizes = share(groups[a], whole), share(groups[b], whole)
+        sizes = share(groups[a], all_tokens), share(groups[b], all_tokens)
         if max(sizes) < SAME * min(sizes):
             difference = joined(groups[a], NDCG, groups[b]).weighted(NDCG)
             p_values.append(paired_test(difference, np.zeros(len(difference))))
@@ -112,12 +117,12 @@ def encodings(rows: Rows) -> Section:
     """Make the table of recall by index, beside the compressed index with as many bytes."""
     groups = by(rows, "bits", "index")
     table: Rows = []
-    for (bits, name), some in groups.items():
-        row = {"bits": bits, "index": name, BYTES: mean(some, BYTES), RECALL: average(some, RECALL)}
+    for (bits, name), measured in groups.items():
+        row = {"bits": bits, "index": name, BYTES: mean(measured, BYTES), RECALL: average(measured, RECALL)}
         for title, other in (("compressed", "compressed"), ("not centred", f"{name}, not centred")):
-            those = groups.get((bits, other), some)
-            row[f"minus {title}"] = "–" if those is some else average(some, RECALL, those)
-        table.append(row | {"CPU ms": mean(some, "CPU ms")})
+            those = groups.get((bits, other), measured)
+            row[f"minus {title}"] = "–" if those is measured else average(measured, RECALL, those)
+        table.append(row | {"CPU ms": mean(measured, "CPU ms")})
     text = (
         "Means over collections; recall of the exact first ten. bits: of the compressed index with as many "
         "bytes as the encodings; tokens for reranking are stored beside these. CPU ms: median of single "
@@ -129,12 +134,12 @@ def encodings(rows: Rows) -> Section:
 def recalls(rows: Rows) -> Section:
     """Make the table of predicted and measured recall, with two columns for each form of the vectors."""
     table: Rows = []
-    for (planes, repetitions), some in by(rows, "planes", "repetitions").items():
+    for (planes, repetitions), of_planes in by(rows, "planes", "repetitions").items():
         row: dict[str, Any] = {"planes": planes, "repetitions": repetitions}
-        for (form,), those in by(some, "vectors").items():
+        for (form,), of_form in by(of_planes, "vectors").items():
             row |= {
-                f"{form}: predicted": mean(those, "predicted"),
-                f"{form}: measured": average(those, "measured"),
+                f"{form}: predicted": mean(of_form, "predicted"),
+                f"{form}: measured": average(of_form, "measured"),
             }
         table.append(row)
     return Section("Predicted recall, over collections", "Means over collections.", table)

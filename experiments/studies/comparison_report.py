@@ -25,10 +25,10 @@ from studies.systems import (
 )
 
 from paradigms import GENERATIVE, evaluate
-from paradigms.data import read_run
+from paradigms.data import Run, Split, read_run
 from paradigms.data.identical import left_out
 from paradigms.data.within import learned_share
-from paradigms.evaluate import MEASURES, Interval
+from paradigms.evaluate import MEASURES, Interval, PerQuery
 from paradigms.evaluate.gate import measure_gate
 from paradigms.evaluate.table import Cell, ResultTable
 from paradigms.io.checks import read_json
@@ -51,82 +51,52 @@ def make_report(
     description of the machine.
     """
     lexical = ["bm25"] if data.cut is None else ["bm25", CUT]
-    folder, systems, corpus = Path(settings.output), [*lexical, *settings.chosen], data.collection.corpus
+    folder = Path(settings.output)
+    systems = [*lexical, *settings.chosen]
+    corpus = data.collection.corpus
     trainings = {name: Training(name, 0) for name in lexical} | training_runs(settings)
     runs = {
         stage: {run: read_stage(folder, run, stage) for run in trainings} for stage in (*STAGES, *data.others)
     }
-    test = evaluate.with_judgements(
-        data.test, corpus, [run for stage in STAGES for run in runs[stage].values()]
-    )
-    asked = dict.fromkeys(STAGES, test) | {
-        name: evaluate.with_judgements(split, corpus, list(runs[name].values()))
-        for name, split in data.others.items()
-    }
+    splits = judged_splits(data, runs)
+    test = splits["retrieve"]
     measures = data.collection.measures or MEASURES
     curve = "Success" if test.answers else "Recall"
-    titles = {
-        "retrieve": "End to end: the whole corpus searched",
-        "rerank": f"Rerank: BM25's top {settings.depth}"
-        + (" and the relevant documents" if any(data.test.judgements.values()) else ""),
-    } | {name: f"End to end, queries of the split {name}" for name in data.others}
     undone = {
         trial.system for run, trial in trainings.items() if training_cost(folder / run).get("step") == 0
     }
     share = learned_share(data.train, data.test)
     labels = {name: label(name, name in undone, share, settings) for name in settings.chosen}
-    whole = ["bm25", *(name for name, system in settings.chosen.items() if not system.fuse)]
-    retrievers = {name: finished(name, data, settings) for name in whole}
-    candidates = read_run(folder / "runs" / "candidates.run")
     with progress_bar() as bar:
         measured = {
             stage: {
-                name: evaluate.on_split(run, asked[stage], measures)
+                name: evaluate.on_split(run, splits[stage], measures)
                 for name, run in bar.track(of_stage.items(), description=f"measure {stage}")
             }
             for stage, of_stage in runs.items()
         }
-        tables = []
-        for stage, values in bar.track(measured.items(), description="test differences"):
-            trained, untrained = (
-                {
-                    labels.get(system, system): evaluate.over_seeds([values[run] for run in of_system])
-                    for system in systems
-                    if (of_system := [run for run, t in trainings.items() if t[::2] == (system, before)])
-                }
-                for before in (False, True)
-            )
-            baseline = labels.get(settings.baseline, settings.baseline)
-            how = {"baseline": baseline, "primary": measures[:1], "untrained": untrained}
-            tables.append(evaluate.result_table(titles[stage], trained, **how))
+        tables = {
+            stage: stage_table(stage, values, trainings, labels, systems, settings, data)
+            for stage, values in bar.track(measured.items(), description="test differences")
+        }
         curves = {
             name: evaluate.cutoff_curve(runs["retrieve"][name], test, curve)
             for name in bar.track(systems, description="recall curves")
         }
-        views = (
-            align_query(query, test, corpus, candidates[query], retrievers)
+        unfused = ["bm25", *(name for name, system in settings.chosen.items() if not system.fuse)]
+        retrievers = {name: finished(name, data, settings) for name in unfused}
+        candidates = read_run(folder / "runs" / "candidates.run")
+        alignments = [
+            example
             for query in bar.track(chosen_queries(test, ALIGNED), description="alignments")
-        )
-        alignments = [example for of_query in views for example in of_query]
+            for example in align_query(query, test, corpus, candidates[query], retrievers)
+        ]
     evaluate.write_per_query(folder / "per_query.csv", measured)
     learned = learning(settings, where["processes"])
-    splits = {settings.split: test, **data.others}
-    asked_of = " and ".join(f"{len(split.queries):,} {name}" for name, split in splits.items())
-    loaded = "".join(
-        f", {name} loaded from {system.checkpoint}"
-        for name, system in settings.chosen.items()
-        if system.checkpoint
-    )
-    seeds = f"seed{'s' * (len(settings.seeds) > 1)} {', '.join(map(str, settings.seeds))}"
     return Report(
         title=f"Retrieval paradigms on {data.collection.name}",
-        summary=(
-            f"{asked_of} queries over {len(corpus):,} documents. By default, encoders are trained from "
-            f"{settings.backbone} for {settings.steps} steps of "
-            f"{settings.batch_size * where['processes']} queries, with {seeds}{loaded}. "
-            f"{'After an interruption, the rest of the job' if resumed else 'The job'} took {seconds:.0f} s."
-        ),
-        tables=tables,
+        summary=summary(data, settings, where, seconds, resumed),
+        tables=list(tables.values()),
         curve=curve,
         curves=curves,
         costs=[{"system": name} | costs_of(folder / name) for name in systems],
@@ -135,15 +105,82 @@ def make_report(
         notes=[*notes(data, settings, undone, share), *gates(retrievers)],
         alignments=alignments,
         pictures=[
-            costs_picture(dict(zip(measured, tables, strict=True)), labels, systems, folder, measures[0]),
+            costs_picture(tables, labels, systems, folder, measures[0]),
             *learning_picture(learned),
-            *choices(learned, tables[0], labels, settings),
+            *choices(learned, tables["retrieve"], labels, settings),
         ],
     )
 
 
+def judged_splits(data: ComparisonData, runs: Mapping[str, Mapping[str, Run]]) -> dict[str, Split]:
+    """Return the queries of each stage; answers judge the documents of all runs."""
+    corpus = data.collection.corpus
+    test = evaluate.with_judgements(
+        data.test, corpus, [run for stage in STAGES for run in runs[stage].values()]
+    )
+    return dict.fromkeys(STAGES, test) | {
+        name: evaluate.with_judgements(split, corpus, list(runs[name].values()))
+        for name, split in data.others.items()
+    }
+
+
+def stage_table(
+    stage: str,
+    values: Mapping[str, PerQuery],
+    trainings: Mapping[str, Training],
+    labels: Mapping[str, str],
+    systems: Sequence[str],
+    settings: Any,
+    data: ComparisonData,
+) -> ResultTable:
+    """Make a stage's table, with each system's mean over seeds, beside its untrained encoder."""
+    titles = {
+        "retrieve": "End to end: the whole corpus searched",
+        "rerank": f"Rerank: BM25's top {settings.depth}"
+        + (" and the relevant documents" if any(data.test.judgements.values()) else ""),
+    }
+    trained, before = (
+        {
+            labels.get(system, system): evaluate.over_seeds([values[run] for run in of_system])
+            for system in systems
+            if (of_system := [run for run, t in trainings.items() if t[::2] == (system, untrained)])
+        }
+        for untrained in (False, True)
+    )
+    return evaluate.result_table(
+        titles.get(stage, f"End to end, queries of the split {stage}"),
+        trained,
+        baseline=labels.get(settings.baseline, settings.baseline),
+        primary=(data.collection.measures or MEASURES)[:1],
+        untrained=before,
+    )
+
+
+def summary(
+    data: ComparisonData, settings: Any, where: Mapping[str, Any], seconds: float, resumed: bool
+) -> str:
+    splits = {settings.split: data.test, **data.others}
+    asked_of = " and ".join(f"{len(split.queries):,} {name}" for name, split in splits.items())
+    loaded = "".join(
+        f", {name} loaded from {system.checkpoint}"
+        for name, system in settings.chosen.items()
+        if system.checkpoint
+    )
+    seeds = f"seed{'s' * (len(settings.seeds) > 1)} {', '.join(map(str, settings.seeds))}"
+    return (
+        f"{asked_of} queries over {len(data.collection.corpus):,} documents. By default, encoders are "
+        f"trained from {settings.backbone} for {settings.steps} steps of "
+        f"{settings.batch_size * where['processes']} queries, with {seeds}{loaded}. "
+        f"{'After an interruption, the rest of the job' if resumed else 'The job'} took {seconds:.0f} s."
+    )
+
+
 def costs_picture(
-    tables: dict[str, ResultTable], labels: dict[str, str], systems: Sequence[str], folder: Path, measure: str
+    tables: Mapping[str, ResultTable],
+    labels: Mapping[str, str],
+    systems: Sequence[str],
+    folder: Path,
+    measure: str,
 ) -> Picture:
     """Plot quality against bytes and against milliseconds, for searches of the whole corpus."""
     quality = {
@@ -226,8 +263,8 @@ def notes(data: ComparisonData, settings: Any, undone: set[str], share: float) -
     for name in [name for name, system in settings.chosen.items() if system.fuse]:
         fusion = read_json(Path(settings.output, name, "fusion.json"))
         weights = ", ".join(f"{part} {weight:g}" for part, weight in fusion["weights"].items())
-        how = f"fusion ({fusion['fusion']}) of the runs of one seed"
-        yield f"{name}: {how} with the weights {weights}{fusion['chosen']}."
+        method = f"fusion ({fusion['fusion']}) of the runs of one seed"
+        yield f"{name}: {method} with the weights {weights}{fusion['chosen']}."
     if data.own:
         yield left_out(data.own)
 

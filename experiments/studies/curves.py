@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from paradigms.evaluate import Interval, seeds_interval
 from paradigms.view.report import PALETTE
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 Values = Float[np.ndarray, "seeds queries"]
 Point = Values | Interval | float | None  # a number has no interval; None: no point at this x
@@ -75,58 +78,94 @@ class Curves:
         """
         from matplotlib.figure import Figure
 
-        words = isinstance(self.x[0], str)
-        places = np.arange(len(self.x)) if words else np.array(self.x, dtype=float)
-        names = dict.fromkeys(system for series in self.panels.values() for system in series)
-        colours = {name: PALETTE[n % len(PALETTE)] for n, name in enumerate(names)}
-        markers = {name: "oXP*"[n // len(PALETTE) % 4] for n, name in enumerate(names)}  # when colours repeat
         figure = Figure(figsize=(5.5 * len(self.panels), 4.2), layout="constrained")
         panels = figure.subplots(1, len(self.panels), squeeze=False)[0]
-        labelled = {}
+        labelled: dict[str, Line2D] = {}
         for axes, (measure, series) in zip(panels, self.intervals.items(), strict=True):
             for system, intervals in series.items():
-                there = ~np.isnan([point.mean for point in intervals])
-                at, (means, low, high) = places[there], np.array(intervals)[there].T
-                style: dict[str, Any] = {"marker": markers[system], "linestyle": "-" if self.joined else ""}
-                (line,) = axes.plot(at, means, markersize=4, color=colours[system], **style)
-                if self.joined:
-                    axes.fill_between(at, low, high, color=colours[system], alpha=0.1, linewidth=0)
-                else:
-                    axes.vlines(at, low, high, color=colours[system], linewidth=1)
-                labelled.setdefault(system, line)
-            if not words:
-                near_0 = {"linthresh": places[places > 0].min()} if self.scale == "symlog" else {}
-                axes.set_xscale(self.scale, **near_0)
-                axes.set_xticks([], minor=True)
-            for n, (system, numbers) in enumerate((self.printed or {}).get(measure, {}).items()):
-                means = np.array(numbers, dtype=float)  # None becomes NaN, which is not drawn
-                hollow: dict[str, Any] = {"marker": "sD^v"[n % 4], "markersize": 5, "markerfacecolor": "none"}
-                hollow |= {"color": colours.get(system, "0.35"), "linestyle": "--" if self.joined else ""}
-                (line,) = axes.plot(places, means, **hollow)
+                labelled.setdefault(system, self._line(axes, system, intervals))
+            printed = (self.printed or {}).get(measure, {})
+            for marker, (system, numbers) in zip(cycle("sD^v"), printed.items(), strict=False):
+                line = self._line(axes, system, [interval_of(number) for number in numbers], marker)
                 labelled.setdefault(f"{system}, printed", line)
-            axes.set_yscale("log" if measure in self.log_y else "linear")
-            labels = [x if isinstance(x, str) else f"{x:g}" for x in self.x]
-            slanted = len("".join(labels)) > 24
-            drawn = axes.xaxis.get_transform().transform(places)
-            least, last = np.ptp(drawn) / (20 if slanted else 12), 0
-            for n in range(
-                1, 0 if words else len(drawn)
-            ):  # a label too close to the last one would overlap it
-                near = abs(drawn[n] - drawn[last]) < least
-                labels[n], last = ("", last) if near else (labels[n], n)
-            how: dict[str, Any] = (
-                {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if slanted else {}
-            )
-            axes.set_xticks(places, labels, **how)
             axes.set(xlabel=self.name, ylabel=measure)
+            axes.set_yscale("log" if measure in self.log_y else "linear")
             axes.grid(color="0.9", linewidth=0.6)
+            self._ticks(axes)
         for system, points in (self.dotted or {}).items():
-            means = [interval_of(at).mean for at in points]
-            (line,) = panels[-1].plot(places, means, ":", color=colours.get(system, "black"))
+            means = [interval_of(point).mean for point in points]
+            (line,) = panels[-1].plot(self._places, means, ":", color=self._looks.get(system, ("black",))[0])
             labelled.setdefault(system, line)
         columns = 2 if len(self.panels) > 1 or max(map(len, labelled)) < 36 else 1
         lines = -(-len(labelled) // columns)
         figure.set_figheight(4.2 + 0.2 * max(0, lines - 8))
-        where = {"loc": "outside upper center", "ncols": columns}
-        figure.legend(labelled.values(), labelled.keys(), frameon=False, fontsize=9, **where)
+        figure.legend(
+            labelled.values(),
+            labelled.keys(),
+            frameon=False,
+            fontsize=9,
+            loc="outside upper center",
+            ncols=columns,
+        )
         return figure
+
+    @property
+    def _words(self) -> bool:
+        return isinstance(self.x[0], str)
+
+    @property
+    def _places(self) -> np.ndarray:
+        return np.arange(len(self.x)) if self._words else np.array(self.x, dtype=float)
+
+    @cached_property
+    def _looks(self) -> dict[str, tuple[str, str]]:
+        """The colour and the marker of each system; markers differ when colours repeat."""
+        names = dict.fromkeys(system for series in self.panels.values() for system in series)
+        count = len(PALETTE)
+        return {name: (PALETTE[n % count], "oXP*"[n // count % 4]) for n, name in enumerate(names)}
+
+    def _line(self, axes: "Axes", system: str, intervals: Sequence[Interval], hollow: str = "") -> "Line2D":
+        """Plot a series. hollow: marker of printed values, which have no interval."""
+        colour, marker = self._looks.get(system, ("0.35", ""))
+        exists = ~np.isnan([point.mean for point in intervals])
+        means, low, high = np.array(intervals).T
+        dash = "--" if hollow else "-"
+        (line,) = axes.plot(
+            # A printed line is broken where a value is missing; a measured one is not.
+            *((self._places, means) if hollow else (self._places[exists], means[exists])),
+            marker=hollow or marker,
+            markersize=5 if hollow else 4,
+            markerfacecolor="none" if hollow else colour,
+            linestyle=dash if self.joined else "",
+            color=colour,
+        )
+        if not hollow and self.joined:
+            places = self._places[exists]
+            ends = (low[exists], high[exists])
+            axes.fill_between(places, *ends, color=colour, alpha=0.1, linewidth=0)
+        elif not hollow:
+            axes.vlines(self._places[exists], low[exists], high[exists], color=colour, linewidth=1)
+        return line
+
+    def _ticks(self, axes: "Axes") -> None:
+        """Scale and label x; a label of a number too close to the last one would overlap it."""
+        places = self._places
+        labels = [x if isinstance(x, str) else f"{x:g}" for x in self.x]
+        slanted = len("".join(labels)) > 24
+        if not self._words:
+            near_0 = {"linthresh": places[places > 0].min()} if self.scale == "symlog" else {}
+            axes.set_xscale(self.scale, **near_0)
+            axes.set_xticks([], minor=True)
+            drawn = axes.xaxis.get_transform().transform(places)
+            least = np.ptp(drawn) / (20 if slanted else 12)
+            last = drawn[0]
+            for n in range(1, len(drawn)):
+                if abs(drawn[n] - last) < least:
+                    labels[n] = ""
+                else:
+                    last = drawn[n]
+        axes.set_xticks(places, labels)
+        if slanted:
+            axes.tick_params(axis="x", rotation=30)
+            for label in axes.get_xticklabels():
+                label.set(horizontalalignment="right", rotation_mode="anchor")

@@ -94,14 +94,16 @@ def choices(
     ways: dict[str, list[str]] = {}
     for name in learned.points:
         ways.setdefault(start_of(name, settings), []).append(name)
-    measure, rows = table.measures[0], []
+    measure = table.measures[0]
+    rows = []
     for group in ways.values():
         limit = EQUAL * min(learned.seconds[name] for name in group)
         pairs = {name: learned.within(name, limit) for name in group}
         dev = {name: np.stack(learned.points[name][seen]) for name, seen in pairs.items() if seen}
         best = max(dev, key=lambda name: dev[name].mean(), default="")
         for name in group if len(group) > 1 else ():
-            label, took = labels[name], learned.seconds[name]
+            label = labels[name]
+            took = learned.seconds[name]
             row = {
                 "system": label,
                 "training s": took,

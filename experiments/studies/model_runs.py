@@ -69,7 +69,8 @@ class StudyData:
 
         Queries about the same article are not independent.
         """
-        corpus, clusters = self.collection.corpus, []
+        corpus = self.collection.corpus
+        clusters = []
         for query in queries:
             _, id = min((-grade, id) for id, grade in self.test.judgements[query].items() if grade > 0)
             clusters.append(corpus.titles[corpus.position(id)] or id)
@@ -147,7 +148,8 @@ def trained_once(
     FOLDER/training keeps the losses and the data for `training_cost`. The checkpoints for resuming, several
     times the size of the model, are deleted after training.
     """
-    checkpoint, training = folder / "checkpoint", folder / "training"
+    checkpoint = folder / "checkpoint"
+    training = folder / "training"
     finished = checkpoint.is_dir()
     accelerator.wait_for_everyone()  # all processes check before one can finish
     if not finished:
@@ -155,8 +157,8 @@ def trained_once(
         model = train(make().to(accelerator.device), training)
 
         def keep() -> None:
-            kept = {"step": kept_step(training), "seconds": training_seconds(training)}
-            write_json(training / "cost.json", kept)
+            cost = {"step": kept_step(training), "seconds": training_seconds(training)}
+            write_json(training / "cost.json", cost)
             model.save_pretrained(checkpoint)
 
         by_main(keep, accelerator)
@@ -184,10 +186,10 @@ def training_of(folder: Path) -> Measured:
 
     The dev values are nDCG@10 of each dev query under the keys "untrained" and "trained".
     """
-    kept = training_cost(folder).get("step")
+    step_kept = training_cost(folder).get("step")
     values = {step: scores.tolist() for step, scores in dev_values(folder / "training").items()}
-    dev = {"untrained": values[0], "trained": values[kept]} if kept in values else {}
-    return {"kept step": kept, DEV: dev}
+    dev = {"untrained": values[0], "trained": values[step_kept]} if step_kept in values else {}
+    return {"kept step": step_kept, DEV: dev}
 
 
 @dataclass(frozen=True)
@@ -242,7 +244,9 @@ def encoder_job(
     first documents; it is empty if training did not measure dev queries.
     """
 
-    layers, states, corpus = settings.trained_layers, Path(settings.output) / STATES, data.collection.corpus
+    layers = settings.trained_layers
+    states = Path(settings.output) / STATES
+    corpus = data.collection.corpus
 
     def train(paradigm: Paradigm, training: Path) -> Paradigm:
         runs = data.mined if settings.negatives else {}, data.dev_run
@@ -294,8 +298,8 @@ def unlearned(means: Mapping[str, float], bm25: float, models: Iterable[Measured
     untrained encoder of one of the `models`.
     """
     poor = next((name for name, mean in means.items() if mean < LEARNED * bm25), "")
-    kept = any(model.get("kept step") == 0 for model in models)
-    return poor or ("a model that training made worse on dev queries" if kept else "")
+    worse = any(model.get("kept step") == 0 for model in models)
+    return poor or ("a model that training made worse on dev queries" if worse else "")
 
 
 def training_rows(models: Mapping[str, Sequence[Measured]]) -> list[dict[str, Any]]:

@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 from rich import box
 from rich.table import Table
 from studies.settings import DIVISIONS
 
 from paradigms.evaluate import Interval, seeds_interval
-from paradigms.evaluate.claims import Claim, judge
 from paradigms.io.checks import json_or_empty
 from paradigms.io.command_line import folder_name
 from paradigms.io.device import processor
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDY = "study.json"
-UNTESTED = "not tested"  # instead of a verdict, for claims that no run here measured
 PATH = re.compile(r"[\w.+~-]*/[\w./+~-]*\w")
 Measured = dict[str, Any]  # measurements of one seed or model, as in JSON
 Rows = list[dict[str, Any]]
@@ -114,48 +111,6 @@ def write_sections(folder: Path, sections: Mapping[str, Section]) -> None:
             replace_file(temporary, folder / f"{name}.svg")
 
 
-def printed(paper: str) -> dict[str, Any]:
-    """Read a paper's printed values, its claims with their locations, and claims that no run can decide.
-
-    The result is a dict keyed by name. paper: name of a folder in experiments/papers.
-    """
-    path = Path(__file__).parents[1] / "papers" / paper / "printed.yaml"
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
-
-
-def row_without_test(place: str, statement: str, verdict: str, **cells: str) -> dict[str, str]:
-    """Make a row in the format of `Verdict.row` for a claim without a significance test.
-
-    Such a claim is decided by a plain count, or cannot be measured here. cells: values of the other columns,
-    which are "–" by default.
-    """
-    blank = dict.fromkeys(("quantity", "printed", "measured", "p (Holm)", "sample"), "–")
-    return {"claim": statement, "place": place} | blank | cells | {"verdict": verdict}
-
-
-def verdicts(
-    claims: Sequence[Claim],
-    text: str = "",
-    undecided: Sequence[Mapping[str, str]] = (),
-    more: Sequence[Mapping[str, Any]] = (),
-    heading: str = "What the paper says, and what we measured",
-    clusters: Sequence[str] | None = None,
-) -> Section:
-    """Make a section that judges claims: rows for `claims` (one family of tests), `undecided`, and `more`.
-
-    clusters: clusters of queries, as in `judge`. undecided: claims that no run here can decide, with keys
-    place, claim and takes (the requirement for a decision) or, if a proof decides it, verdict and by (the
-    functions of `theory`).
-    """
-    open_ones = []
-    for claim in undecided:
-        word, cells = f"{UNTESTED}: it takes {claim.get('takes')}", {}
-        if "verdict" in claim:
-            word, cells = claim["verdict"], {"quantity": claim["by"], "measured": "proof"}
-        open_ones.append(row_without_test(claim["place"], claim["claim"], word, **cells))
-    return Section(heading, text, [*(verdict.row for verdict in judge(claims, clusters)), *open_ones, *more])
-
-
 def write_page(
     path: Path, title: str, summary: str, sections: Iterable[Section], settings: Mapping[str, Any]
 ) -> None:
@@ -186,7 +141,8 @@ def publish(
 
     if os.environ.get("RANK", "0") != "0":
         return
-    folder, where = Path(settings.output), environment(accelerator) if accelerator else {}
+    folder = Path(settings.output)
+    where = environment(accelerator) if accelerator else {}
     sections = {name: section for name, section in sections.items() if section.rows}
     if division := DIVISIONS.get(getattr(settings, "division", "")):
         sections = {
@@ -244,12 +200,12 @@ def study(
 
 def _command(argv: Sequence[str]) -> str:
     """Format the command line for a page, without the output folder, the tracker and local paths."""
-    script, *given = spelled(argv, "-")
+    script, *arguments = spelled(argv, "-")
     place = Path(script).resolve()
     folder = "experiments/benchmarks" if place.parent.name == "benchmarks" else "experiments"
     words = [f"{folder}/{place.name}"]
     skipped = False
-    for word in given:
+    for word in arguments:
         if skipped or word.partition("=")[0] in ("--output", "--tracker"):
             skipped = not skipped and "=" not in word
             continue

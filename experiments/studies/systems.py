@@ -39,7 +39,9 @@ from paradigms.train.negatives import ScorePairs, scored_once
 from paradigms.train.states import STATES, keep_states
 
 STAGES = ("retrieve", "rerank")  # stages for the queries of `split`
-CUT, UNTRAINED = "bm25-cut", ".untrained"  # BM25 on truncated texts; suffix of an untrained system's runs
+# BM25 on truncated texts; suffix of an untrained system's runs
+CUT = "bm25-cut"
+UNTRAINED = ".untrained"
 MINING = ("negatives", "own_negatives")  # settings of `fit` among a system's training settings
 # Two levels of clusters for a few thousand documents: a path of three tokens trains and decodes in half the
 # time of DSI's five tokens.
@@ -78,8 +80,8 @@ def training_settings(system: SystemSettings, settings: Any, seed: int) -> Train
         chosen = TRAINING | untrained | {"seed": seed} | system.training
         chosen = {"evaluate_every": max(1, chosen["steps"] // 2)} | chosen
     else:
-        own = {name: value for name, value in system.training.items() if name not in MINING}
-        chosen = training_fields(settings) | {"minutes": 0.0, "seed": seed} | own
+        overrides = {name: value for name, value in system.training.items() if name not in MINING}
+        chosen = training_fields(settings) | {"minutes": 0.0, "seed": seed} | overrides
         negatives, _ = hard_negatives(system, settings)
         if system.teacher:
             check_known(Distillation, system.distil)
@@ -115,7 +117,8 @@ def training_runs(settings: Any) -> dict[str, Training]:
     runs = dict[str, Training]()
     for number, seed in enumerate(settings.seeds):
         for name in names:
-            system, ending = settings.chosen[name], f".seed-{seed}" if number else ""
+            system = settings.chosen[name]
+            ending = f".seed-{seed}" if number else ""
             training = training_settings(system, settings, seed)
             if training and system.paradigm in PARADIGMS:
                 runs[f"{name}{UNTRAINED}{ending}"] = Training(name, seed, untrained=True)
@@ -127,7 +130,8 @@ def training_runs(settings: Any) -> dict[str, Training]:
 def start_of(name: str, settings: Any) -> str:
     """Describe the encoder from which a system is trained, as JSON: paradigm, backbone and options."""
     system = settings.chosen[name]
-    backbone, options = system.backbone or settings.backbone, settings.options | system.options
+    backbone = system.backbone or settings.backbone
+    options = settings.options | system.options
     return json.dumps([system.paradigm, backbone, options], sort_keys=True)
 
 
@@ -139,11 +143,12 @@ def twin(trial: Training, settings: Any) -> str:
 
     if not trial.untrained:
         return ""
-    start, wanted = start_of(trial.system, settings), layers(*trial[:2])
+    start = start_of(trial.system, settings)
+    depth = layers(*trial[:2])
     for run, other in training_runs(settings).items():
         if other == trial:
             break
-        if not other.untrained or start_of(other.system, settings) != start or layers(*other[:2]) != wanted:
+        if not other.untrained or start_of(other.system, settings) != start or layers(*other[:2]) != depth:
             continue
         seeds = {other.seed, trial.seed}
         if len(seeds) == 1 or len({initial_weights(start, seed) for seed in seeds}) == 1:
@@ -197,11 +202,13 @@ def prepare(collection: Collection, settings: Any, *, progress: bool = False) ->
     (*splits, others), corpus, began = divided(collection, settings), collection.corpus, time.perf_counter()
     bm25 = BM25(corpus, progress=progress)
     seconds = time.perf_counter() - began
-    asked = (own_documents(corpus, part, settings.identical_ids) for part in (splits[-1], *others.values()))
+    own_of_splits = (
+        own_documents(corpus, part, settings.identical_ids) for part in (splits[-1], *others.values())
+    )
     pieces = Pieces(corpus, settings.passages)
-    own = frozenset().union(*asked)
+    own_ids = frozenset().union(*own_of_splits)
     cut, read = read_by_encoders(corpus, settings)
-    more: dict[str, Any] = {"others": others, "bm25_seconds": seconds, "own": own, "pieces": pieces}
+    more: dict[str, Any] = {"others": others, "bm25_seconds": seconds, "own": own_ids, "pieces": pieces}
     more |= {"cut": cut, "read": read}
     return ComparisonData(collection, *splits, bm25, progress, **more)
 
@@ -244,7 +251,8 @@ def retriever(
     A reranker orders the documents that BM25 finds. Raises ValueError if a generative model was built for the
     documents of another corpus.
     """
-    corpus, pieces = data.collection.corpus, data.pieces
+    corpus = data.collection.corpus
+    pieces = data.pieces
     model.check_corpus(corpus.ids)
     how: dict[str, Any] = {"precision": launch.mixed_precision, "progress": launch.is_main_process}
     if not isinstance(model, Paradigm):
@@ -288,8 +296,10 @@ def check(system: SystemSettings, collection: Collection, settings: Any) -> None
         if system.index:
             open_encoded(system.index, as_paradigm(model, system.checkpoint), collection, settings.passages)
     elif system.paradigm in GENERATIVE:
-        own = [name for name in signature(GENERATIVE[system.paradigm]).parameters if name != "settings"]
-        check_known(GenerativeSettings, [name for name in options if name not in own])
+        builder_options = [
+            name for name in signature(GENERATIVE[system.paradigm]).parameters if name != "settings"
+        ]
+        check_known(GenerativeSettings, [name for name in options if name not in builder_options])
     elif not system.fuse:
         built(system, settings)
 
@@ -321,66 +331,92 @@ def trained(
     system = settings.chosen[trial.system]
     if system.checkpoint:
         return opened(system).to(accelerator.device)
-    training, name, shared = training_settings(system, settings, trial.seed), system.paradigm, folder.parent
-    backbone, options = system.backbone or settings.backbone, settings.options | system.options
-    splits, dev = (data.train, data.dev), settings.dev_queries
-    layers = training.trained_layers if training and name in PARADIGMS else 0
-
-    def make() -> Model:
-        if name in PARADIGMS:
-            return built(system, settings)
-        defaults: dict[str, Any] = {} if backbone == "small" or has_decoder(backbone) else {"frozen": True}
-        base = t5_folder(backbone, data.collection, shared / "small-t5", trial.seed, accelerator)
-        # Each finished beam is an identifier, so each document to retrieve needs one beam.
-        defaults |= {} if name == "seal" else {"beams": settings.depth}
-        defaults |= {"embedder": settings.backbone} if name in ("dsi", "ripor", "pag") else {}
-        defaults |= DSI if name == "dsi" else {}
-        with autocast(accelerator.device, accelerator.mixed_precision):
-            return GENERATIVE[name](base, data.collection.corpus, **defaults | options)
-
-    def keep_frozen(paradigm: Paradigm, documents: Corpus) -> None:
-        queries = [text for split in (data.test, *data.others.values()) for text in split.queries.values()]
-        texts: dict[Side, Any] = {"query": queries, "document": documents}
-        keep_states(paradigm, layers, shared / STATES, texts, accelerator, trial.untrained)
-
-    def train(model: Any, place: Path) -> Model:
-        assert training is not None
-        left = max(1e-9, (settings.ends - time.monotonic()) / 60) if settings.minutes else 0.0
-        limited = replace(training, minutes=left)
-        if name in GENERATIVE:
-            return fit_generative(
-                model, data.collection, splits, data.dev_run, dev, limited, place, accelerator
-            )
-        if layers:
-            keep_frozen(model, data.collection.corpus)
-        count, own = hard_negatives(system, settings)
-        runs = data.mined if count else {}, data.dev_run
-        return fit(
-            model,
-            data.collection,
-            splits,
-            runs,
-            count,
-            dev,
-            limited,
-            place,
-            accelerator,
-            teacher=teacher(place),
-            states=shared / STATES,
-            own_negatives=own,
-        )
-
-    def teacher(place: Path) -> ScorePairs | None:
-        if not system.teacher:
-            return None
-        opened = partial(finished, system.teacher, data, settings, trial.seed)
-        return scored_once(place / "teacher.run", opened, data.train.queries, accelerator, None)
-
+    training = training_settings(system, settings, trial.seed)
+    make = partial(untrained, trial, data, settings, folder.parent, accelerator)
     if training is None or trial.untrained:
         torch.manual_seed(trial.seed)
         model = make().to(accelerator.device)
     else:
+        train = partial(_train, trial, training, data, settings, accelerator)
         model = trained_once(folder, trial.seed, make, train, accelerator)
-    if layers:
-        keep_frozen(as_paradigm(model, folder), data.pieces.corpus)
+    if training and isinstance(model, Paradigm):
+        _keep_frozen(model, data.pieces.corpus, trial, training, data, folder.parent, accelerator)
     return model
+
+
+def untrained(
+    trial: Training, data: ComparisonData, settings: Any, shared: Path, accelerator: Accelerator
+) -> Model:
+    """Build the system's model. shared: folder for a T5 that several systems share."""
+    system = settings.chosen[trial.system]
+    name = system.paradigm
+    options = settings.options | system.options
+    if name in PARADIGMS:
+        return built(system, settings)
+    backbone = system.backbone or settings.backbone
+    defaults: dict[str, Any] = {} if backbone == "small" or has_decoder(backbone) else {"frozen": True}
+    base = t5_folder(backbone, data.collection, shared / "small-t5", trial.seed, accelerator)
+    # Each finished beam is an identifier, so each document to retrieve needs one beam.
+    defaults |= {} if name == "seal" else {"beams": settings.depth}
+    defaults |= {"embedder": settings.backbone} if name in ("dsi", "ripor", "pag") else {}
+    defaults |= DSI if name == "dsi" else {}
+    with autocast(accelerator.device, accelerator.mixed_precision):
+        return GENERATIVE[name](base, data.collection.corpus, **defaults | options)
+
+
+def _train(
+    trial: Training,
+    training: TrainingSettings,
+    data: ComparisonData,
+    settings: Any,
+    accelerator: Accelerator,
+    model: Any,
+    place: Path,
+) -> Model:
+    """Train a model until the job's time limit, and keep what resuming needs in `place`."""
+    system = settings.chosen[trial.system]
+    shared = place.parent.parent
+    splits = (data.train, data.dev)
+    dev = settings.dev_queries
+    left = max(1e-9, (settings.ends - time.monotonic()) / 60) if settings.minutes else 0.0
+    limited = replace(training, minutes=left)
+    if system.paradigm in GENERATIVE:
+        return fit_generative(model, data.collection, splits, data.dev_run, dev, limited, place, accelerator)
+    _keep_frozen(model, data.collection.corpus, trial, training, data, shared, accelerator)
+    teacher: ScorePairs | None = None
+    if system.teacher:
+        scorer = partial(finished, system.teacher, data, settings, trial.seed)
+        teacher = scored_once(place / "teacher.run", scorer, data.train.queries, accelerator, None)
+    count, own = hard_negatives(system, settings)
+    return fit(
+        model,
+        data.collection,
+        splits,
+        (data.mined if count else {}, data.dev_run),
+        count,
+        dev,
+        limited,
+        place,
+        accelerator,
+        teacher=teacher,
+        states=shared / STATES,
+        own_negatives=own,
+    )
+
+
+def _keep_frozen(
+    paradigm: Paradigm,
+    documents: Corpus,
+    trial: Training,
+    training: TrainingSettings,
+    data: ComparisonData,
+    shared: Path,
+    accelerator: Accelerator,
+) -> None:
+    """Run the frozen layers once over all texts, if there are any."""
+    if not training.trained_layers:
+        return
+    queries = [text for split in (data.test, *data.others.values()) for text in split.queries.values()]
+    texts: dict[Side, Any] = {"query": queries, "document": documents}
+    layers = training.trained_layers
+    keep_states(paradigm, layers, shared / STATES, texts, accelerator, trial.untrained)

@@ -1,5 +1,6 @@
 """Verdicts on claims: what a sample shows, refutes or leaves open."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -34,11 +35,13 @@ def claim(mean, spread=0.1, seeds=2, queries=200, **settings):
         (claim(0.1), REPRODUCED),
         (claim(-0.1), CONTRADICTED),
         (claim(0.001), UNDECIDED),
-        (claim(-0.01, margin=0.1), REPRODUCED),
-        (claim(-0.2, margin=0.1), CONTRADICTED),
-        (claim(0.0, margin=0.05, equal=True), REPRODUCED),
-        (claim(0.1, margin=0.05, equal=True), CONTRADICTED),
-        (claim(0.05, margin=0.05, equal=True), UNDECIDED),
+        (claim(-0.01, least=-0.1), REPRODUCED),
+        (claim(-0.2, least=-0.1), CONTRADICTED),
+        (claim(0.2, least=0.1), REPRODUCED),
+        (claim(0.01, least=0.1), CONTRADICTED),  # an effect, but too small to matter
+        (claim(0.0, within=0.05), REPRODUCED),
+        (claim(0.1, within=0.05), CONTRADICTED),
+        (claim(0.05, within=0.05), UNDECIDED),
         (claim(0.1, unlearned="DPR"), UNDECIDED),
         (claim(0.1, lacking="a second coefficient"), UNDECIDED),
     ],
@@ -82,11 +85,11 @@ def test_the_queries_that_would_decide_decide():
 def test_equal_results_exclude_only_what_so_many_queries_can():
     """n queries without a loss leave room for losses of probability 1 − .025^(1/n)."""
     zeros = claim(0.0, spread=0.0, seeds=1, queries=100)
-    for equal in (False, True):
-        few = judge([replace(zeros, margin=0.01, equal=equal)])[0]
+    for small, large in (({"least": -0.01}, {"least": -0.04}), ({"within": 0.01}, {"within": 0.04})):
+        few = judge([replace(zeros, **small)])[0]
         assert few.row["verdict"] == "not decided here: a mean of this size needs about 369 queries"
-        more = judge([replace(zeros, contrast=np.zeros((1, 400)), margin=0.01, equal=equal)])[0]
-        assert (more.word, judge([replace(zeros, margin=0.04, equal=equal)])[0].word) == (REPRODUCED,) * 2
+        more = judge([replace(zeros, contrast=np.zeros((1, 400)), **small)])[0]
+        assert (more.word, judge([replace(zeros, **large)])[0].word) == (REPRODUCED,) * 2
 
 
 @pytest.mark.parametrize(("n", "losses"), [(100, 0), (100, 3), (30, 9)])
@@ -101,26 +104,45 @@ def test_bounds_of_zeros_and_ones_are_exact(n, losses):
             assert mean_test(*four) == mean_test(lost, -margin)
 
 
-# Differences whose mean is −margin, drawn as [studies, seeds, queries].
-BOUNDARY = {
-    "rare losses": (0.02, lambda g, size: -(g.random(size) < 0.02).astype(float)),
-    "losses and gains": (0.05, lambda g, size: g.choice([-1.0, 0.0, 1.0], size, p=[0.1, 0.85, 0.05])),
-    "mostly ties": (0.02, lambda g, size: -g.random(size) * (g.random(size) < 0.04)),
-    "small gains": (0.02, lambda g, size: np.where(g.random(size) < 0.05, -0.59, 0.01)),
-    "no ties": (0.02, lambda g, size: 0.1 * g.standard_normal(size) - 0.02),
-    "no margin": (0.0, lambda g, size: g.choice([-1.0, 0.0, 1.0], size, p=[0.05, 0.9, 0.05])),
+Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
+# Differences of queries, and their mean: few, discrete, skewed, clustered.
+DRAWS: dict[str, tuple[float, Draw]] = {
+    "rare losses": (-0.02, lambda g, size: -(g.random(size) < 0.02).astype(float)),
+    "rare gains": (0.02, lambda g, size: (g.random(size) < 0.02).astype(float)),
+    "losses and gains": (-0.05, lambda g, size: g.choice([-1.0, 0.0, 1.0], size, p=[0.1, 0.85, 0.05])),
+    "mostly ties": (-0.02, lambda g, size: -g.random(size) * (g.random(size) < 0.04)),
+    "small gains": (-0.02, lambda g, size: np.where(g.random(size) < 0.05, -0.59, 0.01)),
+    "small losses": (0.02, lambda g, size: np.where(g.random(size) < 0.05, 0.59, -0.01)),
+    "no ties": (-0.02, lambda g, size: 0.1 * g.standard_normal(size) - 0.02),
+    "no difference": (0.0, lambda g, size: g.choice([-1.0, 0.0, 1.0], size, p=[0.05, 0.9, 0.05])),
 }
+# Every rule, with the true mean at its bound: a claim above it, a claim of equality, clusters of queries.
+RULES = [
+    *((name, {"least": mean}, False) for name, (mean, _) in DRAWS.items()),
+    *((name, {"within": 0.02}, False) for name in ("rare losses", "small losses", "no ties")),
+    *((name, {"least": DRAWS[name][0]}, True) for name in ("rare losses", "small gains", "no difference")),
+]
+STUDIES = 250
 
 
-@pytest.mark.parametrize("name", BOUNDARY)
-def test_a_loss_at_the_margin_is_rarely_called_none(monkeypatch, name):
-    """Of 200 studies whose true mean lies at the margin, 2.5% may be reproduced, and a few more by chance."""
-    monkeypatch.setattr(significance, "RESAMPLES", 999)
-    monkeypatch.setattr(claims, "seeds_interval", partial(seeds_interval, resamples=500))
-    margin, draw = BOUNDARY[name]
-    studies = draw(np.random.default_rng(1), (200, 1, 100))
-    words = [judge([Claim("P", "s", "q", study, margin=margin)])[0].word for study in studies]
-    assert words.count(REPRODUCED) <= binom.isf(0.001, 200, 0.025)
+@pytest.mark.parametrize(("name", "bounds", "clustered"), RULES)
+def test_a_mean_at_the_bound_is_rarely_decided(
+    monkeypatch: pytest.MonkeyPatch, name: str, bounds: dict[str, float], clustered: bool
+) -> None:
+    """Of studies whose true mean lies at the bound, 2.5% may be reproduced, 2.5% contradicted, and a few more
+    by chance. clustered: 60 articles, each with two queries of the same difference."""
+    monkeypatch.setattr(significance, "RESAMPLES", 399)
+    monkeypatch.setattr(claims, "seeds_interval", partial(seeds_interval, resamples=300))
+    queries = 60 if clustered else 100
+    studies = DRAWS[name][1](np.random.default_rng(1), (STUDIES, 1, queries))
+    clusters = None
+    if clustered:
+        studies = np.repeat(studies, 2, axis=2)
+        clusters = [f"{n // 2:02}" for n in range(2 * queries)]
+    words = [judge([Claim("P", "s", "q", study, **bounds)], clusters)[0].word for study in studies]
+    most = binom.isf(0.001, STUDIES, 0.025)
+    assert words.count(REPRODUCED) <= most
+    assert words.count(CONTRADICTED) <= most
 
 
 def test_row_reads_alone():

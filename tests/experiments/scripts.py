@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from studies.claims import Study, printed
 
+from paradigms.evaluate.claims import Verdict, judge
 from paradigms.io.command_line import command_line
 from tests.tiny import WORDS, write_collection
 
@@ -51,6 +53,12 @@ def published(folder: Path) -> set[str]:
     assert all((folder / name).read_bytes().startswith(b"<?xml") for name in figures)
     assert (folder / "report.html").read_text().count("data:image/svg+xml") == len(figures)
     return tables | figures
+
+
+def verdicts(study: Study, paper: str, family: str) -> list[Verdict]:
+    """Judge a family of a paper's claims on what a study measured."""
+    tested = study.claims(paper, printed(paper)["claims"][family])
+    return judge([claim for _, claims in tested for claim in claims])
 
 
 def training(collection: Path, backbone: Path, output: Path, **changes: object) -> dict[str, Any]:

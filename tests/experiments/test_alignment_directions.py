@@ -2,7 +2,6 @@
 against a slow twin; claims about planted numbers."""
 
 import json
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from alignment_directions import BACKWARD, CANDIDATES, CHANCE, FORWARD, GENERATIVE, MEASURES, TRAINED, WHOLE
+from alignment_directions import BACKWARD, CANDIDATES, CHANCE, FORWARD, GENERATIVE, TRAINED, WHOLE
 from papers.wu2024 import trained_pairs
 from rich.console import Console
 from studies.model_runs import DEV, open_study
 
 from paradigms import PARADIGMS, load
-from paradigms.evaluate import per_query
-from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
+from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED
+from tests.experiments import scripts
 from tests.experiments.scripts import pair_flags, published, run, settings
 from tests.near import assert_within_rounding
 from tests.tiny import TERMS
@@ -56,7 +55,7 @@ def test_alignments_of_colbert_are_computed_in_float32_where_training_is_in_bflo
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trained_pairs, "trained", lambda *_: colbert)
         given, tasks = settings("alignment_directions", **flags), {"colbert": ("colbert",)}
-        trained_pairs.study(given, "Vectors", tasks, measure, lambda *_: ("", {}), half=half)
+        trained_pairs.run_study(given, "Vectors", tasks, measure, lambda *_: ("", {}), half=half)
     AcceleratorState._reset_state()
     expected = colbert.encode_queries(["the sea"]).vectors
     for precision, vectors in found:
@@ -111,21 +110,6 @@ def test_directions_against_loops_over_tokens(finished: Path, words: Path, seq2s
                 assert_within_rounding(runs[system][query][id], rel, torch.float16, 1, scale=cosines)
 
 
-def test_chance_is_the_mean_over_orders() -> None:
-    pool = {"a": {f"d{n}": 0.0 for n in range(12)}, "b": {"d0": 0.0, "d1": 0.0, "d2": 0.0}}
-    judgements = {"a": {"d3": 1, "d7": 2, "d8": 0}, "b": {"d0": 1}}
-    found = study.by_chance(pool, judgements, ["a", "b"])
-    orders = list(combinations(range(12), 2))  # where the two relevant documents of a may stand
-    for measure in MEASURES:
-        over_orders = []
-        for order in orders:
-            run = {"a": {f"d{n}": -float(n) for n in range(12)}}
-            relevant = {"a": {f"d{n}": 1 for n in order}}
-            over_orders.append(per_query(run, relevant, (measure,)).mean(measure))
-        assert found[measure][0] == pytest.approx(np.mean(over_orders)), measure
-    assert found["RR@10"][1] == pytest.approx((1 + 1 / 2 + 1 / 3) / 3)
-
-
 def verdicts(
     forward: float, backward: float, generative: float, recall: float = 0.5, gain: float = 0.2
 ) -> list[str]:
@@ -143,7 +127,8 @@ def verdicts(
         values[name]["R@10"] = np.full((2, 60), recall if name == TRAINED else 0.9)
     dev = {"untrained": [0.1, 0.2] * 8, "trained": [0.1 + gain, 0.2 + gain] * 8}
     trainings = {name: [{"kept step": 30, DEV: dev}] * 2 for name in ("colbert", "seal")}
-    return [verdict.word for verdict in judge(study.claims(values, trainings))]
+    found = scripts.verdicts(study.study_of(values, trainings), "wu2024", "directions")
+    return [verdict.word for verdict in found]
 
 
 def test_verdicts_follow_the_numbers() -> None:

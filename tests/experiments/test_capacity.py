@@ -2,19 +2,18 @@
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import capacity
 import numpy as np
 import pytest
-import torch
-from papers.luan2021.capacity_claims import PAPER_LENGTHS, STAGES, TABLE_A1, CapacityResults
+from papers.luan2021.capacity_claims import PAPER_LENGTHS, STAGES, TABLE_A1, CapacityStudy
 from papers.luan2021.capacity_tasks import (
     open_task,
     projected_ranks,
     question_passages,
-    read_answers,
     with_random,
     worth,
 )
@@ -26,11 +25,11 @@ from paradigms.data import Corpus, Run, load_collection, write_folder
 from paradigms.data.assembly import assemble
 from paradigms.encoder.backbone import load_tokenizer
 from paradigms.evaluate import per_query
-from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
+from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, Verdict
 from paradigms.find import Index, Store, kinds
 from paradigms.retrieve import Indexed
 from tests.experiments import scripts
-from tests.experiments.scripts import SMALL, published
+from tests.experiments.scripts import SMALL, published, verdicts
 from tests.tiny import WORDS
 from theory.collection import Problem
 
@@ -126,34 +125,6 @@ def test_what_is_written_of_a_system_is_what_its_model_ranks(
         assert 12 <= len(task.pool[query]) <= 13
 
 
-@pytest.mark.parametrize(("name", "same"), [("DE-BERT-8", True), ("CROSS-ATTENTION", False)])
-def test_cross_attention_trains_all_layers(
-    finished: Path, texts: Path, tiny_bert: Path, tmp_path: Path, name: str, same: bool
-) -> None:
-    untrained = capacity.build(name, 60, settings(texts, tiny_bert, tmp_path)).encoder.state_dict()
-    trained = load(finished / f"length-60/seed-0/{name}/checkpoint").encoder.state_dict()
-    lower = [weights for weights in untrained if "layer.0." in weights]
-    assert lower
-    assert all(torch.equal(trained[weights], untrained[weights]) for weights in lower) == same
-
-
-def test_the_temperature_is_what_scores_spread_by(texts: Path, tiny_bert: Path, tmp_path: Path) -> None:
-    """Inner products of layer-normed vectors spread by about √k at any width k."""
-    given = settings(texts, tiny_bert, tmp_path)
-    task = first_tasks(given)[0]
-    corpus, queries = task.collection.corpus, list(task.collection.split("train").queries.values())
-    found = {}
-    torch.manual_seed(0)
-    for name in ("DE-BERT-4", "DE-BERT-32", "ME-BERT-32"):
-        model = capacity.build(name, task.length, given)
-        assert isinstance(model, Paradigm)
-        scores = model.score(model.encode_documents(list(corpus)), model.encode_queries(queries))
-        found[name] = capacity.temperature(model, task)
-        # Not of all passages.
-        assert found[name] == pytest.approx(float(scores.std(-1).mean()), rel=0.35)
-    assert found["DE-BERT-32"] > 1.5 * found["DE-BERT-4"]
-
-
 def test_answers_are_looked_for_in_a_fixed_number_of_tokens(
     texts: Path, tiny_bert: Path, tmp_path: Path
 ) -> None:
@@ -188,14 +159,6 @@ def test_a_question_learns_from_the_passage_of_its_own_paragraph(tiny_bert: Path
     assert held == {"a#0:0": 1, "a#0:3": 1, "b#0:1": 1}
 
 
-def test_answers_that_cannot_be_read_are_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"answers\.jsonl: no such file"):
-        read_answers(tmp_path)
-    (tmp_path / "answers.jsonl").write_text('{"_id": "q", "answers": ["x"]}\n{"_id": "r"}\n')
-    with pytest.raises(ValueError, match=r"answers\.jsonl, line 2: not a JSON object with _id and answers"):
-        read_answers(tmp_path)
-
-
 def test_projected_ranks_are_those_under_explicit_matrices() -> None:
     """Documents above the relevant ones included, and at every k."""
     rng, samples, relevant = np.random.default_rng(0), 20_000, np.array([2, 5])
@@ -216,19 +179,11 @@ def test_projected_ranks_are_those_under_explicit_matrices() -> None:
     assert worth(none, "RR@10").max() == worth(none, "Success@8").max() == 0
 
 
-def test_a_ranks_worth_is_the_measure() -> None:
-    for measure in ("RR@10", "Success@3"):
-        for rank in (1, 3, 4, 10, 11):
-            run = {"q": {f"d{n}": -float(n) for n in range(1, 20)}}
-            expected = per_query(run, {"q": {f"d{rank}": 1}}, (measure,)).mean(measure)
-            assert worth(np.array([float(rank)]), measure) == pytest.approx([expected])
-
-
 SIZES = {"DE-BERT-32": 32, "DE-BERT-512": 512, "DE-BERT": 768, "ME-BERT-64": 512, "ME-BERT": 6144}
 
 
-def planted(task: str = "containing", **changes: dict[int, float]) -> CapacityResults:
-    """Simulate measurements: Table A.1 plus small noise. changes: retrieval values of a system."""
+def planted(task: str = "containing", more: Sequence[Any] = (), **changes: float) -> CapacityStudy:
+    """Simulate measurements: Table A.1 plus small noise. changes: retrieval at 400 tokens of a system."""
     predictions: dict[int, dict[str, Any]] = {
         n: {"k*": [100, 90, 120], "values": {str(k): [0.2, 0.3] for k in SIZES.values()}}
         for n in PAPER_LENGTHS
@@ -236,56 +191,64 @@ def planted(task: str = "containing", **changes: dict[int, float]) -> CapacityRe
     rng, results = np.random.default_rng(0), []
     for system, cells in TABLE_A1[task].items():
         for stage, row in zip(STAGES, cells.split("|"), strict=True):
-            changed = changes.get(system.replace("-", "_"), {}) if stage == "retrieve" else {}
+            changed = (
+                {400: changes[name]}
+                if stage == "retrieve" and (name := system.replace("-", "_")) in changes
+                else {}
+            )
             for length, cell in zip(PAPER_LENGTHS, row.split(), strict=False):
                 for values in changed.get(length, float(cell) / 100) + 0.01 * rng.standard_normal((2, 300)):
-                    results.append({"length": length, "stages": {system: {stage: values.tolist()}}})
-    return CapacityResults(task, [*PAPER_LENGTHS], results, predictions, SIZES)
+                    results.append(
+                        {"system": system, "length": length, "stages": {system: {stage: values.tolist()}}}
+                    )
+    return CapacityStudy(task, [*PAPER_LENGTHS], [*results, *more], predictions, SIZES)
+
+
+def of_table(study: CapacityStudy) -> list[Verdict]:
+    """Verdicts but for those about Figure 1, whose values the paper does not print."""
+    found = verdicts(study.study(), "luan2021", study.task)
+    return [verdict for verdict in found if "Figure 1" not in verdict.claim.place]
 
 
 @pytest.mark.parametrize("task", ["containing", "answers"])
-def test_every_claim_holds_of_the_papers_own_table_but_for_two(task: str) -> None:
-    """Table A.1 contradicts two claims at 400 tokens, and has a tie for one at 200."""
-    verdicts = judge([claim for claim in planted(task).claims() if "Figure 1" not in claim.place])
-    assert len(verdicts) >= 10
-    assert all(float(v.claim.printed) == pytest.approx(v.interval.mean, abs=0.01) for v in verdicts)
-    against = {(v.claim.quantity.split(": ")[-1], v.word) for v in verdicts if v.word != REPRODUCED}
-    expected = {
-        ("ME-BERT-64 − BM25-uni, 200 tokens", UNDECIDED),
-        ("ME-BERT-64 − BM25-uni, 400 tokens", CONTRADICTED),
-        ("BM25-bi, 400 tokens", CONTRADICTED),
-    }
-    assert against == (expected if task == "containing" else set())
+def test_every_claim_holds_of_the_papers_own_table_but_for_some(task: str) -> None:
+    """Table A.1 contradicts two claims at 400 tokens, and has differences too small to matter."""
+    found = of_table(planted(task))
+    assert len(found) >= 10
+    assert all(float(v.claim.printed) == pytest.approx(v.interval.mean, abs=0.01) for v in found)
+    against = {(v.claim.quantity.split(": ")[-1], v.word) for v in found if v.word != REPRODUCED}
+    if task == "containing":
+        assert against >= {
+            ("ME-BERT-64, 400 tokens − BM25-uni, 400 tokens", CONTRADICTED),
+            ("BM25-bi, 400 tokens", CONTRADICTED),
+        }
+    assert len(against) < 8
 
 
 def test_a_claim_about_a_system_that_training_did_not_move_is_not_decided() -> None:
-    table, system, length = planted(), "ME-BERT-64", 400
+    system, length = "ME-BERT-64", 400
     more = [
         {"system": system, "length": length, "kept step": 9, "stages": {}}
         | {DEV: {"untrained": [0.5, 0.6], "trained": dev}}
         for dev in ([0.5, 0.6], [0.6, 0.5])
     ]
-    results = [*table.results, *more]
-    still = CapacityResults("containing", [*PAPER_LENGTHS], results, table.predictions, SIZES)
-    verdicts = [v for v in judge(still.claims()) if "Figure 1" not in v.claim.place]
-    about = [v for v in verdicts if system in v.claim.quantity]
+    found = of_table(planted(more=more))
+    about = [v for v in found if system in v.claim.quantity and "400" in v.claim.quantity]
     assert {v.reason for v in about} == {f"training did not move {system}, {length} tokens on dev queries"}
-    assert REPRODUCED in {v.word for v in verdicts if v not in about}
+    assert REPRODUCED in {v.word for v in found if v not in about}
 
 
 def test_a_claim_about_a_system_that_has_not_learned_is_not_decided() -> None:
     """Retrieval decides, unless a random projection to the same size does no better."""
-    length, system = 400, "DE-BERT-512"
-    found = planted(DE_BERT_512={length: 0.2})
-    assert not found.learned(system)
-    about = [v for v in judge(found.claims()) if system in v.claim.quantity]
+    system = "DE-BERT-512"
+    study = planted(DE_BERT_512=0.2)
+    assert not study.learned(system)
+    about = [v for v in of_table(study) if system in v.claim.quantity]
     assert len(about) >= 2
     assert {v.word for v in about} == {UNDECIDED}
     assert about[0].reason == f"{system} has not learned enough"
-    found.predictions[length]["values"]["512"] = [0.1]
-    assert found.learned(system)
-    found.values["rerank"]["CROSS-ATTENTION"][length] *= 0.2
-    assert not found.learned("CROSS-ATTENTION")
+    study.predictions[400]["values"]["512"] = [0.1]
+    assert study.learned(system)
 
 
 def test_random_documents_follow_the_runs_own() -> None:

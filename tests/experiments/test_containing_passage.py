@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from papers.luan2021.containing_passage import containing_passages
-from papers.luan2021.passages import WORD, articles, cut, words_of
+from papers.luan2021.passages import cut, words_of
 
 from paradigms.data import Collection, Corpus
 from paradigms.encoder.backbone import load_tokenizer
@@ -144,23 +144,6 @@ def test_lengths_are_an_encoders_tokens(checkpoints: dict[str, Path], family: st
         cut(texts, 50, type("Slow", (), {"is_fast": False})())
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"queries": {}}, "every split needs"),
-        ({"queries": {"test": 1000}}, r"too small for 1,000 queries: of its \d+ passages"),
-        ({"lengths": (50, 120)}, "multiples"),
-        ({"lengths": (20, 40)}, "must hold 25 tokens"),
-        ({"distractors": -1}, "at least 0"),
-        ({"passages": 3}, "passages=3 does not lie between"),
-        ({"passages": 4000}, "passages=4,000 does not lie between"),
-    ],
-)
-def test_settings_that_fit_nothing_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        containing_passages(source(), **{"queries": {"test": 10}, **settings})
-
-
 def test_cut_reads_passages_where_they_lie() -> None:
     corpus = Corpus(["x", "y", "z"], ["One two. Three", "", "four"], ["X", "Y", ""])
     passages = cut(corpus, 2)
@@ -170,17 +153,3 @@ def test_cut_reads_passages_where_they_lie() -> None:
     for length in (2, 3, 50):
         words = [word for text in cut(source(3, 140), length) for word in words_of(text)]
         assert words == [word for text in source(3, 140) for word in words_of(text)]
-
-
-def test_articles_are_paragraphs_under_one_title() -> None:
-    corpus = Corpus(
-        ["a", "b", "c", "d", "e", "f"],
-        ["Cat one", "Cat two", "three", "four", "Dog five", "Cat six"],
-        ["Cat", "Cat", "", "", "Dog", "Cat"],
-    )
-    joined = articles(corpus)
-    assert list(joined) == ["one\ntwo", "three", "four", "five", "six"]
-    assert joined.ids == ["a", "c", "d", "e", "f"]
-    assert list(joined.titles) == ["Cat", "", "", "Dog", "Cat"]
-    assert joined[-1] == "six"
-    assert WORD.findall(joined[0]) == ["one", "two"]

@@ -9,18 +9,18 @@ import document_encoding
 import numpy as np
 import pytest
 from accelerate import Accelerator
-from document_encoding import BM25, CONTROL, HALF, MEASURES, SYSTEMS, Settings, claims, claims_of_the_search
+from document_encoding import BM25, CONTROL, HALF, MEASURES, SYSTEMS, Settings
 from papers.wu2024 import trained_pairs
-from papers.wu2024.trained_pairs import build, trained
+from papers.wu2024.trained_pairs import TaskResults, build, trained
 from rich.console import Console
 from studies.model_runs import DEV, StudyData, open_study, training_of
 
 from paradigms import Generative, load
 from paradigms.evaluate import per_query
-from paradigms.evaluate.claims import CONTRADICTED, NO, REPRODUCED, UNDECIDED, YES, judge
+from paradigms.evaluate.claims import CONTRADICTED, NO, REPRODUCED, UNDECIDED, YES
 from paradigms.generative.retriever import GenerativeRetriever
 from tests.experiments import scripts
-from tests.experiments.scripts import pair_flags, published
+from tests.experiments.scripts import pair_flags, published, verdicts
 from tests.tiny import WIDTH
 
 ENCODINGS = [name for name in SYSTEMS.values() if re.match("(dsi|genre|seal)-", name)]
@@ -126,76 +126,59 @@ def test_names_say_what_is_encoded(given: tuple[Path, Path], data: StudyData, ow
     np.testing.assert_array_equal((place.identifiers.tokens - 2) % 10, plain.identifiers.tokens - 2)
 
 
-def planted(**recalls: float) -> dict[str, dict[str, np.ndarray]]:
-    """Two seeds of 600 queries; a system is right on this share of them, and wherever a worse system is."""
+def planted(*, still: str = "", **recalls: float) -> TaskResults:
+    """Two seeds of 600 queries; a system is right on this share of them, and wherever a worse system is.
+
+    still: a model that training did not change.
+    """
     order = np.linspace(0, 1, 600, endpoint=False)
-    rows = {name.replace("_", "-"): np.tile((order < r).astype(float), (2, 1)) for name, r in recalls.items()}
-    return {name: {"R@1": row, "R@10": row} for name, row in rows.items()}
+    results: TaskResults = {}
+    for key, share in recalls.items():
+        system = CONTROL if key == "CONTROL" else key.replace("_pairs", ", pairs").replace("_", "-")
+        row = (order < share).astype(float).tolist()
+        name = SYSTEMS.get(system, "")
+        dev = {"untrained": [0.1, 0.2] * 8, "trained": [0.1 if name == still else 0.4, 0.2] * 8}
+        seed = {"retrieve": dict.fromkeys(MEASURES, row), "bytes": 0}
+        results[system] = [seed | {"training": {name: {"kept step": 30, DEV: dev}} if name else {}}] * 2
+    return results
+
+
+def words(family: str, results: TaskResults) -> list[str]:
+    return [verdict.word for verdict in verdicts(document_encoding.study_of(results), "wu2024", family)]
 
 
 def test_verdicts_follow_the_numbers() -> None:
-    def words(**recalls: float) -> list[str]:
-        return [v.word for v in judge(claims(planted(BM25=0.9, **recalls), {})["table6"])]
-
     yes, no, open_ = REPRODUCED, CONTRADICTED, UNDECIDED
-    assert words(T5_ColBERT=0.9, DSI=0.5, DSI_PAWA=0.9) == [yes, yes, yes, open_]
-    assert words(T5_ColBERT=0.9, DSI=0.9, DSI_PAWA=0.5) == [no, no, no, yes]
-    found = judge(claims(planted(BM25=0.9, DSI=0.4, DSI_PAWA=0.9), {})["table6"])
-    assert {(v.word, v.reason) for v in found} == {(open_, "DSI has not learned enough")}
-    values = planted(BM25=0.9, DSI=0.5, DSI_place=0.9, DSI_PAWA=0.9, T5_SEAL=0.5)
-    values[CONTROL] = values["BM25"]
-    found = judge(claims(values, {})["controls"])
-    assert [v.word for v in found] == [open_, open_, YES, YES, NO, NO]
+    good = planted(BM25=0.9, T5_ColBERT=0.9, DSI=0.5, DSI_PAWA=0.9)
+    assert words("table6", good) == [yes, yes, yes, no]  # no gap remains
+    assert words("table6", planted(BM25=0.9, T5_ColBERT=0.9, DSI=0.9, DSI_PAWA=0.5)) == [no, no, no, yes]
+    assert words("table6", planted(BM25=0.9, DSI=0.4, DSI_PAWA=0.9)) == [open_] * 2, "DSI has not learned"
+    controls = planted(BM25=0.9, DSI=0.5, DSI_place=0.9, DSI_PAWA=0.9, T5_SEAL=0.5, CONTROL=0.9)
+    assert words("controls", controls) == [NO, YES, NO] * 2
+    assert set(words("table7", planted(BM25=0.9, ColBERT=0.6, ColBERT_pairs=0.9))) == {no}
 
 
 def test_a_system_must_beat_its_control_and_be_moved_by_training() -> None:
-    values = planted(BM25=0.9, T5_ColBERT=0.9, T5_SEAL=0.6)
-    values[CONTROL] = values["BM25"]
-    found = [v for v in judge(claims(values, {})["table8"]) if "T5-SEAL" in v.claim.quantity]
-    reason = "T5-SEAL, not above SEAL without a model, has not learned enough"
-    assert found
-    assert {(v.word, v.reason) for v in found} == {(UNDECIDED, reason)}
-    still = {"kept step": 30, DEV: dict.fromkeys(("untrained", "trained"), [0.1, 0.2] * 8)}
-    values = planted(BM25=0.5, T5_ColBERT=0.9)
-    (moved, unmoved) = (
-        judge(claims(values, trainings)["table8"])[0] for trainings in ({}, {"colbert": [still]})
-    )
-    assert (moved.word, unmoved.word) == (REPRODUCED, UNDECIDED)
-    assert unmoved.reason == "training did not move colbert on dev queries"
+    results = planted(BM25=0.9, T5_ColBERT=0.9, T5_SEAL=0.6, CONTROL=0.9)
+    found = verdicts(document_encoding.study_of(results), "wu2024", "table8")
+    seal = [verdict for verdict in found if "T5-SEAL" in verdict.claim.quantity]
+    assert {v.reason for v in seal} == {"T5-SEAL, not above SEAL without a model, has not learned enough"}
+    moved = words("table8", planted(BM25=0.5, T5_ColBERT=0.9))
+    assert set(moved) == {REPRODUCED}
+    assert set(words("table8", planted(BM25=0.5, T5_ColBERT=0.9, still="colbert"))) == {UNDECIDED}
 
 
-def test_bytes_are_compared_with_dense_systems() -> None:
-    rows = document_encoding.storage(
-        {"S-T5": 2_000_000, "T5-ColBERT": 9_000_000, "DSI": 4_000_000, CONTROL: 0}
-    )
-    assert [row["verdict"] for row in rows] == [CONTRADICTED, REPRODUCED]
-    assert rows[1]["measured"] == "4.0 / 9.0"
-
-
-def test_pairs_and_searches_are_judged_by_their_margin() -> None:
-    names = {"BM25": 0.9, "ColBERT": 0.6, "ColBERT, pairs": 0.9}
-    values = planted(**names)
-    found = {c.quantity: v.word for v in judge(claims(values, {})["table7"]) for c in [v.claim]}
-    assert found == {f"{m}, ColBERT − ColBERT, pairs": CONTRADICTED for m in ("R@1", "R@10")}
-    few = {"DSI, untrained": 0.1}  # no claim is about it
-    best, beams, greedy = (planted(BM25=0.9, DSI=share, **few) for share in (0.9, 0.9, 0.6))
-    del best["BM25"]
-    searches = {"exhaustive": best, "retrieve": beams, "greedy": greedy}
-    found = judge(claims_of_the_search(searches))
-    assert all("[about a readout]" in verdict.row["claim"] for verdict in found)
-    words = {v.claim.quantity: v.word for v in found}
-    assert words == {
-        "R@1, DSI, greedy − all documents": CONTRADICTED,
-        "R@1, DSI, beams − all documents": REPRODUCED,
-        "R@10, DSI, beams − all documents": REPRODUCED,
-        "R@10, DSI, all documents − beams": UNDECIDED,
-    }
-
-
-@pytest.mark.parametrize(("flags", "rate"), [({}, 3e-4), ({"generative_learning_rate": 1e-3}, 1e-3)])
-def test_generative_models_have_their_own_learning_rate(
-    given: tuple[Path, Path], tmp_path: Path, flags: dict[str, float], rate: float
-) -> None:
-    found = settings(*given, tmp_path, learning_rate=3e-4, generative_steps=7, **flags)
-    training = trained_pairs.generative_training(0, found)
-    assert (training.steps, training.learning_rate) == (7, rate)
+def test_searches_are_compared_with_all_documents_and_bytes_with_dense_systems() -> None:
+    results = planted(BM25=0.9, DSI=0.9) | planted(S_T5=0.9, T5_ColBERT=0.9)
+    (greedy,) = planted(DSI=0.6).values()
+    found = results["DSI"][0]["retrieve"]
+    results["DSI"] = [
+        seed | {"exhaustive": found, "greedy": greedy[0]["retrieve"], "bytes": 4_000_000}
+        for seed in results["DSI"]
+    ]
+    assert words("search", results) == [CONTRADICTED, REPRODUCED, REPRODUCED, CONTRADICTED]
+    results["S-T5"][0]["bytes"] = 2_000_000
+    assert document_encoding.storage(results)["verdict"] == CONTRADICTED
+    results["S-T5"][0]["bytes"] = 9_000_000
+    assert document_encoding.storage(results)["measured"] == "4.0 / 9.0"
+    assert document_encoding.storage(results)["verdict"] == REPRODUCED

@@ -60,7 +60,7 @@ def test_a_run_reports_both_parts(tiny_bert, tmp_path, capsys):
     assert {row["alignment"] for row in found["free"]} == set(free_vectors.FREE)
     assert found["laws"][0]["random h"] == capacity.random_dimension(6)
     judged = json.loads((tmp_path / "limit/claims.json").read_text())
-    assert judged[0]["quantity"] == "R@2, bm25 − dpr, untrained"
+    assert judged[0]["quantity"] == "R@2: bm25 − dpr, untrained, above 0.05"
     drawn = (tmp_path / "limit/free.svg").read_text()
     assert "one vector, M = 1, printed" in drawn, "the paper's fit is drawn beside ours"
     assert (tmp_path / "limit/report.html").is_file()

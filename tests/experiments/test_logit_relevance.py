@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from logit_relevance import LOGITS, MEASURE, SCORERS, claims, state
+from logit_relevance import LOGITS, MEASURE, SCORERS, state, study_of
 from scipy.stats import spearmanr
 
 from paradigms.data import Split
-from paradigms.evaluate.claims import CONTRADICTED, NO, REPRODUCED, UNDECIDED, YES, judge
-from tests.experiments.scripts import pair_flags, run
+from paradigms.evaluate.claims import CONTRADICTED, NO, REPRODUCED, UNDECIDED, YES
+from tests.experiments.scripts import pair_flags, run, verdicts
 from tests.tiny_generative import generative, log_p, named
 
 
@@ -51,7 +51,8 @@ def test_verdicts_follow_the_numbers() -> None:
         values = {"p": noise + p, "logit": noise + np.array([0.5, early, late])[None, :, None]}
         values[f"{MEASURE}, log_probability"] = np.full((3, 3, 400), 0.5)
         values[f"{MEASURE}, logit"] = 0.5 - lost + noise
-        return [verdict.word for verdict in judge(claims(values, "genre", unlearned))]
+        found = verdicts(study_of(values, unlearned), "wu2024", "logit")
+        return [verdict.word for verdict in found]
 
     assert words(0.01, 0.97, 0.94, 0.0) == [*[REPRODUCED] * 3, YES, REPRODUCED]
     assert words(0.4, 0.3, 0.5, 0.2) == [*[CONTRADICTED] * 3, NO, CONTRADICTED]

@@ -14,7 +14,7 @@ from tests.near import assert_same, assert_within_rounding
 from tests.tiny import write_collection
 from theory import collection as theory_collection
 from theory.projections import normalized_margin
-from theory.recall import recall_failure, recall_thresholds, required_dimension_recall_exact
+from theory.recall import recall_failure, recall_thresholds
 
 
 @pytest.fixture(scope="module")
@@ -76,19 +76,6 @@ def test_shared_draws_give_the_law_of_theory(problem):
         (single,) = recall_thresholds(*pair, [3], samples=2000)
         (a, da), (b, db) = recall_failure(48, found[group, 1]), recall_failure(48, single)
         assert abs(a - b) < 4 * np.hypot(da, db)
-
-
-def test_a_dimension_has_an_interval_over_queries():
-    """Beside the root of every resample; queries without thresholds are left out."""
-    rng = np.random.default_rng(0)
-    thresholds = np.abs(rng.standard_normal((12, 1)) * 6 + rng.standard_normal((12, 40)))
-    k = theory_collection.projected_dimension(thresholds, 0.1)
-    assert k.k == required_dimension_recall_exact(thresholds, 0.1)[0]
-    resampled = (thresholds[rng.integers(12, size=12)] for _ in range(80))
-    draws = [required_dimension_recall_exact(rows, 0.1)[0] for rows in resampled]
-    assert k[1:] == pytest.approx(np.quantile(draws, [0.025, 0.975]), rel=0.2)
-    assert theory_collection.projected_dimension(np.vstack([thresholds, np.full((3, 40), np.nan)]), 0.1) == k
-    assert np.isnan(theory_collection.projected_dimension(np.full((3, 40), np.nan))).all()
 
 
 def test_run_writes_everything(folder, tmp_path, capsys):

@@ -11,15 +11,15 @@ import pytest
 import term_matching
 import torch
 from papers.wu2024 import attention
-from term_matching import KINDS, NAMES, SERIES, Sums, claims
+from term_matching import KINDS, NAMES, SERIES, Sums, study_of
 
 from paradigms.align import QueryToDocument, one
 from paradigms.core import Tokens, interact
 from paradigms.data import Corpus
 from paradigms.encoder.backbone import load_tokenizer
-from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, judge
+from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED
 from paradigms.generative.identifiers import Targets
-from tests.experiments.scripts import pair_flags, published, run
+from tests.experiments.scripts import pair_flags, published, run, verdicts
 from tests.near import assert_same, assert_within_rounding
 from tests.tiny_generative import generative, texts
 
@@ -139,29 +139,6 @@ def test_a_decoders_rates_against_loops(seq2seq: dict[str, Path]) -> None:
     assert seen["GR, all layers"] != seen["GR, last layer"]
 
 
-@pytest.mark.parametrize(
-    ("candidates", "conditional", "tokens", "values"),
-    [
-        (True, False, [8, 7, 6], [0.4, 0.1, 0]),
-        (True, True, [8, 7], [0.6, 0.3]),  # 6 is in no candidate
-        (False, False, [8, 7, 6] * 3, [0.9, 0.3, 0, 0.3, 0, 0, 0, 0, 0]),
-        (False, True, [8, 7, 8], [0.9, 0.3, 0.3]),
-    ],
-)
-def test_averages(candidates: bool, conditional: bool, tokens: list[int], values: list[float]) -> None:
-    rates = torch.tensor([[0.9, 0.3, 0.0], [0.3, 0.0, 0.0], [0.0, 0.0, 0.0]])
-    possible = torch.tensor([[True, True, False], [True, False, False], [False, False, False]])
-    found = attention.averaged((torch.tensor([[8, 7, 6]] * 3), rates, possible), candidates, conditional)
-    assert found[0].tolist() == tokens
-    assert found[1] == pytest.approx(values)
-
-
-def test_bins_leave_out_what_does_not_count() -> None:
-    bins = np.array([0, 4, -1, 1])  # of tokens 0 to 3
-    found = attention.binned(np.array([0, 1, 1, 2, -1, 3]), np.array([0.5, 0.1, 0.2, 9.0, 9.0, 0.7]), bins)
-    assert found == pytest.approx(np.array([[0.5, 0.7, 0, 0, 0.3], [1, 1, 0, 0, 2]]))
-
-
 def test_idf_counts_documents_and_words_are_words(seq2seq: dict[str, Path], tiny_bert: Path) -> None:
     tokenizer = load_tokenizer(seq2seq["t5"])
     corpus = Corpus(["a", "b", "c"], ["fox fox snow", "fox", "the wind , of"])
@@ -213,31 +190,31 @@ def results(
     }
 
 
-def verdicts(of: dict[Any, Sums], *poor: str) -> list[str]:
-    return [verdict.word for verdict in judge(claims(of, fewest=50, poor=poor))]
+def words(of: dict[Any, Sums], *poor: str) -> list[str]:
+    return [verdict.word for verdict in verdicts(study_of(of, 50, poor), "wu2024", "terms")]
 
 
 def test_verdicts_follow_the_numbers() -> None:
     yes, no, open_ = REPRODUCED, CONTRADICTED, UNDECIDED
     down, up, flat, many = [0.2, 0.15, 0.1, 0.07, 0.05], [0.05, 0.1, 0.2, 0.3, 0.4], [0.114] * 5, [5] * 5
-    assert verdicts(results(down, up, many)) == [yes] * 18
-    assert verdicts(results(up, down, many, case=0.0)) == [yes] * 4 + [no] * 14
+    assert words(results(down, up, many)) == [yes] * 18
+    assert words(results(up, down, many, case=0.0)) == [yes] * 4 + [no] * 14
     both = [yes] * 2 + [open_] * 2  # MVDR's and GR's preference for exact matches
-    assert verdicts(results(down, up, many), "seal") == both + [yes] * 6 + [open_] * 8
-    without = both[::-1] + [open_] * 6 + [yes] * 4 + [open_, yes] * 2
-    assert verdicts(results(down, up, many), "colbert") == without
-    assert verdicts(results(flat, flat, many)) == [yes] * 4 + [open_] * 10 + [yes] * 4
-    assert len(verdicts(results(down, up, [0, 0, 5, 0, 0]))) == 8, "one bin shows no trend"
+    assert words(results(down, up, many), "seal") == both + [yes] * 6 + [open_] * 8
+    without = both[::-1] + [open_] * 6 + [yes] * 4 + [open_] * 2 + [yes] * 2
+    assert words(results(down, up, many), "colbert") == without
+    assert words(results(flat, flat, many)) == [yes] * 4 + [open_] * 10 + [yes] * 4
+    assert len(words(results(down, up, [0, 0, 5, 0, 0]))) == 8, "one bin shows no trend"
     found = results(down, up, many)
     for kind in KINDS:  # a decoder that has learned to look at nothing
         found["d→q", "GR, all layers", kind] = planted([0.005, 0.0075, 0.01, 0.0125, 0.015], many)
     trends = [yes] * 6 + [open_] * 2 + [yes] * 2
-    assert verdicts(found) == [yes, yes, open_, yes] + trends + [open_] * 2 + [yes] * 2
+    assert words(found) == [yes, yes, open_, yes] + trends + [open_, yes] * 2
 
 
 def test_trends_are_between_the_bins_with_tokens() -> None:
     rates, tokens = [0.1, 0.3, 0.2, 0.4, 0.9], [1, 5, 5, 5, 0]
-    rare = claims(results(rates, rates, tokens), fewest=100)[4]
-    assert rare.quantity == f"MVDR hard, {KINDS[0]}: IDF 2–4 − 6–8"
+    rare = verdicts(study_of(results(rates, rates, tokens), 100), "wu2024", "terms")[4].claim
+    assert rare.quantity == f"exact match rate, q→d, {KINDS[0]}: MVDR hard, IDF 2–4 − MVDR hard, IDF 6–8"
     error = np.hypot(0.3, 0.2) * 0.2 / np.sqrt(12 * 3 * 30)  # of the uniform noise in both rates
     assert abs(rare.contrast.mean() + 0.1) < 4 * error

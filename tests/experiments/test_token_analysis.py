@@ -9,19 +9,17 @@ import numpy as np
 import pytest
 import torch
 from papers.lee2023 import token_measures
-from papers.lee2023.token_claims import TokenResults, claims
-from studies.pages import UNTESTED
+from papers.lee2023.token_claims import TokenStudy
+from papers.lee2023.token_measures import APART, COST, GOLD, GOLD_AT, GOLD_RECALL, LEXICAL, LEXICAL_AT
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.align import QueryToDocument
 from paradigms.data import Corpus, Split
-from paradigms.encoder.frozen import LowerStates
 from paradigms.evaluate import PerQuery
-from paradigms.evaluate.claims import CONTRADICTED, NO, REPRODUCED, UNDECIDED, YES, judge
+from paradigms.evaluate.claims import REPRODUCED, UNDECIDED
 from paradigms.find import Index, Store, kinds
 from paradigms.impute import IMPUTATIONS
 from paradigms.retrieve import Indexed
-from paradigms.train.contrastive import Contrastive
 from tests.experiments import scripts
 from tests.experiments.scripts import SMALL
 from tests.near import SCORES, assert_within_rounding, same_run
@@ -74,7 +72,9 @@ def test_gold_and_lexical_tokens_are_counted_at_every_rank(
 ) -> None:
     paradigm, index = made
     assert measured["queries"] == list(QUERIES)
-    assert max(measured["by rank"]["gold"]) == 200  # the corpus has fewer than 500
+    values = measured["values"]
+    ranks = {kind: values[f"{name} at rank r"] for kind, name in (("gold", GOLD_AT), ("lexical", LEXICAL_AT))}
+    assert list(ranks["gold"])[-1] == "r = 200"  # the corpus has fewer than 500
     for place, (name, query) in enumerate(QUERIES.items()):
         relevant = {d for d, grade in TEST.judgements[name].items() if grade > 0}
         batch = paradigm.encoder.tokenize([query], "query")
@@ -85,12 +85,13 @@ def test_gold_and_lexical_tokens_are_counted_at_every_rank(
                 for row, mine in zip(rows, own, strict=True)
             ]
         ).reshape(len(own), int(index.store.offsets[-1]), 3)
-        for at, kind in enumerate(("gold", "lexical")):
-            for rank, values in measured["by rank"][kind].items():
+        for at, (kind, whole) in enumerate((("gold", GOLD), ("lexical", LEXICAL))):
+            for condition, by_query in ranks[kind].items():
+                rank = int(condition.removeprefix("r = "))
                 expected = hits[:, rank - 1, at].mean() if len(own) else 0
-                assert values[place] == pytest.approx(expected)
+                assert by_query[place] == pytest.approx(expected)
             expected = hits[:, :100, at].mean() if len(own) else 0
-            assert measured["tokens"][kind][place] == pytest.approx(expected)
+            assert values[whole][""][place] == pytest.approx(expected)
         if name == "q1":
             (word,) = paradigm.encoder.tokenizer(query.split()[1], add_special_tokens=False)["input_ids"]
             assert measured["example"] == pytest.approx(hits[own.index(word), :100, 1].mean())
@@ -98,10 +99,10 @@ def test_gold_and_lexical_tokens_are_counted_at_every_rank(
         others = [hit[2] for row in hits for hit in row[:100] if not hit[0]]
         best = [max(s for s, d, _ in row if d == of) for row in rows for of in relevant]
         expected = np.mean(best) - np.mean(others) if others else 0
-        assert_within_rounding(measured["tokens"]["gold − others"][place], expected, torch.float32, 16, 1)
+        assert_within_rounding(values[APART][""][place], expected, torch.float32, 16, 1)
         # 100 of about 200 tokens are retrieved: of the relevant documents' some more than that share.
-        assert (measured["tokens"]["gold recall"][place] > 0) == bool(own)
-        assert measured["tokens"]["gold recall"][place] <= 1
+        assert (values[GOLD_RECALL][""][place] > 0) == bool(own)
+        assert values[GOLD_RECALL][""][place] <= 1
 
 
 @pytest.mark.parametrize("imputation", IMPUTATIONS)
@@ -137,7 +138,7 @@ def test_gathered_runs_score_the_candidates_in_full(made: tuple[Paradigm, Index]
 
 def test_costs_count_what_is_there(made: tuple[Paradigm, Index], measured: dict[str, Any]) -> None:
     paradigm, index = made
-    costs = measured["costs"]
+    costs = measured["values"][COST]
     for place, query in enumerate(list(QUERIES.values())[:2]):
         rows = everything(paradigm, index, query)
         candidates = {d for row in rows for _, d, _ in row[:6]}
@@ -151,97 +152,35 @@ def test_costs_count_what_is_there(made: tuple[Paradigm, Index], measured: dict[
         assert costs["gathered bytes"][place] == pytest.approx(4 * 16 * sum(lengths))
 
 
-def test_another_corpus_is_refused(made: tuple[Paradigm, Index]) -> None:
-    with pytest.raises(ValueError, match="the corpus has 30 tokens and"):
-        token_measures.stored_ids(*made, Corpus(CORPUS.ids, ["sea"] * 30))
-
-
-NAMES = [f"q{n}" for n in range(400)]
-
-
-def result(kind: tuple[int | None, int], seed: int, level: float, **changes: float) -> dict[str, Any]:
-    """A measured file in which every value is about `level`, but for `changes`."""
-    rng = np.random.default_rng([seed, kind[0] or 0, kind[1]])
-
-    def values(name: str = "", at: float = level) -> list[float]:
-        return (changes.get(name, at) + rng.normal(0, 1e-3, len(NAMES))).tolist()
-
-    def measures(way: str) -> dict[str, list[float]]:
-        return {name: values(way) for name in token_measures.MEASURES}
-
-    return {
-        "k_train": kind[0],
-        "batch_size": kind[1],
-        "seed": seed,
-        "queries": NAMES,
-        "dev": values("dev"),
-        "R@1000": {name: values("impute") for name in (*IMPUTATIONS, "gathered")},
-        "tokens": {name: values(name) for name in ("gold", "gold recall", "lexical", "gold − others")},
-        "impute": {str(k): measures("impute") for k in (10, 100)},
-        "gather": {str(k): measures("gather") for k in (10, 100)},
-        "imputations": {name: measures(name) for name in IMPUTATIONS},
-        "costs": {
-            f"{way} {unit}": [1.0 if way == "impute" else 1e4] * len(NAMES)
-            for way in ("impute", "gather")
-            for unit in ("ms", "FLOPs")
-        },
-    }
-
-
-KINDS = [(None, 16), (8, 16), (64, 16), (8, 4), (64, 4)]
-
-
-def verdicts(level: float, colbert: float, bm25: float = 0.2, **changes: float) -> dict[str, str]:
-    """Verdicts where ColBERT's values are about `colbert`, the XTRs' about `level` but for `changes`."""
-    results = [
-        result(kind, seed, level if kind[0] else colbert, **(changes if kind[0] else {}))
-        for seed in (0, 1)
-        for kind in KINDS
-    ]
-    lexical = PerQuery(NAMES, {"RR@10": np.full(len(NAMES), bm25)})
-    return {
-        v.claim.statement: v.word
-        for v in judge(claims(TokenResults("scifact", results, [10, 100], 100, lexical)))
-    }
-
-
-def test_planted_effects_get_their_verdicts() -> None:
-    better = verdicts(0.5, 0.2, lexical=0.1, gather=0.2)
-    worse = verdicts(0.2, 0.5, lexical=0.6, gather=0.5)
-    for start in (
-        "trained with f_ColBERT",
-        "XTR is more likely",
-        "“doubling”",
-        "the recall of gold tokens",
-        "XTR “lowers the reliance”",
-        "XTR “greatly improves the recall”",
-        "XTR “remains competitive”",
-        "with imputation, XTR “greatly improves”",
-        "XTR's token retrieval",
-        "imputation works “especially” well",
-    ):
-        assert [w for s, w in better.items() if s.startswith(start)] == [REPRODUCED], start
-        assert [w for s, w in worse.items() if s.startswith(start)] == [CONTRADICTED], start
-    assert better["XTR “mostly favors” large batches in training"] == UNDECIDED
-    # 10⁴ times cheaper is more than the two orders that are claimed.
-    assert better["scoring is at least two orders of magnitude cheaper (“two-to-three orders”)"] == REPRODUCED
-    assert better["is it two orders of magnitude cheaper in milliseconds, too?"] == YES  # a control
-
-
-def test_models_that_have_not_learned_prove_nothing_but_costs() -> None:
-    found = verdicts(0.5, 0.2, bm25=0.9)
-    assert {s.split()[0] for s, word in found.items() if word != UNDECIDED} == {"scoring", "is"}
+def level(value: float) -> list[float]:
+    return (value + np.random.default_rng(0).normal(0, 1e-3, 400)).tolist()
 
 
 def test_dev_queries_choose_among_the_xtrs_of_colberts_batch() -> None:
-    dev = {8: 0.4, 64: 0.3}
-    results = [result(k, 0, 0.5, dev=dev.get(k[0] or 0, 0.9) + (k[1] == 4)) for k in KINDS]
-    bm25 = PerQuery(NAMES, {"RR@10": np.zeros(len(NAMES))})
-    found = TokenResults("scifact", results, [10, 100], 100, bm25)
-    assert (found.colbert, found.xtrs, found.xtr) == ((None, 16), [(8, 16), (64, 16)], (8, 16))
+    """And claims compare the chosen one; what has not learned decides nothing."""
+    kinds = [(None, 16), (8, 16), (64, 16), (8, 4), (64, 4)]
+    sides = [f"{way}, k' = {k}" for way in (*IMPUTATIONS, "imputing", "gathering") for k in (10, 100)]
+    results = [
+        {"k_train": k_train, "batch_size": size, "seed": 0, "queries": [f"q{n}" for n in range(400)]}
+        | {"dev": level(0.4 if k_train == 8 else 0.3), "kept step": None}
+        | {"values": {m: {s: level(0.5 if k_train else 0.2) for s in sides} for m in token_measures.MEASURES}}
+        for k_train, size in kinds
+    ]
+
+    def words(bm25: float) -> dict[str, str]:
+        lexical = PerQuery(results[0]["queries"], {"RR@10": np.full(400, bm25)})
+        study = TokenStudy("scifact", results, [10, 100], 100, lexical)
+        assert study.xtr == "XTR (k_train = 8)"
+        found = scripts.verdicts(study.study, "lee2023", "token retrieval")
+        assert len(found) == 15
+        return {verdict.claim.statement: verdict.word for verdict in found}
+
+    assert words(0.2)["XTR “greatly improves the recall”"] == REPRODUCED
+    assert words(0.2)["XTR “mostly favors” large batches in training"] == UNDECIDED  # they are equal
+    assert set(words(1.1).values()) == {UNDECIDED}
     results[0]["queries"] = ["other"]
     with pytest.raises(SystemExit, match="on different queries"):
-        TokenResults("scifact", results, [10, 100], 100, bm25)
+        words(0.2)
 
 
 def run(collection: Path, backbone: Path, output: Path, **changes: object) -> None:
@@ -252,46 +191,11 @@ def run(collection: Path, backbone: Path, output: Path, **changes: object) -> No
 
 
 @pytest.fixture(scope="module")
-def batches() -> dict[str, list[list[str]]]:
-    """Map each model to its list of batches of queries, which grows while they are made."""
-    return {}
-
-
-@pytest.fixture(scope="module")
-def finished(
-    words: Path,
-    checkpoints: dict[str, Path],
-    batches: dict[str, list[list[str]]],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Path:
-    output, once = tmp_path_factory.mktemp("results") / "tokens", list[bytes]()
-    collate, write = Contrastive.collate, LowerStates._write
-
-    def noted(objective: Contrastive, examples: list[Any]) -> Any:
-        recipe = objective.model.recipe
-        name = f"{recipe.name} {getattr(recipe.align, 'k', '')} {len(examples)}"
-        batches.setdefault(name, []).append([f"{e.query} {e.negatives}" for e in examples])
-        return collate(objective, examples)
-
-    def kept(store: LowerStates, name: str, held: list[bytes], *rest: Any) -> None:
-        once.extend(held)
-        write(store, name, held, *rest)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Contrastive, "collate", noted)
-        patch.setattr(LowerStates, "_write", kept)
-        run(words, checkpoints["t5"], output)
-    assert len(once) == len(set(once)) > 40  # frozen layers read each text once, for all models
+def finished(words: Path, checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("results") / "tokens"
+    run(words, checkpoints["t5"], output)
     assert not (output / "states").exists()
     return output
-
-
-def test_both_objectives_learn_from_the_same_batches(
-    finished: Path, batches: dict[str, list[list[str]]]
-) -> None:
-    assert set(batches) == {"colbert  4", "xtr 0.1 4", "xtr 0.3 4", "xtr 0.1 2", "xtr 0.3 2"}
-    assert batches["colbert  4"] == batches["xtr 0.1 4"] == batches["xtr 0.3 4"]
-    assert batches["xtr 0.1 2"] == batches["xtr 0.3 2"]
 
 
 def test_every_model_is_trained_measured_and_shown(finished: Path) -> None:
@@ -300,14 +204,14 @@ def test_every_model_is_trained_measured_and_shown(finished: Path) -> None:
     for name in names:
         measured = json.loads((finished / "seed-0" / name / "values.json").read_text())
         assert (len(measured["queries"]), len(measured["dev"])) == (10, 3)  # a tenth of the training queries
-        assert list(measured["impute"]) == ["2", "10", "200"]
+        searched = [side for side in measured["values"]["RR@10"] if side.startswith("imputing")]
+        assert searched == [f"imputing, k' = {k}" for k in (2, 10, 200)]
         paradigm = Paradigm.from_pretrained(finished / "seed-0" / name / "checkpoint")
         assert paradigm.recipe.name == name.split("-")[0]
         assert (paradigm.encoder.settings.skip, paradigm.encoder.settings.special_tokens) == ("", False)
     found = json.loads((finished / "claims.json").read_text())
-    assert len(found) == 26
-    words = {REPRODUCED, CONTRADICTED, UNDECIDED, YES, NO, UNTESTED}
-    assert {row["verdict"].split(":")[0] for row in found} <= words
+    untested = [row["place"] for row in found if row["verdict"] == "not tested: this run has not measured it"]
+    assert untested == ["Lee et al. 2023, Table E.4"]
     for table in ("figure4", "figure5", "figure6", "figure7", "table1", "table5"):
         assert json.loads((finished / f"{table}.json").read_text()), table
     assert (finished / "report.html").read_text().count("data:image/svg+xml") == 4

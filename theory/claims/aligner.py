@@ -24,7 +24,8 @@ def relaxed_problems(rng: np.random.Generator, samples: int) -> list[tuple[np.nd
     "λ = min(1, exp((s+a)/ε)) with 1ᵀλ = k, n1 capped, solves Eq. 4", "exact solver; " + ALIGNER, RELAXED
 )
 def entropic_solution(rng: np.random.Generator, samples: int) -> Evidence:
-    worst, count = 0.0, min(samples, 500)
+    worst = 0.0
+    count = min(samples, 500)
     for s, k, epsilon in relaxed_problems(rng, count):
         solution = entropic.solve(s, k, epsilon)
         caps = np.minimum(-s - solution.shift, 0)
@@ -40,7 +41,9 @@ def entropic_solution(rng: np.random.Generator, samples: int) -> Evidence:
     RELAXED,
 )
 def entropic_derivatives(rng: np.random.Generator, samples: int) -> Evidence:
-    worst, h, used = 0.0, 1e-6, 0
+    worst = 0.0
+    h = 1e-6
+    used = 0
     for s, k, epsilon in relaxed_problems(rng, min(samples, 200)):
         away = np.abs(s + entropic.solve(s, k, epsilon).shift).min() > 1e-3
         if epsilon < 0.05 or not away:
@@ -67,13 +70,16 @@ def entropic_derivatives(rng: np.random.Generator, samples: int) -> Evidence:
     claim="the dual problem is max k·a + 1ᵀb − 1ᵀexp((s + a + b)/ε)",
 )
 def dual_temperature(rng: np.random.Generator, samples: int) -> Evidence:
-    s, k, epsilon = np.array(GOLDEN_SCORES), 2.0, 0.1
+    s = np.array(GOLDEN_SCORES)
+    k = 2.0
+    epsilon = 0.1
 
     def budget(dual) -> float:
         best = minimize_scalar(lambda a: -dual(s, k, epsilon, a, np.zeros(4)), bracket=(-1, -0.6), tol=1e-12)
         return float(np.exp((s + best.x) / epsilon).sum())
 
-    ours, printed = budget(entropic.dual), budget(entropic.dual_as_printed)
+    ours = budget(entropic.dual)
+    printed = budget(entropic.dual_as_printed)
     detail = f"b = 0: Σλ at the maximum {printed:.4f} as printed, {ours:.4f} corrected, k = 2"
     options: dict[str, Any] = {
         "printed": apart(printed, k),
@@ -137,7 +143,8 @@ def few_iterations(rng: np.random.Generator, samples: int) -> Evidence:
     }
     budgets = {n: entropic.iterate(s, 103, 0.002, 100).gates.sum(-1).mean(1) / 103 for n, s in draws.items()}
     rows = (f"{name} {reached[4]:.2g}, {reached[99]:.2g}" for name, reached in budgets.items())
-    over, T = max(excess(reached, 1) for reached in budgets.values()), np.array([1, 2, 5, 10, 20, 50, 100])
+    over = max(excess(reached, 1) for reached in budgets.values())
+    T = np.array([1, 2, 5, 10, 20, 50, 100])
     panel = {"Σλ/k, ε = .002": {f"scores {name}": reached[T - 1] for name, reached in budgets.items()}}
     detail = "Σλ/k after 5 and 100 iterations, scores " + "; ".join(rows) + ". Few suffice within about 5ε"
     options: dict[str, Any] = {"allowed": 0.05, "because": "our criterion", "detail": detail}
@@ -152,7 +159,8 @@ def few_iterations(rng: np.random.Generator, samples: int) -> Evidence:
     RELAXED,
 )
 def sufficient_iterations(rng: np.random.Generator, samples: int) -> Evidence:
-    worst, ratios = 0.0, []
+    worst = 0.0
+    ratios = []
     for s, k, epsilon in relaxed_problems(rng, min(samples, 200)):
         enough = int(entropic.sufficient_iterations(s, k, epsilon, 0.05))
         if enough <= 500:
@@ -165,9 +173,11 @@ def sufficient_iterations(rng: np.random.Generator, samples: int) -> Evidence:
 
 @theorem("Eq. 5 converges linearly at rate n1/k, and never slower", "derived here", RELAXED)
 def iteration_rate(rng: np.random.Generator, samples: int) -> Evidence:
-    worst, ratios = 0.0, []
+    worst = 0.0
+    ratios = []
     for s, k, epsilon in relaxed_problems(rng, min(samples, 200)):
-        rate, measured = entropic.convergence_rate(s, k, epsilon), entropic.contraction(s, k, epsilon, 60)
+        rate = entropic.convergence_rate(s, k, epsilon)
+        measured = entropic.contraction(s, k, epsilon, 60)
         measured = measured[np.isfinite(measured)]
         if measured.size and rate > 0:
             worst = max(worst, excess(measured, rate))
@@ -185,7 +195,8 @@ def iteration_rate(rng: np.random.Generator, samples: int) -> Evidence:
     claim="‖λᵈ‖₀ = ⌈αᵈ·m⌉; the problem is a “relaxed top-k operation”",
 )
 def exact_sparsity(rng: np.random.Generator, samples: int) -> Evidence:
-    count, k = min(samples, 300), 103
+    count = min(samples, 300)
+    k = 103
     draws = {"U(0,1)": rng.uniform(0, 1, (count, 256)), "N(0,1)": rng.standard_normal((count, 256))}
     gates = {name: entropic.entropic_top_k(scores, k, 0.002) for name, scores in draws.items()}
     worst = max(max(apart(λ.sum(-1), k), excess(k, (λ > 0.01).sum(-1))) for λ in gates.values())
@@ -219,7 +230,8 @@ def alignment_range(rng: np.random.Generator, samples: int) -> Evidence:
     "largest scores s",
 )
 def hard_limit(rng: np.random.Generator, samples: int) -> Evidence:
-    worst, count = 0.0, min(samples, 300)
+    worst = 0.0
+    count = min(samples, 300)
     for s, k, _ in relaxed_problems(rng, count):
         tied = np.round(s * 2) / 2
         limit = entropic.entropic_top_k(tied, k, 1e-4)

@@ -15,7 +15,8 @@ from theory.claims import DEVIATIONS, LIMIT, Evidence, apart, deviations, excess
     claim="the number of sets of k documents that some query can return is “limited” by the dimension h",
 )
 def sets_by_dimension(rng: np.random.Generator, samples: int) -> Evidence:
-    worst, count = 0.0, min(samples, 60)
+    worst = 0.0
+    count = min(samples, 60)
     for instance in range(count):
         h = 1 + instance % 5
         points = rng.standard_normal((h + 2, h))
@@ -37,7 +38,8 @@ def sets_by_dimension(rng: np.random.Generator, samples: int) -> Evidence:
     "are “not enough to model all combinations” of two documents",
 )
 def web_scale(rng: np.random.Generator, samples: int) -> Evidence:
-    worst, answered = 0.0, 0.0
+    worst = 0.0
+    answered = 0.0
     for n, k in ((6, 2), (46, 2), (150, 2), (9, 3), (14, 3)):
         sets = capacity.all_sets(n, k)
         gap_of_sets = capacity.gaps(capacity.moment_queries(n, sets), capacity.moment_vectors(n, k), sets)
@@ -56,7 +58,8 @@ def web_scale(rng: np.random.Generator, samples: int) -> Evidence:
     "upper bounds on the margin; the second is that of arXiv:2601.20844",
 )
 def packing(rng: np.random.Generator, samples: int) -> Evidence:
-    worst, ratios = 0.0, []
+    worst = 0.0
+    ratios = []
     for n, k in ((4, 1), (8, 2), (46, 2), (9, 3)):
         sets = capacity.all_sets(n, k)
         pairs = (
@@ -81,8 +84,11 @@ def packing(rng: np.random.Generator, samples: int) -> Evidence:
     "Gaussian A, failure .05",
 )
 def random_projection_answers(rng: np.random.Generator, samples: int) -> Evidence:
-    n, lost, draws = 12, 0, min(samples, 200)
-    h, sets = int(capacity.random_dimension(n, failure=0.05)), capacity.all_sets(n)
+    n = 12
+    lost = 0
+    draws = min(samples, 200)
+    h = int(capacity.random_dimension(n, failure=0.05))
+    sets = capacity.all_sets(n)
     for _ in range(draws):
         documents = rng.standard_normal((n, h))
         lost += bool(capacity.gaps(documents[sets].sum(1), documents, sets).min() <= 0)
@@ -102,7 +108,8 @@ def random_projection_answers(rng: np.random.Generator, samples: int) -> Evidenc
     "one vector",
 )
 def answerable_queries(rng: np.random.Generator, samples: int) -> Evidence:
-    wrong, count = 0, min(samples, 12)
+    wrong = 0
+    count = min(samples, 12)
     vectors = capacity.moment_vectors(12)
     pairs = rng.choice(capacity.all_sets(12), count, replace=False)
     for pair in pairs:
@@ -122,9 +129,11 @@ def answerable_queries(rng: np.random.Generator, samples: int) -> Evidence:
     "queries ignore relevance; one query vector; P = (nM − 1)h",
 )
 def cells_of_patterns(rng: np.random.Generator, samples: int) -> Evidence:
-    worst, ratios = 0.0, []
+    worst = 0.0
+    ratios = []
     for n, m, h, M in ((3, 12, 1, 1), (4, 10, 1, 1), (6, 8, 1, 1), (3, 12, 2, 1), (3, 10, 1, 2)):
-        Q, D = rng.standard_normal((m, h)), rng.standard_normal((10 * samples, n, M, h))
+        Q = rng.standard_normal((m, h))
+        D = rng.standard_normal((10 * samples, n, M, h))
         seen = len(np.unique(np.einsum("mh,dnih->dmni", Q, D).max(-1).argmax(-1), axis=0))
         allowed = np.exp(cells.log_patterns("q→d", n, m, h, M))
         worst = max(worst, excess(seen, allowed))
@@ -156,7 +165,8 @@ def sign_rank(rng: np.random.Generator, samples: int) -> Evidence:
 def ring(rng: np.random.Generator, samples: int) -> Evidence:
     worst = 0.0
     for queries in (3, 50, 300):
-        relevance, tokens = rng.random((queries, 6)) < 0.4, capacity.ring(queries)
+        relevance = rng.random((queries, 6)) < 0.4
+        tokens = capacity.ring(queries)
         scores = np.array(
             [np.max(np.where(relevant, tokens @ tokens.T, -1), axis=1) for relevant in relevance.T]
         ).T
@@ -172,13 +182,12 @@ def ring(rng: np.random.Generator, samples: int) -> Evidence:
 )
 def rounding(rng: np.random.Generator, samples: int) -> Evidence:
     sizes = [capacity.first_broken_size(dtype) for dtype in (np.float16, np.float32)]
-    gaps, bits = (
-        " and ".join(f"{capacity.moment_gap(n):.1e}" for n in sizes),
-        capacity.pattern_bits(46, 1035, distinct=True),
-    )
+    gaps = " and ".join(f"{capacity.moment_gap(n):.1e}" for n in sizes)
+    bits = capacity.pattern_bits(46, 1035, distinct=True)
     detail = f"where the cosine gap is {gaps}; 46 documents, each pair asked for once, need {bits:.0f} bits "
     detail += "each, if queries know nothing"
-    n, panel = np.array([10, 25, 50, 100, 223, 500, 1000]), "cosine gap of pairs in h = 4"
+    n = np.array([10, 25, 50, 100, 223, 500, 1000])
+    panel = "cosine gap of pairs in h = 4"
     lines = {"2k numbers on a curve": capacity.moment_gap(n)}
     lines["no vectors have more"] = capacity.packing_gap(n, 2, 4)
     units = {f"rounding of {name}": np.full(len(n), np.finfo(name).epsneg) for name in ("float16", "float32")}
@@ -214,7 +223,8 @@ def drawn_shares(
     "no filling",
 )
 def bucket_shares_of_two(rng: np.random.Generator, samples: int) -> Evidence:
-    worst, draws = 0.0, 10 * samples
+    worst = 0.0
+    draws = 10 * samples
     for planes in (1, 2, 4, 6):
         unit, angles = drawn(rng, 2)
         law = buckets.pair_shares(angles[0, 1], angles[0, 2], angles[1, 2], planes)
@@ -229,7 +239,9 @@ def bucket_shares_of_two(rng: np.random.Generator, samples: int) -> Evidence:
     "with and without filling; an approximation for other tokens",
 )
 def bucket_shares_of_many(rng: np.random.Generator, samples: int) -> Evidence:
-    worst, gaps, draws = 0.0, [], 2 * samples
+    worst = 0.0
+    gaps = []
+    draws = 2 * samples
     for planes, fill in ((2, True), (4, True), (4, False)):
         first, second = rng.uniform(0.1, 0.9, 2) * np.pi
         # All three vectors lie on one side of a plane with probability

@@ -15,10 +15,12 @@ from theory.claims import RANKERS, UNFORESEEN, Evidence, apart, theorem
     "next token; it depends on the Simpson diversity of the relevance",
 )
 def unforeseen_constraints(rng: np.random.Generator, samples: int) -> Evidence:
-    worst, count = 0.0, min(samples, 200)
+    worst = 0.0
+    count = min(samples, 200)
     p: np.ndarray
     for _ in range(count):
-        p, corpus = rng.dirichlet(np.full(27, 0.5)).reshape(3, 3, 3), rng.random((3, 3, 3)) < 0.4
+        p = rng.dirichlet(np.full(27, 0.5)).reshape(3, 3, 3)
+        corpus = rng.random((3, 3, 3)) < 0.4
         corpus[rng.integers(3), 0, 0] = corpus[0, 1, 2] = True
         inside = np.where(corpus, p, 0).sum((1, 2))
         valid = corpus.any((1, 2))
@@ -28,8 +30,10 @@ def unforeseen_constraints(rng: np.random.Generator, samples: int) -> Evidence:
         gap = float(decoding.foresight_gap(p.sum((1, 2)), inside))
         worst = max(worst, abs(by_enumeration - gap), -min(gap, 0.0))
     even = abs(float(decoding.foresight_gap([0.2, 0.5, 0.3], [0.1, 0.25, 0.15])))
-    p, keep = rng.dirichlet(np.ones(400)).reshape(4, 100), 0.5
-    masses, draws = p.sum(1), rng.random((2000, 4, 100)) < keep
+    p = rng.dirichlet(np.ones(400)).reshape(4, 100)
+    keep = 0.5
+    masses = p.sum(1)
+    draws = rng.random((2000, 4, 100)) < keep
     mean = np.mean(decoding.foresight_gap(masses, (draws * p).sum(-1)))
     simpson = ((p / masses[:, None]) ** 2).sum(1)
     near = (1 - keep) / (2 * keep) * (masses * (1 - masses) * simpson).sum()
@@ -47,7 +51,8 @@ def unforeseen_constraints(rng: np.random.Generator, samples: int) -> Evidence:
     "recall",
 )
 def sparse_relevance(rng: np.random.Generator, samples: int) -> Evidence:
-    wrong, beams = 0.0, (2, 4, 8, 16)
+    wrong = 0.0
+    beams = (2, 4, 8, 16)
     for count in beams:
         # The best document under token 0, then B − 1 tokens with many poor documents, B − 1 with one good.
         tokens = 2 * count
@@ -75,7 +80,8 @@ def sparse_relevance(rng: np.random.Generator, samples: int) -> Evidence:
     "autoregressive ranker a constant one",
 )
 def width_of_rankers(rng: np.random.Generator, samples: int) -> Evidence:
-    worst, count = 0.0, min(samples, 12)
+    worst = 0.0
+    count = min(samples, 12)
     for instance in range(count):
         V, m = ((2, 3), (2, 6), (3, 3), (5, 2))[instance % 4]
         p = rng.dirichlet(np.full(V**m, 0.3)).reshape((V,) * m) + 1e-12

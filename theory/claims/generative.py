@@ -34,8 +34,11 @@ def unit_tokens(rng: np.random.Generator, count: int, h: int) -> np.ndarray:
     "single-vector dense retrieval",
 )
 def atomic_identifiers(rng: np.random.Generator, samples: int) -> Evidence:
-    count, documents, h = min(samples, 200), 50, 16
-    H, E = rng.standard_normal((count, h)), rng.standard_normal((documents, h))
+    count = min(samples, 200)
+    documents = 50
+    h = 16
+    H = rng.standard_normal((count, h))
+    E = rng.standard_normal((documents, h))
     relevance = H @ E.T
     log_p = log_softmax(relevance, axis=1)
     worst = np.ptp(relevance - log_p, axis=1).max()  # rel − log p is the same for all documents of a query
@@ -70,9 +73,11 @@ def sign_of_the_loss(rng: np.random.Generator, samples: int) -> Evidence:
     claim="log p(d_i | d_{i−1}, …, d_0, q) = L_i(d, q) ∝ e_{d_i}ᵀh_i",
 )
 def log_probability_by_the_logit(rng: np.random.Generator, samples: int) -> Evidence:
-    count, tokens = min(samples, 300), 3000
+    count = min(samples, 300)
+    tokens = 3000
     logits = 2 * rng.standard_normal((count, tokens))  # one token for each of `count` prefixes
-    s, C = logits[:, 0], np.exp(logits[:, 1:]).sum(1)
+    s = logits[:, 0]
+    C = np.exp(logits[:, 1:]).sum(1)
     log_p = s - np.logaddexp(s, np.log(C))
     gap = log_p - (s - np.log(C))
     worst = max(excess(gap, 1e-12), excess(-np.exp(s) / C, gap))
@@ -96,7 +101,9 @@ def log_probability_by_the_logit(rng: np.random.Generator, samples: int) -> Evid
     claim="some rank-one matrix R has ‖A − R‖ ≤ 4γ‖W‖, where γ “depends on the matrix entries”",
 )
 def lemma_5_1(rng: np.random.Generator, samples: int) -> Evidence:
-    worst, count, ratios = 0.0, min(samples, 500), list[Any]()
+    worst = 0.0
+    count = min(samples, 500)
+    ratios = list[Any]()
     for D, Q, W in attention_factors(rng, count):
         S = low_rank.attention_scores(D, Q, W)
         error = low_rank.row_norm(low_rank.alignment(S) - low_rank.rank_one(S))
@@ -104,7 +111,8 @@ def lemma_5_1(rng: np.random.Generator, samples: int) -> Evidence:
         worst = max(worst, excess(error, bound), excess(bound, low_rank.norm_bound(D, Q, W)))
         ratios.append(error / bound)
     S = low_rank.attention_scores(np.eye(2), np.eye(2))
-    A, report = low_rank.alignment(S), low_rank.report(S)
+    A = low_rank.alignment(S)
+    report = low_rank.report(S)
     golden = max(apart(report["row_error"], 0.46211716), apart(report["row_bound"], 0.48983732))
     absurd = np.full((2, 2), 1e6)
     gamma = low_rank.gamma_as_printed(A, absurd, np.eye(2))
@@ -117,7 +125,8 @@ def lemma_5_1(rng: np.random.Generator, samples: int) -> Evidence:
 
 @theorem("‖A − 1·softmax(r)ᵀ‖_F ≤ √(2M) tanh(δ/4)", "Lemma 5.1 corrected", "none")
 def lemma_5_1_frobenius(rng: np.random.Generator, samples: int) -> Evidence:
-    errors, bounds = [], list[Any]()
+    errors = []
+    bounds = list[Any]()
     for factors in attention_factors(rng, min(samples, 500)):
         S = low_rank.attention_scores(*factors)
         errors.append(np.linalg.norm(low_rank.alignment(S) - low_rank.rank_one(S)))
@@ -148,7 +157,8 @@ def lemma_5_1_reference(rng: np.random.Generator, samples: int) -> Evidence:
 )
 def low_rank_is_inherent(rng: np.random.Generator, samples: int) -> Evidence:
     A = low_rank.alignment(5 * np.eye(16))
-    error, rank = float(low_rank.best_rank_one(A)[1]), low_rank.stable_rank(A)
+    error = float(low_rank.best_rank_one(A)[1])
+    rank = low_rank.stable_rank(A)
     left, values, right = np.linalg.svd(rng.standard_normal((6, 5)))
     X = (left[:, :5] * values) @ right
     ours = apart(low_rank.best_rank_one(X)[1] ** 2, 1 - values[0] ** 2 / (values**2).sum())
@@ -163,8 +173,10 @@ def low_rank_is_inherent(rng: np.random.Generator, samples: int) -> Evidence:
     claim="rel(d, q) = Σ_ij (1/p_ij) tr(F(d_i)ᵀF(q_j)), with elu as the kernel function φ",
 )
 def lemma_5_2(rng: np.random.Generator, samples: int) -> Evidence:
-    d, q = np.array([[1.0, -np.log(2)]]), np.array([[1.0, 2.0]])
-    term, rel = kernels.kernel_terms(d, q, kernels.elu).item(), kernels.relevance(d, q)
+    d = np.array([[1.0, -np.log(2)]])
+    q = np.array([[1.0, 2.0]])
+    term = kernels.kernel_terms(d, q, kernels.elu).item()
+    rel = kernels.relevance(d, q)
     negative = (kernels.elu([1.0]) @ kernels.elu([-1.0])).item()
     ours = max(abs(term), apart(rel, 1 - 2 * np.log(2)), apart(negative, np.expm1(-1)))
     detail = f"d = (1, −ln 2), q = (1, 2): rel = {rel:.4f} but tr(FᵀF) = 0, so that no p helps; "
@@ -179,7 +191,10 @@ def lemma_5_2(rng: np.random.Generator, samples: int) -> Evidence:
 )
 def kernel_of_positive_features(rng: np.random.Generator, samples: int) -> Evidence:
     # φ(x)ᵀφ(y) is lognormal, and draws estimate its moments badly: use Gauss-Hermite quadrature over ω in R³.
-    h, m, worst, instances = 3, 16, 0.0, min(samples, 10)
+    h = 3
+    m = 16
+    worst = 0.0
+    instances = min(samples, 10)
     nodes, weights = np.polynomial.hermite_e.hermegauss(30)
     W = np.stack(np.meshgrid(*[nodes] * h), -1).reshape(-1, h)
     p = np.prod(np.meshgrid(*[weights / weights.sum()] * h), 0).ravel()
@@ -201,10 +216,13 @@ def kernel_of_positive_features(rng: np.random.Generator, samples: int) -> Evide
     "unit vectors, h = 16",
 )
 def positive_features(rng: np.random.Generator, samples: int) -> Evidence:
-    counts, errors = (256, 4096), []
+    counts = (256, 4096)
+    errors = []
     for _ in range(min(samples, 60)):
-        D, Q = unit_tokens(rng, 20, 16), unit_tokens(rng, 10, 16)
-        exact, row = kernels.relevance(D, Q), []
+        D = unit_tokens(rng, 20, 16)
+        Q = unit_tokens(rng, 10, 16)
+        exact = kernels.relevance(D, Q)
+        row = []
         for m in counts:
             W = kernels.orthogonal_projections(16, m, int(rng.integers(2**31)))
             row.append(kernels.kernel_relevance(D, Q, partial(kernels.positive_features, projections=W)))
@@ -224,7 +242,9 @@ def positive_features(rng: np.random.Generator, samples: int) -> Evidence:
     claim="p_ij “depends on d_i and q_j”",
 )
 def normaliser(rng: np.random.Generator, samples: int) -> Evidence:
-    worst, spread, count = 0.0, 0.0, min(samples, 200)
+    worst = 0.0
+    spread = 0.0
+    count = min(samples, 200)
     for _ in range(count):
         d, q, *neighbours = rng.standard_normal((4, 6))
         implied = []
@@ -253,7 +273,8 @@ def separable_bound(rng: np.random.Generator, samples: int) -> Evidence:
     same = float(np.mean(bound.argsort(1) != bound[0].argsort()))
     ranks = exact.argsort(1).argsort(1), bound.argsort(1).argsort(1)
     correlation = np.mean([np.corrcoef(a, b)[0, 1] for a, b in zip(*ranks, strict=True)])
-    d, q = np.array([[0.01]]), np.array([[1.0]])
+    d = np.array([[0.01]])
+    q = np.array([[1.0]])
     least = kernels.separable_factor(d, kernels.elu) * kernels.separable_factor(q, kernels.elu)
     above = kernels.relevance(d, q)
     detail = f"d = .01, q = 1: rel {above:g} above the bound {least:g}; one order of 20 documents for all of "

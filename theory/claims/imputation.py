@@ -12,7 +12,8 @@ from theory.claims.xtr import EXACT_SEARCH, pools
 @theorem("f_XTR' = (1/n)Σ m_i + (1/n)Σ (M_i − m_i)⁺", "excess over a floor", EXACT_SEARCH)
 def imputation_is_excess(rng: np.random.Generator, samples: int) -> Evidence:
     """Ties included: a similarity that equals m_i counts as m_i, whether retrieved or imputed."""
-    worst, count = 0.0, min(samples, 300)
+    worst = 0.0
+    count = min(samples, 300)
     for P, owners, k in pools(rng, count):
         P = P.round(1)  # ties
         floors = token_retrieval.imputed_similarities(P, k)
@@ -28,7 +29,9 @@ def imputation_is_excess(rng: np.random.Generator, samples: int) -> Evidence:
     "each query token visits at least k tokens of the pool; with fewer, missing documents can be overrated",
 )
 def approximate_imputation(rng: np.random.Generator, samples: int) -> Evidence:
-    worst, count, below = 0.0, min(samples, 300), 0
+    worst = 0.0
+    count = min(samples, 300)
+    below = 0
     for P, owners, k in pools(rng, count):
         visited = rng.random(P.shape) < 0.7
         visited[:, :k] = True
@@ -72,7 +75,8 @@ def floor_by_frequency(rng: np.random.Generator, samples: int) -> Evidence:
 )
 def clipped_frequency(rng: np.random.Generator, samples: int) -> Evidence:
     """Excess need not fall with frequency: a rare token whose neighbours are near has the higher floor."""
-    share, worst = 1e-3, 0.0
+    share = 1e-3
+    worst = 0.0
     for p in (1e-2, 3e-2, 0.1):  # frequent: the floor of the matches alone, to what the background adds
         mixture = law.mixture_floor(share, [p, 1 - p], [0.7, 0.0], [0.05, 0.05])
         worst = max(worst, abs(mixture - (0.7 + 0.05 * np.log(p / share))))
@@ -96,7 +100,8 @@ def clipped_frequency(rng: np.random.Generator, samples: int) -> Evidence:
     "exponential tails, independent query tokens",
 )
 def excess_is_likelihood_ratio(rng: np.random.Generator, samples: int) -> Evidence:
-    worst, count = 0.0, min(samples, 500)
+    worst = 0.0
+    count = min(samples, 500)
     a = rng.uniform(-1, 1, count)
     s = rng.uniform(0.02, 0.2, count)
     s1 = s * rng.uniform(1.1, 10, count)
@@ -122,12 +127,15 @@ def excess_is_likelihood_ratio(rng: np.random.Generator, samples: int) -> Eviden
 def best_ranking(rng: np.random.Generator, samples: int) -> Evidence:
     """Area: P(a relevant document scores above another), with its standard error of at most 1/√(4C)."""
     count = 400 * max(min(samples, 100), 10)
-    s, s1, pi = 0.05, 0.2, 0.4
+    s = 0.05
+    s1 = 0.2
+    pi = 0.4
     a = 0.3 + s * np.log(np.logspace(0, 3, 8))[:, None]
     other = s * rng.exponential(size=(8, count))
     relevant = np.where(rng.random((8, count)) < pi, s1, s) * rng.exponential(size=(8, count))
     shares = float(law.best_share(s, s1, pi)) * np.array([0.01, 0.1, 1, 3, 9])
-    areas, moved = [], 0.0
+    areas = []
+    moved = 0.0
     for share in shares:
         floors = np.full(8, -s * np.log(share))
         area = _area(law.excess(relevant, floors), law.excess(other, floors))
@@ -135,7 +143,8 @@ def best_ranking(rng: np.random.Generator, samples: int) -> Evidence:
         areas.append(area)
         moved = max(moved, abs(area - frequent))
     ratios = (law.log_likelihood_ratio(M, 0.0, s, s1, pi).sum(0) for M in (relevant, other))
-    ratio, plain = _area(*ratios), _area(relevant.mean(0), other.mean(0))
+    ratio = _area(*ratios)
+    plain = _area(relevant.mean(0), other.mean(0))
     worst = max(*areas, plain) - ratio
     listed = ", ".join(f"{area:.4f} at {share:.2g}" for area, share in zip(areas, shares, strict=True))
     detail = f"areas: excess {listed} of the documents, MaxSim {plain:.4f}, the ratio {ratio:.4f}"

@@ -104,18 +104,21 @@ def exact_law_closed_forms(rng: np.random.Generator, samples: int) -> Evidence:
     error = projections.pairwise_error(k, margin)
     half = special.betainc(k / 2, 0.5, 1 - margin**2) / 2
     symmetric = special.betainc(k / 2, k / 2, (1 - margin) / 2)
-    forms, normal = (half, symmetric, np.exp(projections.log_pairwise_error(k, margin))), error > 1e-200
+    forms = (half, symmetric, np.exp(projections.log_pairwise_error(k, margin)))
+    normal = error > 1e-200
     return Evidence(max(apart(form[normal], error[normal]) for form in forms), samples, tolerance=1e-7)
 
 
 @theorem("P(error) is that of explicit k × v projections", "exact law", GAUSSIAN)
 def exact_law_simulated(rng: np.random.Generator, samples: int) -> Evidence:
-    worst, draws = 0.0, 10 * samples
+    worst = 0.0
+    draws = 10 * samples
     for k, v in ((8, 12), (32, 40)):
         q, better, worse = rng.standard_normal((3, v))
         better = worse + (better + (excess(0, better @ q) + 3) / (q @ q) * q)  # so that ⟨q, δ⟩ > 0
         margin = projections.normalized_margin(q, better, worse)
-        exact, seed = projections.pairwise_error(k, margin), int(rng.integers(2**31))
+        exact = projections.pairwise_error(k, margin)
+        seed = int(rng.integers(2**31))
         drawn: dict[str, Any] = {"ensemble": "gaussian", "samples": draws, "seed": seed}
         estimate, _ = projections.simulated_error(k, q, better, worse, **drawn)
         worst = max(worst, deviations(estimate, draws, exact))
@@ -125,14 +128,16 @@ def exact_law_simulated(rng: np.random.Generator, samples: int) -> Evidence:
 @theorem("P(error) ≤ ½(1−ε²)^{k/2}", "exact law", GAUSSIAN)
 def exponential_bound(rng: np.random.Generator, samples: int) -> Evidence:
     margin, k = margins_and_dimensions(rng, samples)
-    error, bound = projections.pairwise_error(k, margin), 0.5 * np.exp(k / 2 * np.log1p(-(margin**2)))
+    error = projections.pairwise_error(k, margin)
+    bound = 0.5 * np.exp(k / 2 * np.log1p(-(margin**2)))
     tight = median_ratio(error[bound > 1e-280], bound[bound > 1e-280])
     return Evidence(excess(error, bound * (1 + 1e-9)), samples, tightness=tight)
 
 
 @theorem("k* is the least k with P(error) ≤ β: 6764, 1082, 270, 67, 17 at β = .05", "exact law", GAUSSIAN)
 def exact_required_dimension(rng: np.random.Generator, samples: int) -> Evidence:
-    margin, beta = rng.uniform(0.02, 0.9, samples), rng.uniform(0.001, 0.4, samples)
+    margin = rng.uniform(0.02, 0.9, samples)
+    beta = rng.uniform(0.001, 0.4, samples)
     k = projections.required_dimension(margin, beta)
     enough = excess(projections.pairwise_error(k, margin), beta)
     before = np.where(k > 1, projections.pairwise_error(np.maximum(k - 1, 1), margin), 1.0)
@@ -165,7 +170,8 @@ def equation_2(rng: np.random.Generator, samples: int) -> Evidence:
 
 def sufficient(rng: np.random.Generator, samples: int, method: str) -> Evidence:
     """Check whether the k computed by `method` keeps the errors of both ensembles at or below β."""
-    margin, beta = rng.uniform(0.02, 1, samples), rng.uniform(0.001, 0.5, samples)
+    margin = rng.uniform(0.02, 1, samples)
+    beta = rng.uniform(0.001, 0.5, samples)
     k, exact = (projections.required_dimension(margin, beta, name) for name in (method, "exact"))
     worst = max(excess(projections.pairwise_error(k, margin), beta), rademacher_excess(k, margin, beta))
     return Evidence(worst, 2 * samples, tightness=median_ratio(exact, k))
@@ -184,7 +190,8 @@ def rademacher_excess(k: np.ndarray, margin: np.ndarray, beta: float | np.ndarra
     "(ε²/2 − ε³/3)⁻¹",
 )
 def tight_up_to_a_constant(rng: np.random.Generator, samples: int) -> Evidence:
-    margin, z = np.array([1e-3, 5e-4]), special.ndtri(0.95)
+    margin = np.array([1e-3, 5e-4])
+    z = special.ndtri(0.95)
     exact = projections.required_dimension(margin, 0.05, "exact_real")
     slope = exact * projections.distortion(margin)
     ratio = projections.required_dimension(margin, 0.05, "lemma1") / exact
@@ -195,7 +202,8 @@ def tight_up_to_a_constant(rng: np.random.Generator, samples: int) -> Evidence:
     signs = [projections.rademacher_required_dimension(x) for x in shown]
     lines = {"Gaussian A": projections.required_dimension(shown), "Rademacher A, two-sparse pair": signs}
     bound = {"the paper's 8.764 h(ε)⁻¹": projections.required_dimension(shown, method="lemma1")}
-    x, panel = (1 / projections.distortion(shown)).round(), "k* with error .05"
+    x = (1 / projections.distortion(shown)).round()
+    panel = "k* with error .05"
     curves = {"name": "h(ε)⁻¹", "x": x, "panels": {panel: lines}, "dotted": bound, "log_y": [panel]}
     return Evidence(worst, 2, 2e-3, tightness=float(1 / ratio[-1]), detail=detail, curves=curves)
 
@@ -218,7 +226,8 @@ def corollary_1(rng: np.random.Generator, samples: int) -> Evidence:
     claim="ln β ≤ ln 4 − ε²k/12 “can be rearranged into” k ≥ 12ε⁻² ln(4/β)",
 )
 def corollary_1_proof(rng: np.random.Generator, samples: int) -> Evidence:
-    margin, beta = rng.uniform(0.02, 1, samples), rng.uniform(0.001, 0.5, samples)
+    margin = rng.uniform(0.02, 1, samples)
+    beta = rng.uniform(0.001, 0.5, samples)
     k = projections.required_dimension(margin, beta, "corollary1")
     ours = excess(4 * np.exp(-(margin**2) * k / 12), beta * (1 + 1e-12))
     level = projections.pairwise_error(10, 0.2)  # satisfies the premise with β = P(error) at k = 10
@@ -234,9 +243,11 @@ def corollary_1_proof(rng: np.random.Generator, samples: int) -> Evidence:
     claim="with k ≥ 24 L_Q L_D ln(4/β), “any pairwise error” has a probability of at most β",
 )
 def corollary_2(rng: np.random.Generator, samples: int) -> Evidence:
-    L_q, L_d = rng.integers(1, 30, samples), rng.integers(1, 300, samples)
+    L_q = rng.integers(1, 30, samples)
+    L_d = rng.integers(1, 300, samples)
     bound = projections.boolean_required_dimension(L_q, L_d, method="corollary2")
-    margin, methods = projections.boolean_margin(L_q, L_d), ("exact", "corollary2")
+    margin = projections.boolean_margin(L_q, L_d)
+    methods = ("exact", "corollary2")
     worst = excess(projections.pairwise_error(bound, margin), 0.05)
     worst = max(worst, rademacher_excess(bound, margin, 0.05))
     exact, printed = (projections.boolean_required_dimension(8, 100, method=name) for name in methods)
@@ -252,7 +263,9 @@ def corollary_2(rng: np.random.Generator, samples: int) -> Evidence:
     "k × v projection",
 )
 def rademacher_variance(rng: np.random.Generator, samples: int) -> Evidence:
-    signs, worst, instances = every_row(8), 0.0, min(samples, 200)
+    signs = every_row(8)
+    worst = 0.0
+    instances = min(samples, 200)
     for _ in range(instances):
         q, better, worse = rng.standard_normal((3, 8)) * (rng.random((3, 8)) < 0.6) + np.eye(3, 8)
         if (margin := projections.normalized_margin(q, better, worse)) <= 0:
@@ -261,7 +274,8 @@ def rademacher_variance(rng: np.random.Generator, samples: int) -> Evidence:
         product = (signs @ q) * (signs @ delta) / np.linalg.norm(q)  # for all equally likely rows
         predicted = 1 + margin**2 - 2 * projections.concentration(q, better, worse)
         worst = max(worst, apart(1 + product.var(), 1 + predicted), apart(1 + product.mean(), 1 + margin))
-    sparse, gaussian = projections.rademacher_error_two_sparse(64, 0.2), projections.pairwise_error(64, 0.2)
+    sparse = projections.rademacher_error_two_sparse(64, 0.2)
+    gaussian = projections.pairwise_error(64, 0.2)
     detail = f"ε = .2, k = 64: two-sparse Rademacher {sparse:.4f}, Gaussian {gaussian:.4f}"
     return Evidence(worst, instances, detail=detail)
 
@@ -282,7 +296,8 @@ def rademacher_is_not_monotone(rng: np.random.Generator, samples: int) -> Eviden
     golden = apart([first, last, projections.rademacher_required_dimension(0.2)], [60, 73, 74])
     printed = excess(rademacher[first - 1 :], 0.05)
     detail = f"first k with P ≤ .05 is {first}, last with P > .05 is {last}; Gaussian k* = 67"
-    x, panel = k[53:80:2], "error at ε = .2"
+    x = k[53:80:2]
+    panel = "error at ε = .2"
     lines = {"Gaussian A": projections.pairwise_error(x, 0.2), "Rademacher A": rademacher[x - 1]}
     curves: dict[str, Any] = {"name": "k", "x": x, "panels": {panel: lines}, "scale": "linear"}
     curves |= {"dotted": {"β = .05": np.full(len(x), 0.05)}}
@@ -295,7 +310,9 @@ def rademacher_is_not_monotone(rng: np.random.Generator, samples: int) -> Eviden
     "k × v projection",
 )
 def rademacher_ties(rng: np.random.Generator, samples: int) -> Evidence:
-    margin, k = float(np.sqrt(0.5)), np.array([1, 4, 8])  # a row contributes 2ε or exactly 0
+    # a row contributes 2ε or exactly 0
+    margin = float(np.sqrt(0.5))
+    k = np.array([1, 4, 8])
     counted = projections.rademacher_error_two_sparse(k, margin)
     strict = projections.rademacher_error_two_sparse(k, margin, ties=False)
     worst = max(apart(counted, 0.5**k), float(np.max(np.abs(strict))))
@@ -324,7 +341,8 @@ def margins_depend_on_the_split(rng: np.random.Generator, samples: int) -> Evide
     claim="P(|‖Ax‖² − ‖x‖²| > ε‖x‖²) < 2 exp(−(k/2)(ε²/2 − ε³/3))",
 )
 def equation_4(rng: np.random.Generator, samples: int) -> Evidence:
-    epsilon, k = rng.uniform(0.01, 0.99, samples), np.floor(10 ** rng.uniform(0, 3, samples))
+    epsilon = rng.uniform(0.01, 0.99, samples)
+    k = np.floor(10 ** rng.uniform(0, 3, samples))
     bound = 2 * np.exp(-0.5 * k * projections.distortion(epsilon))
     gaussian = stats.chi2.cdf((1 - epsilon) * k, k) + stats.chi2.sf((1 + epsilon) * k, k)
     counts = stats.binom(k, 0.5)  # ‖Ax‖² = (2/k)‖x‖² · (number of rows with two equal signs)
@@ -340,7 +358,9 @@ def equation_4(rng: np.random.Generator, samples: int) -> Evidence:
     claim="P(|⟨Ax, Ay⟩ − ⟨x, y⟩| ≥ (ε/2)(‖x‖² + ‖y‖²)) ≤ 4 exp(−(k/2)(ε²/2 − ε³/3))",
 )
 def equation_5(rng: np.random.Generator, samples: int) -> Evidence:
-    worst, ratios, draws = 0.0, [], 2 * samples
+    worst = 0.0
+    ratios = []
+    draws = 2 * samples
     for cosine in (0.0, 0.6):
         pair = np.array([[1.0, 0.0, 0.0], [cosine, np.sqrt(1 - cosine**2), 0.0]]).T
         for k, epsilon in ((8, 0.5), (32, 0.3)):

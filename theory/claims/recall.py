@@ -29,7 +29,8 @@ from theory.claims import (
 )
 def lemma_2(rng: np.random.Generator, samples: int) -> Evidence:
     evidence = _recall_bound(recall.lemma2_bound, rng, samples)
-    worst, draws = evidence.violation, min(samples, 500)
+    worst = evidence.violation
+    draws = min(samples, 500)
     for count, k, r in ((1, 4, 1), (3, 8, 1), (3, 8, 3), (40, 32, 5)):
         query, best, others = collection(rng, count + 1, 60)
         A = rng.integers(0, 2, (draws, k, 60)) * 2.0 - 1
@@ -60,11 +61,14 @@ def _recall_bound(bound: Callable, rng: np.random.Generator, samples: int) -> Ev
 
     Tightness is measured where the exact probability lies between 10⁻⁴ and ½.
     """
-    exact, limit = [], []
+    exact = []
+    limit = []
     for instance in range(min(samples, 150)):
-        margins, k = rng.uniform(0.05, 0.5, rng.integers(1, 60)), float(rng.integers(1, 200))
+        margins = rng.uniform(0.05, 0.5, rng.integers(1, 60))
+        k = float(rng.integers(1, 200))
         if instance % 2:  # bounds are close for one small margin and few dimensions
-            margins, k = rng.uniform(0.01, 0.1, 1), float(rng.integers(1, 20))
+            margins = rng.uniform(0.01, 0.1, 1)
+            k = float(rng.integers(1, 20))
         r = int(rng.integers(1, min(len(margins), 10) + 1))
         exact.append(recall.orthogonal_recall_failure(k, margins, r))
         limit.append(bound(k, margins, r))
@@ -91,7 +95,9 @@ def recall_dimensions(rng: np.random.Generator, samples: int) -> Evidence:
     margins = projections.normalized_margin(query, best, others)
     seed = int(rng.integers(2**31))
     thresholds = recall.recall_thresholds(query, best, others, [1, 10], samples=samples, seed=seed)
-    worst, rows, tight = 0.0, [], []
+    worst = 0.0
+    rows = []
+    tight = []
     for r, sampled in zip((1, 10), thresholds, strict=True):
         exact, error = recall.required_dimension_recall_exact(sampled)
         methods = ("eq3", "lemma1_sum", "t_union", "markov_union")
@@ -114,7 +120,8 @@ def recall_dimensions(rng: np.random.Generator, samples: int) -> Evidence:
     "Gaussian A, orthogonal competitors",
 )
 def recall_law_golden(rng: np.random.Generator, samples: int) -> Evidence:
-    three, equal = [0.1, 0.2, 0.3], np.full(100, 0.2)
+    three = [0.1, 0.2, 0.3]
+    equal = np.full(100, 0.2)
     cases: list[tuple[int, Any, int]] = [(k, three, r) for k in (32, 64) for r in (1, 2, 3)]
     cases += [(64, equal, 1), (64, equal, 10), (256, equal, 1)]
     golden = [0.4032276686, 0.0525230482, 0.0018219163, 0.2593903395, 0.0135701142, 0.0001046332]
@@ -154,7 +161,9 @@ def recall_law_simulated(rng: np.random.Generator, samples: int) -> Evidence:
     "Gaussian A, any three vectors, k ≥ 2; asymptotically that of Pearson and Filon 1898",
 )
 def cosine_law(rng: np.random.Generator, samples: int) -> Evidence:
-    worst, draws, instances = 0.0, 2 * samples, 12
+    worst = 0.0
+    draws = 2 * samples
+    instances = 12
     off = []
     for _ in range(instances):
         q, first, second = rng.standard_normal((3, 5)) + rng.uniform(0, 1.5) * rng.standard_normal(5)
@@ -167,10 +176,8 @@ def cosine_law(rng: np.random.Generator, samples: int) -> Evidence:
         scores = [(q * d).sum(1) / np.linalg.norm(d, axis=1) for d in (first, second)]
         worst = max(worst, deviations(np.mean(scores[0] <= scores[1]), draws, law))
         off.append(abs(cosine.asymptotic_cosine_error(k, a, b, between) - law))
-    k, inner = (
-        cosine.required_cosine_dimension(0.9, 0.85, 0.8),
-        projections.required_dimension(0.05 / np.sqrt(0.4)),
-    )
+    k = cosine.required_cosine_dimension(0.9, 0.85, 0.8)
+    inner = projections.required_dimension(0.05 / np.sqrt(0.4))
     detail = (
         f"ρ₁ = .9, ρ₂ = .85, ρ₁₂ = .8: {k:.0f} dimensions keep the order of cosines, {inner:.0f} that of "
     )
@@ -185,9 +192,12 @@ def cosine_law(rng: np.random.Generator, samples: int) -> Evidence:
     claim="restricted to segment i, the normalized margin is at least that of the whole documents",
 )
 def theorem_1(rng: np.random.Generator, samples: int) -> Evidence:
-    segments, documents = [], []
+    segments = []
+    documents = []
     for _ in range(min(samples, 500)):
-        query, better, worse = np.zeros(9), np.zeros((3, 9)), np.zeros((3, 9))
+        query = np.zeros(9)
+        better = np.zeros((3, 9))
+        worse = np.zeros((3, 9))
         query[:3] = np.abs(rng.standard_normal(3))
         for i in range(3):
             better[i, 3 * i : 3 * i + 3], worse[i, 3 * i : 3 * i + 3] = rng.standard_normal((2, 3))
@@ -207,7 +217,8 @@ def theorem_1(rng: np.random.Generator, samples: int) -> Evidence:
     "condition on d2 holds for every segment",
 )
 def remark_1(rng: np.random.Generator, samples: int) -> Evidence:
-    query, documents = rng.lognormal(size=12), rng.lognormal(size=(samples, 12))
+    query = rng.lognormal(size=12)
+    documents = rng.lognormal(size=(samples, 12))
     owner = rng.integers(0, 3, (samples, 12))
     segments = np.stack([(documents * (owner == i)) @ query for i in range(3)])
     return Evidence(excess(segments, documents @ query), samples)
@@ -249,7 +260,8 @@ def cross_pairs(rng: np.random.Generator, samples: int) -> Evidence:
     "Gaussian A, some segment of d1 beats all of d2; sufficient, not needed",
 )
 def maxscore_bound(rng: np.random.Generator, samples: int) -> Evidence:
-    worst, ratios = 0.0, []
+    worst = 0.0
+    ratios = []
     for _ in range(10):
         query, better, worse = (rng.standard_normal(size) for size in (6, (3, 6), (3, 6)))
         better[0] += query * (excess(worse @ query, better[0] @ query) + 0.5) / (query @ query)
@@ -290,9 +302,11 @@ def distortion_is_not_ranking(rng: np.random.Generator, samples: int) -> Evidenc
     "(queries normalized, documents divided by √L_D), which may multiply k by L_D",
 )
 def rescaling(rng: np.random.Generator, samples: int) -> Evidence:
-    documents, query = rng.lognormal(size=(min(samples, 500), 20)), rng.lognormal(size=20)
+    documents = rng.lognormal(size=(min(samples, 500), 20))
+    query = rng.lognormal(size=20)
     longest = np.linalg.norm(documents, axis=1).max()
-    before, after = documents @ query, documents / longest @ (query / np.linalg.norm(query))
+    before = documents @ query
+    after = documents / longest @ (query / np.linalg.norm(query))
     moved = float(np.mean(before.argsort() != after.argsort()))
     k, longer = (projections.required_dimension(1e-3 / by, 0.05, "exact_real") for by in (1, longest))
     ratio = longer / (k * longest**2)
@@ -308,7 +322,8 @@ def rescaling(rng: np.random.Generator, samples: int) -> Evidence:
     "embeddings suffice whose dimension is “proportional to the log” of the vocabulary's size",
 )
 def word_embeddings(rng: np.random.Generator, samples: int) -> Evidence:
-    sizes, k = 10.0 ** np.arange(2, 8), np.arange(1, 1001)
+    sizes = 10.0 ** np.arange(2, 8)
+    k = np.arange(1, 1001)
     chance = stats.binom.sf(np.ceil(0.75 * k) - 1, k, 0.5)  # for two words, by the exact binomial tail
     needed = [k[np.flatnonzero(v * (v - 1) / 2 * chance > 0.05)[-1]] + 1 for v in sizes]
     slope, start = np.polyfit(np.log(sizes), needed, 1)
@@ -326,13 +341,15 @@ def word_embeddings(rng: np.random.Generator, samples: int) -> Evidence:
     "of terms have nearly equal scores",
 )
 def margin_falls_with_query_terms(rng: np.random.Generator, samples: int) -> Evidence:
-    terms, idf = range(1, 11), rng.uniform(1, 10, (min(samples, 200), 10))
+    terms = range(1, 11)
+    idf = rng.uniform(1, 10, (min(samples, 200), 10))
     least = []
     for t in terms:  # δ = d1 − d2 of all pairs of documents, up to its sign
         delta = np.arange(3**t // 2 + 1, 3**t)[:, None] // 3 ** np.arange(t) % 3 - 1
         scores = np.abs(delta @ idf[:, :t].T) / np.linalg.norm(delta, axis=1, keepdims=True)
         least.append(scores.min(0) / np.linalg.norm(idf[:, :t], axis=1))
-    median, panel = np.median(least, axis=1), "smallest margin, median"
+    median = np.median(least, axis=1)
+    panel = "smallest margin, median"
     detail = f"{panel}: {median[0]:.2g} at 1 term, {median[-1]:.2g} at 10"
     series = {panel: {"Boolean documents, idf": median}}
     curves = {"name": "query terms", "x": terms, "panels": series, "scale": "linear", "log_y": [panel]}

@@ -31,14 +31,16 @@ def pools(rng: np.random.Generator, samples: int) -> Iterator[tuple[np.ndarray, 
 def retrieved_maximum(rng: np.random.Generator, samples: int) -> Evidence:
     worst = printed = 0.0
     for P, owners, k in pools(rng, min(samples, 200)):
-        ours, mask = token_retrieval.xtr_scores(P, owners, k), token_retrieval.retrieved(P, k)
+        ours = token_retrieval.xtr_scores(P, owners, k)
+        mask = token_retrieval.retrieved(P, k)
         for document in np.flatnonzero(token_retrieval.candidates(P, owners, k)):
             rows = zip(P, mask & (owners == document), strict=True)
             mean = np.mean([row[own_tokens].max() for row, own_tokens in rows if own_tokens.any()])
             worst = max(worst, abs(ours[document] - mean))
         off = np.abs(token_retrieval.xtr_scores_as_printed(P, owners, k) - ours)
         printed = max(printed, float(off.max()))
-    P, owners = np.array([[-0.2, -0.3]]), np.zeros(2, int)
+    P = np.array([[-0.2, -0.3]])
+    owners = np.zeros(2, int)
     literal = token_retrieval.xtr_scores_as_printed(P, owners, 1)[0]
     masked = token_retrieval.xtr_scores(P, owners, 1)[0]
     detail = f"P = (−.2, −.3), k = 1: {literal:g} as printed, {masked:g} with −∞"
@@ -52,9 +54,12 @@ def retrieved_maximum(rng: np.random.Generator, samples: int) -> Evidence:
     claim="a query token's missing similarity is “upper bounded” by its k'-th retrieved score",
 )
 def imputation(rng: np.random.Generator, samples: int) -> Evidence:
-    worst, negative, gaps = 0.0, 0, list[Any]()
+    worst = 0.0
+    negative = 0
+    gaps = list[Any]()
     for P, owners, k in pools(rng, min(samples, 300)):
-        colbert, gap = token_retrieval.colbert_scores(P, owners), token_retrieval.imputation_gap(P, owners, k)
+        colbert = token_retrieval.colbert_scores(P, owners)
+        gap = token_retrieval.imputation_gap(P, owners, k)
         imputed = token_retrieval.imputed_scores(P, owners, k)
         literal = token_retrieval.imputed_scores_as_printed(P, owners, k)  # max over j, for any m_i
         off = *np.abs(imputed - colbert - gap), *np.abs(literal - imputed)
@@ -67,7 +72,8 @@ def imputation(rng: np.random.Generator, samples: int) -> Evidence:
 
 @theorem("a document outside the candidates has f_ColBERT ≤ (1/n)Σ m_i", "imputation bound", EXACT_SEARCH)
 def non_candidates(rng: np.random.Generator, samples: int) -> Evidence:
-    worst, ratios = 0.0, []
+    worst = 0.0
+    ratios = []
     for P, owners, k in pools(rng, min(samples, 300)):
         P = P - P.min() + 0.1  # positive, so that ratios are meaningful
         outside = ~token_retrieval.candidates(P, owners, k)
@@ -86,7 +92,9 @@ def non_candidates(rng: np.random.Generator, samples: int) -> Evidence:
     claim="the gradient exists only where P⁺ is not 0, that is, retrieved, and depends on Z⁺",
 )
 def xtr_gradients(rng: np.random.Generator, samples: int) -> Evidence:
-    worst, h, count = 0.0, 1e-6, min(samples, 100)
+    worst = 0.0
+    h = 1e-6
+    count = min(samples, 100)
     for P, owners, k in [*pools(rng, count)]:  # draw all pools before the directions
         gradient = token_retrieval.xtr_gradient(P, owners, k, 0)
         direction = rng.standard_normal(P.shape)
@@ -105,7 +113,8 @@ def xtr_gradients(rng: np.random.Generator, samples: int) -> Evidence:
     claim="the gradient is “large” whenever few tokens of the positive document are retrieved",
 )
 def gradient_mass(rng: np.random.Generator, samples: int) -> Evidence:
-    worst, count = 0.0, min(samples, 200)
+    worst = 0.0
+    count = min(samples, 200)
     for P, owners, k in pools(rng, count):
         f = token_retrieval.xtr_scores(P, owners, k)
         expected = np.exp(f - f.max()) / np.exp(f - f.max()).sum()
@@ -115,7 +124,8 @@ def gradient_mass(rng: np.random.Generator, samples: int) -> Evidence:
         worst = max(worst, float(np.abs(mass - expected).max()))
     few = np.array([[0.9, 0.2, 0.1], [0.1, 0.2, 0.9]])
     one, two = (token_retrieval.xtr_gradient(few, owners, 1, 0) for owners in ([0, 1, 1], [0, 1, 0]))
-    one_each, two_each = np.abs(one[one != 0]).max(), np.abs(two[two < 0]).max()
+    one_each = np.abs(one[one != 0]).max()
+    two_each = np.abs(two[two < 0]).max()
     detail = f"the same score from 1 or 2 rows: {one_each:.3f} on one entry, {two_each:.3f} on each of two"
     return Evidence(worst, count, detail=detail)
 
@@ -128,7 +138,8 @@ def gradient_mass(rng: np.random.Generator, samples: int) -> Evidence:
     claim="although retrieval fails, the cross-entropy is “close to zero” in training",
 )
 def temperature(rng: np.random.Generator, samples: int) -> Evidence:
-    loss, limit = token_retrieval.level_loss(128), token_retrieval.positive_probability_limit(128)
+    loss = token_retrieval.level_loss(128)
+    limit = token_retrieval.positive_probability_limit(128)
     scores = rng.uniform(-1, 1, (min(samples, 1000), 128))
     reached = [np.exp(-token_retrieval.cross_entropy(row, 0)) for row in scores]
     attained = np.exp(-token_retrieval.cross_entropy(np.append(1.0, np.full(127, -1.0)), 0))
@@ -137,7 +148,8 @@ def temperature(rng: np.random.Generator, samples: int) -> Evidence:
     needed = token_retrieval.largest_temperature(128, 0.9)
     detail = f"loss {loss:.4f}; at τ = .02 {cold:.1e}; P⁺ = .9 needs τ ≤ {needed:.3f}"
     printed: dict[str, Any] = {"unit": "nats", "allowed": 0.1, "because": "“close to”", "detail": detail}
-    worst, tight = max(golden, excess(reached, limit)), median_ratio(reached, limit)
+    worst = max(golden, excess(reached, limit))
+    tight = median_ratio(reached, limit)
     return Evidence(worst, len(reached), tolerance=1e-6, tightness=tight, printed=float(loss), **printed)
 
 
@@ -149,7 +161,8 @@ def temperature(rng: np.random.Generator, samples: int) -> Evidence:
     claim="XTR's scoring stage takes “4000×” fewer FLOPs",
 )
 def scoring_cost(rng: np.random.Generator, samples: int) -> Evidence:
-    paper, ours = token_retrieval.scoring_cost(consistent=False), token_retrieval.scoring_cost()
+    paper = token_retrieval.scoring_cost(consistent=False)
+    ours = token_retrieval.scoring_cost()
     golden = apart(
         [paper["colbert"], paper["xtr"], paper["ratio"], paper["gathered_bytes"], ours["ratio"]],
         [3_618_816_000, 896_000, 4038.8571, 450.56e6, 12225.7297],

@@ -10,7 +10,7 @@ from timeit import repeat
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from studies.pages import Measured
 from torch import Tensor
 
@@ -28,13 +28,24 @@ from theory.token_retrieval import scoring_cost
 RANKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # ranks at which to keep P(gold) and P(lexically equal)
 TOP = 100  # number of first ranks over which these probabilities and the scores are averaged
 MEASURES = ("RR@10", "nDCG@10", "R@100")
-DEPTH = 100  # documents that a search returns
-DEEP = 1000  # documents for R@1000, in collections with more documents
+DEPTH = 100  # documents that a timed search returns
+DEEP = 1000  # documents that a search returns, for R@1000 in collections with more documents
+GOLD_AT = "P(gold)"
+LEXICAL_AT = "P(lexically equal)"
+GOLD = f"{GOLD_AT} in the first {TOP}"
+LEXICAL = f"{LEXICAL_AT} in the first {TOP}"
+GOLD_RECALL = f"share of gold tokens that are in the first {TOP} of a query token"
+APART = f"cosine of a query token's best gold token over that of the first {TOP} tokens of other documents"
 QUERIES = 32  # queries whose tokens are searched at once
 DOCUMENTS = 1024  # documents tokenised at once
 # A query of SciFact and the token of Table E.4: what share of the first TOP tokens is lexically equal to it?
 EXAMPLE = "women with a higher birth weight are more likely to develop breast cancer later in life.", "later"
-TIMED, REPEATS = 20, 3  # timed queries, and runs per query, of which the fastest counts
+# timed queries, and runs per query, of which the fastest counts
+TIMED = 20
+REPEATS = 3
+COST = "cost of a query"
+
+Conditions = dict[tuple[str, str], float]  # (measure, condition) -> a query's value
 
 
 @dataclass(frozen=True)
@@ -57,7 +68,9 @@ def token_search(
 
     gather: whether to also score every document with all of its tokens.
     """
-    names, whole, recipe = list(queries), np.zeros(0, np.float32), gathering(paradigm)
+    names = list(queries)
+    whole = np.zeros(0, np.float32)
+    recipe = gathering(paradigm)
     for start in range(0, len(names), QUERIES):
         part = names[start : start + QUERIES]
         encoded = paradigm.encode_queries([queries[name] for name in part])
@@ -101,10 +114,10 @@ def best_documents(
     index: Index, places: np.ndarray, scores: np.ndarray, depth: int = DEPTH
 ) -> dict[str, float]:
     """Return the `depth` best documents, best first; ties go to the smaller id."""
-    some = np.arange(len(places))
+    best = np.arange(len(places))
     if len(places) > depth:  # sort only documents at least as good as the depth-th
-        some = np.flatnonzero(scores >= np.partition(scores, -depth)[-depth])
-    ranked = sorted((-float(scores[n]), index.store.ids[places[n]]) for n in some)[:depth]
+        best = np.flatnonzero(scores >= np.partition(scores, -depth)[-depth])
+    ranked = sorted((-float(scores[n]), index.store.ids[places[n]]) for n in best)[:depth]
     return {id: -score for score, id in ranked}
 
 
@@ -139,65 +152,79 @@ def measure(
 ) -> Measured:
     """Measure a trained model: token retrieval, scores for each k', imputations and costs.
 
-    ids: from `stored_ids`. search_tokens: values of k' for Figure 5. table_tokens: k' for Tables 1 and 5.
+    The result's "values" map a measure and a condition to one value per query; costs are of the first
+    queries. ids: from `stored_ids`. search_tokens: values of k' for Figure 5. table_tokens: k' for Tables 1
+    and 5.
     """
-    lengths = np.diff(index.store.offsets)
     relevant = {
         query: np.array([index.store.position(d) for d, grade in judged.items() if grade > 0], dtype=np.int64)
         for query, judged in test.judgements.items()
     }
     queries = {name: test.queries[name] for name, gold in relevant.items() if len(gold)}
-    judgements = {name: test.judgements[name] for name in queries}
-    runs: dict[tuple[str, object], Run] = {("impute", k): {} for k in search_tokens}
-    runs |= {("gather", k): {} for k in search_tokens} | {("imputations", name): {} for name in IMPUTATIONS}
-    tokens: dict[str, list[float]] = {"gold": [], "lexical": [], "gold recall": [], "gold − others": []}
-    ranks = [rank for rank in RANKS if rank <= min(max(*search_tokens, TOP), len(ids))]
-    by_rank = {name: {rank: [] for rank in ranks} for name in ("gold", "lexical")}
-    deep: dict[str, list[float]] = {name: [] for name in (*IMPUTATIONS, "gathered") if len(index) > DEEP}
-    costs, example = [], None
     word = paradigm.encoder.tokenizer(EXAMPLE[1], add_special_tokens=False)["input_ids"][0]
-    searched = token_search(paradigm, index, queries, max(*search_tokens, TOP), gather=True)
-    for n, retrieved in enumerate(searched):
-        gold = np.isin(retrieved.owners, relevant[retrieved.query])
+    example = None
+    by_query: list[Conditions] = []
+    costs: list[Conditions] = []
+    runs: dict[str, Run] = {}
+    for retrieved in token_search(paradigm, index, queries, max(*search_tokens, TOP), gather=True):
+        query = retrieved.query
+        gold = relevant[retrieved.query]
         equal = ids[retrieved.rows] == retrieved.ids[:, None]
-        for name, hit in (("gold", gold), ("lexical", equal)):
-            tokens[name].append(_mean(hit[:, :TOP]))
-            if name == "lexical" and queries[retrieved.query].lower() == EXAMPLE[0]:
-                example = _mean(hit[retrieved.ids == word, :TOP])
-            for rank in ranks:
-                by_rank[name][rank].append(_mean(hit[:, rank - 1]))
-        from_gold = gold[:, :TOP]
-        gold_tokens = max(1, lengths[relevant[retrieved.query]].sum())
-        tokens["gold recall"].append(len(np.unique(retrieved.rows[:, :TOP][from_gold])) / gold_tokens)
-        # f_ColBERT of a document is the mean, over query tokens, of its best token's cosine (Figure 2).
-        others = retrieved.scores.numpy()[:, :TOP][~from_gold]
-        best = _mean(retrieved.whole[relevant[retrieved.query]])
-        tokens["gold − others"].append(best - _mean(others) if others.size else 0.0)
-        for k in search_tokens:
-            runs["gather", k][retrieved.query] = best_documents(index, *gathered(retrieved, k))
-            runs["impute", k][retrieved.query] = best_documents(index, *imputed(retrieved, index, k))
-        scored = {name: imputed(retrieved, index, table_tokens, name) for name in IMPUTATIONS}
-        for name, scores in scored.items():
-            runs["imputations", name][retrieved.query] = best_documents(index, *scores)
-        for name in deep:
-            scores = scored.get(name) or gathered(retrieved, table_tokens)
-            best = index.store.positions(best_documents(index, *scores, DEEP))
-            deep[name].append(float(np.isin(relevant[retrieved.query], best).mean()))
-        if n < TIMED and len(retrieved.ids):
-            costs.append(scoring_stage(paradigm, index, retrieved, queries[retrieved.query], table_tokens))
-    measured: Measured = {
+        by_query.append(token_values(retrieved, index, gold, equal))
+        if queries[query].lower() == EXAMPLE[0]:
+            example = _mean(equal[retrieved.ids == word, :TOP])
+        for condition, scores in scorings(retrieved, index, search_tokens, table_tokens):
+            runs.setdefault(condition, {})[query] = best_documents(index, *scores, DEEP)
+        if len(by_query) <= TIMED and len(retrieved.ids):
+            costs.append(scoring_stage(paradigm, index, retrieved, queries[query], table_tokens))
+    judgements = {name: test.judgements[name] for name in queries}
+    measures = MEASURES + (f"R@{DEEP}",) * (len(index) > DEEP)
+    values: dict[str, dict[str, list[float]]] = {}
+    for measure, condition in [*by_query[0], *(costs[0] if costs else ())]:
+        rows = by_query if (measure, condition) in by_query[0] else costs
+        values.setdefault(measure, {})[condition] = [row[measure, condition] for row in rows]
+    for condition, run in runs.items():
+        for measure, scored in per_query(run, judgements, measures).values.items():
+            values.setdefault(measure, {})[condition] = scored.tolist()
+    return {
         "queries": list(queries),
-        "tokens per document": float(lengths.mean()),
-        "tokens": tokens,
-        "R@1000": deep,
-        "by rank": by_rank,
+        "tokens per document": float(np.diff(index.store.offsets).mean()),
         "example": example,
-        "costs": {name: [cost[name] for cost in costs] for name in costs[0]} if costs else {},
+        "values": values,
     }
-    for (way, key), run in runs.items():
-        values = per_query(run, judgements, MEASURES).values
-        measured.setdefault(way, {})[key] = {name: value.tolist() for name, value in values.items()}
-    return measured
+
+
+def token_values(
+    retrieved: Retrieved, index: Index, relevant: Int[np.ndarray, " n"], equal: Bool[np.ndarray, "j k"]
+) -> Conditions:
+    """Measure the tokens that a query retrieved. relevant: positions of documents. equal: lexically equal."""
+    gold = np.isin(retrieved.owners, relevant)
+    from_gold = gold[:, :TOP]
+    gold_tokens = max(1, np.diff(index.store.offsets)[relevant].sum())
+    # f_ColBERT of a document is the mean, over query tokens, of its best token's cosine (Figure 2).
+    others = retrieved.scores.numpy()[:, :TOP][~from_gold]
+    apart = _mean(retrieved.whole[relevant]) - _mean(others) if others.size else 0.0
+    values: Conditions = {
+        (GOLD, ""): _mean(from_gold),
+        (LEXICAL, ""): _mean(equal[:, :TOP]),
+        (GOLD_RECALL, ""): len(np.unique(retrieved.rows[:, :TOP][from_gold])) / gold_tokens,
+        (APART, ""): apart,
+    }
+    for rank in (rank for rank in RANKS if rank <= gold.shape[1]):
+        values[f"{GOLD_AT} at rank r", f"r = {rank}"] = _mean(gold[:, rank - 1])
+        values[f"{LEXICAL_AT} at rank r", f"r = {rank}"] = _mean(equal[:, rank - 1])
+    return values
+
+
+def scorings(
+    retrieved: Retrieved, index: Index, search_tokens: Sequence[int], table_tokens: int
+) -> Iterator[tuple[str, Scored]]:
+    """Yield (condition, scores) for both ways to score with each k', and for imputations with one k'."""
+    for k in search_tokens:
+        yield f"gathering, k' = {k}", gathered(retrieved, k)
+        yield f"imputing, k' = {k}", imputed(retrieved, index, k)
+    for name in IMPUTATIONS:
+        yield f"{name}, k' = {table_tokens}", imputed(retrieved, index, table_tokens, name)
 
 
 def scoring_stage(
@@ -209,26 +236,27 @@ def scoring_stage(
     reranking with the index. The FLOPs of both scoring methods follow appendix B, but are counted
     consistently (`theory.token_retrieval.scoring_cost`) and for the actual candidates.
     """
-    wanted, recipe = min(k, int(index.store.offsets[-1])), gathering(paradigm)
+    recipe = gathering(paradigm)
+    count = min(k, int(index.store.offsets[-1]))
     tokens = retrieved.tokens.to("cpu")
     vectors = retrieved.tokens.vectors[0, 0][retrieved.tokens.mask[0, 0]]
     candidates = np.unique(retrieved.owners[:, :k])
     names = index.store.names(candidates)
     counted = scoring_cost(
         query_tokens=len(retrieved.ids),
-        retrieved_tokens=wanted,
+        retrieved_tokens=count,
         document_tokens=float(np.diff(index.store.offsets)[candidates].mean()),
         dimension=vectors.shape[1],
-        tokens_per_candidate=len(retrieved.ids) * wanted / len(candidates),
+        tokens_per_candidate=len(retrieved.ids) * count / len(candidates),
     )
 
     def fastest(function: Callable[[], object]) -> float:
         return 1000 * min(repeat(function, number=1, repeat=REPEATS))
 
     with torch.inference_mode():
-        return {
+        costs = {
             "encode ms": fastest(lambda: paradigm.encode_queries([text]).to("cpu")),
-            "search ms": fastest(lambda: Exact().token_search(index.store, vectors, wanted)[0].cpu()),
+            "search ms": fastest(lambda: Exact().token_search(index.store, vectors, count)[0].cpu()),
             "impute ms": fastest(lambda: best_documents(index, *imputed(retrieved, index, k))),
             "gather ms": fastest(lambda: index.rerank_tokens([recipe], tokens, [names])),
             "candidates": counted["candidates"],
@@ -236,6 +264,12 @@ def scoring_stage(
             "gather FLOPs": counted["colbert"],
             "gathered bytes": counted["gathered_bytes"],
         }
+    ratios = {
+        (f"log₁₀ {unit} of scoring", condition): float(np.log10(costs[f"{way} {unit}"]))
+        for unit in ("FLOPs", "ms")
+        for way, condition in (("impute", "imputing"), ("gather", "gathering"))
+    }
+    return ratios | {(COST, name): cost for name, cost in costs.items()}
 
 
 def _mean(values: np.ndarray) -> float:

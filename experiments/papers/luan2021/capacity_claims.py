@@ -1,74 +1,82 @@
-"""Test the claims in Luan et al. 2021, §§1, 5 and 6, and make Figure 1 and Table A.1 for capacity.py."""
+"""Describe capacity.py: the claims in Luan et al. 2021, §§1, 5 and 6, Figure 1 and Table A.1."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from papers.luan2021.capacity_tasks import BI, UNI
+from papers.luan2021.capacity_tasks import UNI
+from studies.claims import Study, Values, printed
 from studies.curves import Curves
-from studies.model_runs import training_section, unmoved
-from studies.pages import Rows, Section, cell, printed, verdicts
+from studies.model_runs import training_section
+from studies.pages import Measured, Rows, Section, cell
 
-from paradigms.evaluate.claims import TRAINING, Claim
 from theory.collection import Dimension
 
 STAGES = {"rerank": "reranking", "retrieve": "retrieval"}
-FIRST = "Recall@1, retrieval"  # the measure of Figure 1, a key beside the stages
+FIRST = "Recall@1, retrieval"  # the measure of Figure 1
 MEASURES = {"containing": "RR@10", "answers": "recall at a fixed number of tokens"}
-CROSS, INIT = "CROSS-ATTENTION", "BERT-INIT"
-MARGIN = 0.02  # smaller differences of the measure count as "does not degrade"
+CROSS = "CROSS-ATTENTION"
+INIT = "BERT-INIT"
 # Share of BM25-uni's measure at the same length. A system below this share, and below a random projection of
 # the same size, has not learned the task and says nothing about capacity. The paper's smallest is 0.34.
 LEARNED = 0.3
 PAPER_LENGTHS = (50, 100, 200, 400)
-PRINTED = printed("luan2021")
-TABLE_A1, SAID = PRINTED["table a1"], PRINTED["capacity"]
-
-Terms = list[tuple[float, str, int]]  # weight, system, length
+TABLE_A1 = printed("luan2021")["table a1"]
 
 
-@dataclass
-class CapacityResults:
-    """Measurements and theoretical predictions at all lengths, and the paper's statements."""
+class CapacityStudy:
+    """Measurements and theoretical predictions at all lengths, and the paper's statements.
 
-    task: str
-    lengths: list[int]
-    results: Sequence[Any]
-    predictions: Any  # length -> result of capacity_tasks.predict
-    sizes: Mapping[str, int]  # system -> numbers per passage, for systems that encode passages
+    results: one for each system, length and seed. predictions: length -> result of capacity_tasks.predict.
+    sizes: numbers per passage of the systems that encode passages.
+    """
 
-    def __post_init__(self) -> None:
-        # (system, length) -> results by seed, with what training changed on dev queries
-        self.trainings: dict[tuple[str, int], list[Any]] = {}
-        for result in self.results:
+    def __init__(
+        self,
+        task: str,
+        lengths: Sequence[int],
+        results: Sequence[Measured],
+        predictions: Mapping[int, Any],
+        sizes: Mapping[str, int],
+    ) -> None:
+        self.task, self.lengths, self.predictions, self.sizes = task, lengths, predictions, sizes
+        self.measures = {stage: f"{MEASURES[task]}, {name}" for stage, name in STAGES.items()}
+        self.trainings: dict[str, list[Measured]] = {}
+        seeds: dict[str, dict[str, list[Any]]] = {}  # measure -> side -> values of each seed
+        for result in results:
             if result.get("kept step") is not None:
-                self.trainings.setdefault((result["system"], result["length"]), []).append(result)
-        # stage -> system -> length -> [seeds, queries]; all seeds have the same queries
-        self.values: dict[str, dict[str, dict[int, Any]]] = {stage: {} for stage in STAGES}
-        for result in self.results:
+                self.trainings.setdefault(at(result["system"], result["length"]), []).append(result)
             for system, stages in result["stages"].items():
+                side = at(system, result["length"])
                 for stage, row in stages.items():
-                    by_length = self.values[stage].setdefault(system, {})
-                    by_length[result["length"]] = np.vstack([*by_length.get(result["length"], ()), row])
-        if self.task == "containing":  # only one passage is relevant; it ranks first if RR@10 = 1
-            self.values[FIRST] = {
-                system: {length: np.where(values == 1, 1.0, 0.0) for length, values in by_length.items()}
-                for system, by_length in self.values["retrieve"].items()
-            }
+                    seeds.setdefault(self.measures[stage], {}).setdefault(side, []).append(row)
+                if task == "containing" and "retrieve" in stages:  # of one relevant passage
+                    first = [float(reciprocal == 1) for reciprocal in stages["retrieve"]]
+                    seeds.setdefault(FIRST, {}).setdefault(side, []).append(first)
+        self.values = {m: {side: np.array(rows) for side, rows in of_m.items()} for m, of_m in seeds.items()}
+        self.systems: dict[str, list[str]] = {}  # measure -> systems
+        for measure, sides in self.values.items():
+            self.systems[measure] = list(dict.fromkeys(side.partition(", ")[0] for side in sides))
+            for system in self.systems[measure]:
+                sides[f"{system}, all lengths"] = np.mean(self.by_length(measure, system), axis=0)
 
-    def paper(self, stage: str) -> dict[str, dict[int, float]]:
-        """Return {system: {length: measure}} from Table A.1, as fractions; empty for Figure 1."""
-        if stage == FIRST:
-            return {}
+    def by_length(self, measure: str, system: str) -> list[Values]:
+        return [self.values[measure][at(system, length)] for length in self.lengths]
+
+    def paper(self, stage: str) -> dict[str, list[float | None]]:
+        """Return each system's measure in Table A.1, as fractions, at our lengths."""
         column = list(STAGES).index(stage)
-        cells = {system: row.split("|")[column].split() for system, row in TABLE_A1[self.task].items()}
-        shares = {system: [float(cell) / 100 for cell in row] for system, row in cells.items() if row}
-        return {system: dict(zip(PAPER_LENGTHS, row, strict=True)) for system, row in shares.items()}
+        paper: dict[str, list[float | None]] = {}
+        for system, row in TABLE_A1[self.task].items():
+            if cells := row.split("|")[column].split():
+                shares = dict(zip(PAPER_LENGTHS, (float(percent) / 100 for percent in cells), strict=True))
+                paper[system] = [shares.get(length) for length in self.lengths]
+        return paper
 
-    def expected(self, system: str, length: int) -> float:
+    def expected(self, system: str) -> list[float]:
         """Return the measure expected of BM25-uni's vectors after random projection to the system's width."""
-        return float(np.mean(self.predictions[length]["values"][str(self.sizes[system])]))
+        values = [self.predictions[length]["values"][str(self.sizes[system])] for length in self.lengths]
+        return [float(np.mean(of_length)) for of_length in values]
 
     def learned(self, system: str) -> bool:
         """Return whether the system has learned enough, at every passage length, to be compared.
@@ -77,152 +85,149 @@ class CapacityResults:
         its dimension if that is lower. If the system can search, retrieval is scored instead of reranking,
         because even a poorly trained system ranks well among few candidates.
         """
-        stage = "retrieve" if system in self.values["retrieve"] else "rerank"
-        for length in self.lengths:
-            least = LEARNED * float(self.values[stage][UNI][length].mean())
-            if stage == "retrieve" and system in self.sizes:
-                least = min(least, self.expected(system, length))
-            if self.values[stage][system][length].mean() < least:
-                return False
-        return True
+        searches = system in self.systems[self.measures["retrieve"]]
+        measure = self.measures["retrieve" if searches else "rerank"]
+        least = [LEARNED * float(values.mean()) for values in self.by_length(measure, UNI)]
+        if searches and system in self.sizes:
+            least = np.minimum(least, self.expected(system)).tolist()
+        scores = [float(values.mean()) for values in self.by_length(measure, system)]
+        return all(score >= bar for score, bar in zip(scores, least, strict=True))
 
-    def trained(self, systems: Iterable[str]) -> dict[str, list[Any]]:
-        """Return the training results of the named systems and of hybrids' dense parts, at each length."""
-        names = {parts(name)[0] if name.startswith("HYBRID-") else name for name in systems}
-        return {f"{s}, {n} tokens": seeds for (s, n), seeds in self.trainings.items() if s in names}
+    def undecided(self, sides: Sequence[str]) -> dict[str, str]:
+        systems = sorted({side.partition(", ")[0] for side in sides})
+        return {"unlearned": ", ".join(system for system in systems if not self.learned(system))}
 
-    def claims(self) -> list[Claim]:
-        """Return the paper's claims about the measured systems.
+    def study(self) -> Study:
+        """Return the values of every system at each length, and their means over lengths."""
+        printed_values: dict[str, dict[str, list[float]]] = {}
+        for stage, measure in self.measures.items():
+            of_measure = printed_values.setdefault(measure, {})
+            for system, shares in self.paper(stage).items():
+                if None not in shares:
+                    at_lengths = [float(share) for share in shares if share is not None]
+                    sides = [at(system, length) for length in self.lengths]
+                    of_measure |= {side: [share] for side, share in zip(sides, at_lengths, strict=True)}
+                    of_measure[f"{system}, all lengths"] = [float(np.mean(at_lengths))]
+        parts: dict[str, list[str]] = {}
+        for system in dict.fromkeys(name for names in self.systems.values() for name in names):
+            dense = parts_of(system)[0] if system.startswith("HYBRID-") else system
+            parts[system] = [at(dense, length) for length in self.lengths]
+        more: dict[str, Any] = {"undecided": self.undecided, "printed": printed_values, "parts": parts}
+        return Study(self.values, self.groups(), self.trainings, **more)
 
-        Claims that compare lengths need at least two lengths.
-        """
-        made, section = [], {"containing": "§5", "answers": "§6"}[self.task]
-        for name, contrasts in self._contrasts().items():
-            [(stage, statement)] = SAID[self.task][name].items()
-            values, paper = self.values[stage], self.paper(stage)
-            place = f"Luan et al. 2021, {'§1, Figure 1' if stage == FIRST else section}"
-            measure = FIRST if stage == FIRST else f"{MEASURES[self.task]}, {STAGES[stage]}"
-            for quantity, terms, margin in contrasts:
-                systems = {system for _, system, _ in terms}
-                if systems - values.keys() or ("length" in quantity and len(self.lengths) < 2):
-                    continue
-                known = systems <= paper.keys() and set(self.lengths) <= set(PAPER_LENGTHS)
-                printed = f"{sum(w * paper[s][n] for w, s, n in terms):+.3f}" if known else ""
-                unlearned = ", ".join(s for s in sorted(systems) if not self.learned(s))
-                contrast = sum(w * values[s][n] for w, s, n in terms)
-                still = unmoved(self.trained(systems))
-                more = {"unlearned": unlearned, "about": TRAINING, "unmoved": still}
-                measured = f"{measure}: {quantity}"
-                made.append(Claim(place, statement, measured, contrast, margin, printed=printed, **more))
-        return made
-
-    def _contrasts(self) -> dict[str, list[tuple[str, Terms, float]]]:
-        """Return {name in SAID: [(quantity, terms of Σ weight · measure(system, length), margin)]}."""
+    def groups(self) -> dict[str, list[str]]:
+        """Return the systems and contrasts that the groups of the claims stand for."""
         order = sorted(self.sizes, key=lambda name: (self.sizes[name], not name[-1].isdigit()))
         single, multiple = ([name for name in order if name.startswith(kind)] for kind in ("DE-", "ME-"))
-        wide, lengths, longest = single[-1:], self.lengths, self.lengths[-1:]
-        numbered = [m for m in multiple if m[-1].isdigit()]
-        hybrids = [name for name in self.values["retrieve"] if name.startswith("HYBRID-")]
+        searched = self.systems[self.measures["retrieve"]]
+        hybrids = [name for name in searched if name.startswith("HYBRID-")]
         pairs = [(m, m.replace("ME-BERT-64", "DE-BERT-512").replace("ME-BERT", "DE-BERT")) for m in multiple]
-
-        def over(a: str, b: str, at: list[int] = lengths) -> tuple[str, Terms, float]:
-            where = "" if at == lengths else f", {at[0]} tokens"
-            return f"{a} − {b}{where}", [(w / len(at), s, n) for w, s in ((1, a), (-1, b)) for n in at], 0.0
-
-        def fall(name: str) -> Terms:
-            return [(1, name, lengths[0]), (-1, name, lengths[-1])]
-
-        def gain(a: str, b: str) -> tuple[str, Terms, float]:
-            return f"{a} − {b}: gain with length", [*fall(b), *((-w, s, n) for w, s, n in fall(a))], 0.0
-
-        of_hybrids = [over(h, part) for h in hybrids for part in parts(h)]
-        gains = [gain(h, parts(h)[0]) for h in hybrids]
-        if self.task == "answers":
-            return {
-                "more dimensions": [over(w, n) for w in wide for n in single[:1] if w != n],
-                "more vectors": [over(*pair) for pair in pairs],
-                "more vectors for longer documents": [gain(*pair) for pair in pairs],
-                "cross-attention": [over(CROSS, n) for n in [*wide, *multiple][-1:]],
-                "BM25": [over(w, UNI, longest) for w in wide],
-                "hybrids": of_hybrids,
-                "hybrids for longer documents": gains,
-            }
-        rise = [(-w, s, n) for w, s, n in fall(CROSS)]
-        return {
-            "BM25 first": [contrast(UNI, w) for w in wide for contrast in (over, gain)],
-            "length": [(f"{name}: loss with length", fall(name), 0.0) for name in (UNI, *single)],
-            "the gap to BM25": [gain(UNI, name) for name in single],
-            "cross-attention": [(f"{CROSS}: gain with length", rise, MARGIN)],
-            "eight vectors": [over(m, w) for m in multiple if m not in numbered for w in wide],
-            "eight small vectors": [over(m, w) for m in numbered for w in wide],
-            "several vectors": [over(m, UNI, [n]) for m in multiple for n in lengths],
-            "one vector": [over(UNI, name) for name in single],
-            "hybrids": of_hybrids,
-            "hybrids for longer documents": gains,
-            "BM25-bi": [(f"{BI}, {n} tokens", [(1.0, BI, n)], -0.95) for n in longest],
+        groups = {
+            "single": single,
+            "multiple": multiple,
+            "sparse or single": [UNI, *single],
+            "widest": single[-1:],
+            "narrowest": single[:1] if len(single) > 1 else [],
+            "eight": [name for name in multiple if not name[-1].isdigit()],
+            "eight small": [name for name in multiple if name[-1].isdigit()],
+            "best encoder": [*single[-1:], *multiple][-1:],
+            "hybrid − part": [over(hybrid, part) for hybrid in hybrids for part in parts_of(hybrid)],
+            "multiple − single": [over(*pair) for pair in pairs],
+            "length": [f"{length} tokens" for length in self.lengths],
         }
+        if len(self.lengths) > 1:
+            ends = self.lengths[0], self.lengths[-1]
+            groups["shortest"], groups["longest"] = ([f"{length} tokens"] for length in ends)
+            for name, both in (
+                ("hybrid's", [(hybrid, parts_of(hybrid)[0]) for hybrid in hybrids]),
+                ("multiple's", pairs),
+            ):
+                groups[f"{name} gain with length"] = [
+                    f"{at(a, ends[1])} − {at(b, ends[1])} − {at(a, ends[0])} + {at(b, ends[0])}"
+                    for a, b in both
+                ]
+        return groups
+
+    def sections(self) -> dict[str, Section]:
+        """Return the page's sections, keyed by file name.
+
+        In the figures, dotted lines show random projections to the encoders' dimensions.
+        """
+        name = "tokens of a passage at most"
+        sections = {
+            "claims": self.study().section(
+                "luan2021",
+                self.task,
+                f"A system has learned if at every length it retrieves with {LEARNED:.0%} of {UNI}'s "
+                "measure, or as well as a random projection of its size.",
+            )
+        }
+        if self.trainings:
+            sections["training"] = training_section(self.trainings)
+        for stage in STAGES:
+            sections[f"table_{stage}"] = self.table(stage, name)
+        if FIRST in self.systems:
+            drawn = [
+                name for name in self.systems[FIRST] if name in (UNI, INIT) or name.startswith("DE-BERT")
+            ]
+            series = {system: self.by_length(FIRST, system) for system in drawn}
+            sections["figure1"] = Curves(name, self.lengths, {FIRST: series}).section(
+                "Recall@1 by passage length (Figure 1)",
+                "The passage with the query, first of all passages. BERT-INIT: the encoder as it comes.",
+            )
+        sections["theory"] = Section(
+            "One random projection of BM25's vectors to k numbers, and the encoders that have as many",
+            f"k*: dimensions of a random projection of {UNI}'s vectors that keep its first passage first "
+            "for 95% of the queries, with the 95% interval over queries. In the other columns, the first "
+            f"number is the expected {MEASURES[self.task]} of retrieval by such a projection to the "
+            "encoder's number of dimensions (dotted in the figure), the second the encoder's. An encoder "
+            "below the first is not limited by its size.",
+            [self.theory_row(n) for n in range(len(self.lengths))],
+        )
+        return sections
+
+    def table(self, stage: str, name: str) -> Section:
+        """Make one stage's part of Table A.1. name: what the lengths are."""
+        paper = self.paper(stage)
+        measure = self.measures[stage]
+        series = {system: self.by_length(measure, system) for system in self.systems[measure]}
+        rows: Rows = []
+        for system, by_length in series.items():
+            row = {"system": system}
+            for n, length in enumerate(self.lengths):
+                share = paper[system][n] if system in paper else None
+                row[str(length)] = cell(by_length[n]) + ("" if share is None else f" ({share:.3f})")
+            rows.append(row)
+        projected = {system: self.expected(system) for system in self.sizes}
+        figure = Curves(
+            name,
+            self.lengths,
+            {measure: series},
+            dotted=projected if stage == "retrieve" else None,
+            printed={measure: {system: paper[system] for system in series if system in paper}},
+        )
+        heading = f"{STAGES[stage].capitalize()} by passage length (Table A.1)"
+        text = "In parentheses the paper's, with 768 numbers a vector where no k is named."
+        return Section(heading, f"{MEASURES[self.task]}. {text}", rows, figure.draw())
+
+    def theory_row(self, n: int) -> dict[str, Any]:
+        length = self.lengths[n]
+        row: dict[str, Any] = {"length": length, "k*": str(Dimension(*self.predictions[length]["k*"]))}
+        for system, size in self.sizes.items():
+            trained = self.by_length(self.measures["retrieve"], system)[n].mean()
+            row[f"{system}: k = {size}"] = f"{self.expected(system)[n]:.3f}, {trained:.3f} measured"
+        return row
 
 
-def parts(hybrid: str) -> tuple[str, str]:
+def at(system: str, length: int) -> str:
+    return f"{system}, {length} tokens"
+
+
+def over(a: str, b: str) -> str:
+    return f"{a}, all lengths − {b}, all lengths"
+
+
+def parts_of(hybrid: str) -> tuple[str, str]:
     """Return the names of a hybrid's dense system and BM25 variant."""
     dense, sparse = hybrid.removeprefix("HYBRID-").rsplit("-", 1)
     return dense, f"BM25-{sparse}"
-
-
-def describe(results: CapacityResults) -> dict[str, Section]:
-    """Return the page's sections, keyed by file name.
-
-    In the figures, dotted lines show random projections to the encoders' dimensions.
-    """
-    measure, lengths = MEASURES[results.task], results.lengths
-    sections = {
-        "claims": verdicts(
-            results.claims(),
-            f"A system has learned if at every length it retrieves with {LEARNED:.0%} of {UNI}'s measure, or "
-            f"as well as a random projection of its size. Not to degrade is to lose less than {MARGIN}.",
-        )
-    }
-    if results.trainings:
-        sections["training"] = training_section(results.trained(system for system, _ in results.trainings))
-    for stage, name in STAGES.items():
-        paper, rows = results.paper(stage), []
-        for system, by_length in results.values[stage].items():
-            said = {n: f" ({share:.3f})" for n, share in paper.get(system, {}).items()}
-            cells = {str(n): cell(by_length[n]) + said.get(n, "") for n in lengths}
-            rows.append({"system": system} | cells)
-        text = f"{measure}; in parentheses the paper's, with 768 numbers a vector where no k is named."
-        heading = f"{name.capitalize()} by passage length (Table A.1)"
-        series = {system: [values[n] for n in lengths] for system, values in results.values[stage].items()}
-        expected = {s: [results.expected(s, n) for n in lengths] for s in results.sizes}
-        dotted, label = expected if stage == "retrieve" else None, f"{name}: {measure}"
-        theirs = {s: [paper[s].get(n) for n in lengths] for s in series if s in paper}
-        how: dict[str, Any] = {"dotted": dotted, "printed": {label: theirs}}
-        figure = Curves("tokens of a passage at most", lengths, {label: series}, **how).draw()
-        sections[f"table_{stage}"] = Section(heading, text, rows, figure)
-    if FIRST in results.values:
-        drawn = {
-            s: by_length
-            for s, by_length in results.values[FIRST].items()
-            if s in (UNI, INIT) or s.startswith("DE-BERT")
-        }
-        first = {system: [by_length[n] for n in lengths] for system, by_length in drawn.items()}
-        curves = Curves("tokens of a passage at most", lengths, {FIRST: first})
-        text = "The passage with the query, first of all passages. BERT-INIT: the encoder as it comes."
-        heading = "Recall@1 by passage length (Figure 1)"
-        sections["figure1"] = Section(heading, text, curves.rows, curves.draw())
-    theory: Rows = []
-    for length in lengths:
-        theory.append({"length": length, "k*": str(Dimension(*results.predictions[length]["k*"]))})
-        for system, size in results.sizes.items():
-            trained = results.values["retrieve"][system][length].mean()
-            pair = f"{results.expected(system, length):.3f}, {trained:.3f} measured"
-            theory[-1][f"{system}: k = {size}"] = pair
-    sections["theory"] = Section(
-        "One random projection of BM25's vectors to k numbers, and the encoders that have as many",
-        f"k*: dimensions of a random projection of {UNI}'s vectors that keep its first passage first for 95% "
-        "of the queries, with the 95% interval over queries. In the other columns, the first number is the "
-        f"expected {measure} of retrieval by such a projection to the encoder's number of dimensions (dotted "
-        "in the figure), the second the encoder's. An encoder below the first is not limited by its size.",
-        theory,
-    )
-    return sections

@@ -26,7 +26,8 @@ from paradigms.train.fit import DEV_DEPTH
 from paradigms.train.negatives import NEGATIVES_DEPTH
 from theory.collection import Draw, Problem, exact_thresholds, projected_dimension
 
-UNI, BI = "BM25-uni", "BM25-bi"
+UNI = "BM25-uni"
+BI = "BM25-bi"
 NGRAMS = {UNI: 1, BI: 2}
 
 
@@ -59,9 +60,12 @@ def open_task(
     first: the variant of BM25 that ranks the candidates. pieces: a backbone whose tokens are BM25's terms; by
     default, terms are words.
     """
-    corpus, half, each = collection.corpus, depth // 2, NEGATIVES_DEPTH // 2
+    corpus = collection.corpus
+    half = depth // 2
+    each = NEGATIVES_DEPTH // 2
     bm25 = {name: BM25(corpus, ngrams=n, tokenizer=pieces) for name, n in NGRAMS.items()}
-    train, test = collection.split("train"), collection.split("test")
+    train = collection.split("train")
+    test = collection.split("test")
     mined = with_random(bm25[first].search(train.queries, each), corpus, each, 0)
     dev_run = bm25[first].search(collection.split("dev").queries, DEV_DEPTH)
     pool = candidates(bm25[first].search(test.queries, half), test.judgements, half)
@@ -98,10 +102,11 @@ def question_passages(
     answers are all cut in two has no relevant passage.
     """
     splits = {name: some_queries(collection.split(name), count) for name, count in counts.items()}
-    known = {query for split in splits.values() for query in split.queries}
-    if unknown := sorted(known - answers.keys()):
+    queries = {query for split in splits.values() for query in split.queries}
+    if unknown := sorted(queries - answers.keys()):
         raise ValueError(f"{collection.name}: the query {unknown[0]!r} has no answers")
-    source, corpus = articles(collection.corpus), collection.corpus
+    source = articles(collection.corpus)
+    corpus = collection.corpus
     firsts = set(source.ids)  # articles are named by their first document
     named = accumulate(corpus.ids, lambda article, id: id if id in firsts else article)
     article_of = dict(zip(corpus.ids, named, strict=True))
@@ -113,17 +118,18 @@ def question_passages(
             places.setdefault(id.rpartition(":")[0], []).append(i)
         parts = {}
         for name, split in splits.items():
-            asked = {query: answers[query] for query in split.queries}
-            judged: dict[str, dict[str, int]] = {query: {} for query in asked}
-            for query in asked if name == "train" else ():
+            answers_of = {query: answers[query] for query in split.queries}
+            judged: dict[str, dict[str, int]] = {query: {} for query in answers_of}
+            for query in answers_of if name == "train" else ():
                 for gold in split.judgements[query]:
                     paragraph = body(corpus.titles[corpus.position(gold)], corpus[corpus.position(gold)])
                     for i in places.get(article_of[gold], []):  # documents are lines of an article
                         lines = [line for line in passages[i].split("\n") if line in paragraph]
-                        if any(has_answer(line, asked[query]) for line in lines):
+                        if any(has_answer(line, answers_of[query]) for line in lines):
                             judged[query][passages.ids[i]] = 1
-            parts[name] = Split(split.queries, judged, {} if name == "train" else asked)
-        name, fingerprint = f"{collection.name}-{length}", f"{collection.fingerprint}-{length}"
+            parts[name] = Split(split.queries, judged, {} if name == "train" else answers_of)
+        name = f"{collection.name}-{length}"
+        fingerprint = f"{collection.fingerprint}-{length}"
         tasks[length] = Collection(name, passages, parts, Problems(), fingerprint)
     return tasks
 
@@ -153,10 +159,13 @@ def predict(task: PassageTask, dimensions: Sequence[int], queries: int, samples:
     counts = count_terms(task.collection.corpus, test.queries, queries, 0)
     problem = Problem.of(*weigh(counts))
     required = projected_dimension(exact_thresholds(problem, [1], samples, 0)[0, 0])
-    corpus, ids, rng = task.collection.corpus, counts.query_ids, np.random.default_rng(1)
+    corpus = task.collection.corpus
+    ids = counts.query_ids
+    rng = np.random.default_rng(1)
     every = {query: dict.fromkeys(corpus.ids, 0.0) for query in ids}
     judged = with_judgements(test.only(ids), corpus, [every]).judgements
-    draw, rows = problem.draw(samples, rng), []
+    draw = problem.draw(samples, rng)
+    rows = []
     for query, id in enumerate(ids):
         relevant = np.array([corpus.position(d) for d, grade in judged[id].items() if grade > 0], int)
         ranks = projected_ranks(problem, query, relevant, dimensions, draw, rng)

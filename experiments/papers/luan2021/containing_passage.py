@@ -32,7 +32,9 @@ from paradigms.data.assembly import assemble
 from paradigms.data.collection import Collection, Corpus
 
 LENGTHS = (50, 100, 200, 400)
-FEWEST, MOST = 5, 25  # words and tokens of a query
+# words and tokens of a query
+FEWEST = 5
+MOST = 25
 CHANGED = 2  # a distractor differs from its query in at most this many words
 ATTEMPTS = 100  # attempts to place a distractor
 
@@ -151,16 +153,16 @@ def _draw_queries(source: Source, count: int) -> list[Query]:
     waiting = sorted(free, key=lambda unit: hashed(source.seed, "unit", ids[unit.row], unit.place))
     unique: list[Query] = []
     while len(unique) < count:
-        some = waiting[: 2 * (count - len(unique))]  # some of these phrases will occur twice
-        waiting = waiting[len(some) :]
-        if not some:
+        batch = waiting[: 2 * (count - len(unique))]  # some of these phrases will occur twice
+        waiting = waiting[len(batch) :]
+        if not batch:
             raise ValueError(
                 f"the corpus is too small for {count:,} queries: of its {len(source.units):,} passages of "
                 f"the smallest length, {len(free):,} are not reserved for distractors, and gave "
                 f"{len(unique):,} queries that occur only once. Ask for fewer queries, or add text"
             )
-        read = read_runs((source.text(unit, unit) for unit in some), source.tokenizer)
-        drawn = [_query(source, unit, *row) for unit, row in zip(some, read, strict=True)]
+        read = read_runs((source.text(unit, unit) for unit in batch), source.tokenizer)
+        drawn = [_query(source, unit, *row) for unit, row in zip(batch, read, strict=True)]
         phrases = list({query.words for query in drawn if query})
         times = Counter(phrases[place] for place, _ in occurrences(phrases, map(words_of, source.corpus)))
         unique += [query for query in drawn if query and times[query.words] == 1]
@@ -182,20 +184,24 @@ def _query(source: Source, unit: Unit, text: str, runs: Runs) -> Query | None:
 def _collection(
     source: Source, length: int, splits: Mapping[str, list[Query]], passages: int | None, distractors: int
 ) -> Collection:
-    name, together = f"containing-passage-{length}", length // source.length
-    texts, gold, hosts = {}, {}, []
-    asked = {query.unit: query for part in splits.values() for query in part}
+    name = f"containing-passage-{length}"
+    together = length // source.length
+    texts = {}
+    gold = {}
+    hosts = []
+    query_of = {query.unit: query for part in splits.values() for query in part}
     for (source_text, number), run in groupby(source.units, lambda unit: (unit.row, unit.place // together)):
-        members, id = list(run), f"{source.corpus.ids[source_text]}:{number}"
+        members = list(run)
+        id = f"{source.corpus.ids[source_text]}:{number}"
         texts[id] = source.text(members[0], members[-1])
-        gold |= {asked[unit]: id for unit in members if unit in asked}
+        gold |= {query_of[unit]: id for unit in members if unit in query_of}
         if source.reserved(members[0]):
             hosts.append(id)
-    kept = _kept(source, list(texts), set(gold.values()), passages, name)
-    changed = _distractors(source, texts, length, hosts, list(asked.values()), distractors, name)
+    ids = _kept(source, list(texts), set(gold.values()), passages, name)
+    changed = _distractors(source, texts, length, hosts, list(query_of.values()), distractors, name)
     return assemble(
         name,
-        [(id, "", text) for id, text in (*((id, texts[id]) for id in kept), *changed)],
+        [(id, "", text) for id, text in (*((id, texts[id]) for id in ids), *changed)],
         {split: [(query.id, query.text) for query in part] for split, part in splits.items()},
         {split: [(query.id, gold[query], 1) for query in part] for split, part in splits.items()},
     )
@@ -226,29 +232,29 @@ def _distractors(
 ) -> list[tuple[str, str]]:
     """Return (id, text) of `count` distractors per query, ordered by host; none contains a query."""
     phrases = [query.words for query in queries]
-    wanted = [(query, n) for query in queries for n in range(count)]
+    missing = [(query, n) for query in queries for n in range(count)]
     distractors: list[tuple[int, str, str]] = []
     for attempt in range(ATTEMPTS if hosts else 0):
-        drawn = [source.draw(len(hosts), "host", query.id, n, attempt) for query, n in wanted]
+        drawn = [source.draw(len(hosts), "host", query.id, n, attempt) for query, n in missing]
         read = read_runs((passages[hosts[host]] for host in drawn), source.tokenizer)
-        parts = read_runs((_changed(source, *place, attempt) for place in wanted), source.tokenizer)
+        parts = read_runs((_changed(source, *place, attempt) for place in missing), source.tokenizer)
         texts = []
-        for (query, n), (host, runs), (part, part_runs) in zip(wanted, read, parts, strict=True):
+        for (query, n), (host, runs), (part, part_runs) in zip(missing, read, parts, strict=True):
             cut, resume = _place(source, runs, int(part_runs.upto[-1]), (query.id, n, attempt))
             texts.append(host[:cut] + part + host[resume:])
         wrong = {row for _, row in occurrences(phrases, map(words_of, texts))}
         tokens = (runs.upto[-1] for _, runs in read_runs(texts, source.tokenizer))
         wrong |= {row for row, count in enumerate(tokens) if count > length}
-        rows = zip(drawn, wanted, texts, strict=True)
-        made = [(host, f"{query.id}:{n}", text) for host, (query, n), text in rows]
-        distractors += [place for row, place in enumerate(made) if row not in wrong]
-        wanted = [wanted[row] for row in sorted(wrong)]
-        if not wanted:
+        rows = zip(drawn, missing, texts, strict=True)
+        placed = [(host, f"{query.id}:{n}", text) for host, (query, n), text in rows]
+        distractors += [place for row, place in enumerate(placed) if row not in wrong]
+        missing = [missing[row] for row in sorted(wrong)]
+        if not missing:
             break
-    if wanted:
+    if missing:
         raise ValueError(
             f"{name}: {ATTEMPTS} attempts found no place among {len(hosts):,} passages for a distractor of "
-            f"the query {wanted[0][0].text!r}: add text, or set distractors=0"
+            f"the query {missing[0][0].text!r}: add text, or set distractors=0"
         )
     return [(id, text) for _, id, text in sorted(distractors)]
 
@@ -270,10 +276,12 @@ def _place(source: Source, runs: Runs, tokens: int, what: tuple) -> tuple[int, i
 def _changed(source: Source, query: Query, n: int, attempt: int) -> str:
     """Replace 1 + n mod `CHANGED` words of the query with words from the source, drawn by frequency."""
     what = (query.id, n, attempt)
-    text, places = query.text, [match.span() for match in WORD.finditer(query.text)]
+    text = query.text
+    places = [match.span() for match in WORD.finditer(query.text)]
     by_chance = sorted(range(len(places)), key=lambda i: hashed(source.seed, "changed", *what, i))
     for i in sorted(by_chance[: 1 + n % CHANGED], reverse=True):  # from the end: earlier places stay valid
-        new, tries = query.words[i], 0
+        new = query.words[i]
+        tries = 0
         while new == query.words[i]:
             drawn = source.draw(len(source.words), "word", *what, i, tries)
             new, tries = source.names[source.words[drawn]], tries + 1

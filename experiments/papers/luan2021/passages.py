@@ -13,7 +13,8 @@ import numpy as np
 
 from paradigms.data.collection import Corpus, body
 
-WORD, RUN = re.compile(r"\w+"), re.compile(r"\S+")
+WORD = re.compile(r"\w+")
+RUN = re.compile(r"\S+")
 BATCH = 1000  # texts per tokenizer call
 
 
@@ -28,7 +29,9 @@ class Runs(NamedTuple):
 
 def articles(corpus: Corpus) -> Corpus:
     """Join consecutive documents that have the same title, one per line, under the first document's id."""
-    ids, texts, titles = [], [], []
+    ids = []
+    texts = []
+    titles = []
     rows = zip(corpus.ids, corpus.titles, corpus, strict=True)
     for _, run in groupby(enumerate(rows), lambda row: row[1][1] or row[0]):
         passages = [row for _, row in run]
@@ -45,7 +48,9 @@ def cut(corpus: Corpus, length: int, tokenizer: Any = None) -> Corpus:
     white space allow; longer runs without white space are left out. Passage n of document "d" has the id
     "d:n" and keeps the document's title.
     """
-    ids, titles, texts = [], [], []
+    ids = []
+    titles = []
+    texts = []
     read = zip(corpus.ids, corpus.titles, read_runs(corpus, tokenizer), strict=True)
     for id, title, (text, runs) in read:
         for place, start, end in units(runs, length):

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from studies.claims import printed
 from studies.curves import Curves
-from studies.pages import Rows, printed
+from studies.pages import Rows
 
 from paradigms.align import Alignment, AllPairs, DocumentToQuery, QueryToDocument, TopK, one
 from paradigms.core import Tokens, rel
@@ -28,8 +29,12 @@ FREE: dict[str, tuple[Alignment, str]] = {
     "MVDR: q←d": (DocumentToQuery(), "M × M"),
     "ALIGNER: top-2": (TopK(k=2), "M × M"),
 }
-HOT, COLD = 0.1, 0.005  # first and last temperature of the loss; small margins count only late
-RATE, FINAL_RATE = 0.05, 1e-4  # Adam's first and last learning rate
+# first and last temperature of the loss; small margins count only late
+HOT = 0.1
+COLD = 0.005
+# Adam's first and last learning rate
+RATE = 0.05
+FINAL_RATE = 1e-4
 GROWTH = 1.15  # growth factor of n from one optimisation to the next
 LOOK = 50  # steps between checks whether all sets are answered
 DEVICE = chosen_device()
@@ -68,7 +73,8 @@ def critical(name: str, tokens: int, dimension: int, start: int, settings: Any) 
     n grows by the factor `GROWTH`. A seed that fails at `start` is tried again from k + 1. If the seed fails
     there too, the result is k.
     """
-    largest, n = np.full(settings.seeds, settings.relevant), start
+    largest = np.full(settings.seeds, settings.relevant)
+    n = start
     while n <= settings.largest:
         answered = optimised(name, tokens, dimension, n, settings)
         largest[answered] = n
@@ -89,7 +95,8 @@ def optimised(name: str, tokens: int, dimension: int, n: int, settings: Any) -> 
     """
     (align, shape), where = FREE[name], DEVICE
     sets = torch.from_numpy(capacity.all_sets(n, settings.relevant)).to(where)
-    queries, query_tokens = len(sets), tokens if shape == "M × M" else 1
+    queries = len(sets)
+    query_tokens = tokens if shape == "M × M" else 1
     mine = torch.zeros(queries, n, dtype=torch.bool, device=where).scatter_(1, sets, True)
     masks = (
         torch.ones(1, n, tokens, dtype=torch.bool, device=where),
@@ -100,9 +107,10 @@ def optimised(name: str, tokens: int, dimension: int, n: int, settings: Any) -> 
     vectors = [torch.randn(size, device=where).requires_grad_() for size in sizes]
     optimizer = torch.optim.Adam(vectors, lr=RATE, fused=where.type == "cuda")
 
-    def scores(documents: torch.Tensor, asked: torch.Tensor) -> torch.Tensor:
-        unit = [torch.nn.functional.normalize(x, dim=-1) for x in (documents, asked)]
-        D, Q = Tokens(unit[0][None], masks[0]), Tokens(unit[1][:, None], masks[1])
+    def scores(documents: torch.Tensor, queries_of_sets: torch.Tensor) -> torch.Tensor:
+        unit = [torch.nn.functional.normalize(x, dim=-1) for x in (documents, queries_of_sets)]
+        D = Tokens(unit[0][None], masks[0])
+        Q = Tokens(unit[1][:, None], masks[1])
         return rel(D, Q, align, one) / query_tokens
 
     every_seed = torch.vmap(scores)
@@ -152,7 +160,8 @@ def drawn(rows: Rows, settings: Any) -> Figure:
     series: dict[str, list[float]] = {}
     for row in rows:
         series.setdefault(f"{row['alignment']}, M = {row['M']}", []).append(row["critical n"])
-    random, panel = [random_size(h, settings) for h in settings.dimensions], "critical n"
+    random = [random_size(h, settings) for h in settings.dimensions]
+    panel = "critical n"
     fit = [float(np.polyval(PRINTED["critical n"], h)) for h in settings.dimensions]
     theirs = {panel: {"one vector, M = 1": [n if n > settings.relevant else None for n in fit]}}
     more: dict[str, Any] = {"dotted": {"random projection": random}, "log_y": [panel], "printed": theirs}

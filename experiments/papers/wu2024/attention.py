@@ -27,7 +27,8 @@ from paradigms.generative.identifiers import Targets, tokenize
 Array = np.ndarray
 BINS = (0, 2, 4, 6, 8, 15)  # limits of the IDF bins [low, high)
 LAYERS = ("all layers", "last layer")  # layers whose mean is the decoder's A
-HARD, NAMES = "MVDR (q←d), hard", {f"GR, {layers}": f"GR on names, {layers}" for layers in LAYERS}
+HARD = "MVDR (q←d), hard"
+NAMES = {f"GR, {layers}": f"GR on names, {layers}" for layers in LAYERS}
 Rates = tuple[Int[np.ndarray, " x"], Float[np.ndarray, " x"]]  # ids and rates of tokens
 # ids [n, x] of tokens (of n candidates, or of the query), rates, and where a match is possible
 Part = tuple[Int[Tensor, "n x"], Float[Tensor, "n x"], Bool[Tensor, "n x"]]
@@ -83,7 +84,8 @@ def seen(model: Generative, query: str, name: Sequence[int]) -> Seen:
             ]
         )
 
-    D, heads = double(torch.stack(states)[:, 0, 0]), np.swapaxes(double(A[:, 0]), 1, 2)
+    D = double(torch.stack(states)[:, 0, 0])
+    heads = np.swapaxes(double(A[:, 0]), 1, 2)
     return Seen(D, double(memory[0]), (weights("q"), weights("k")), heads)
 
 
@@ -103,20 +105,23 @@ def multivector_rates(mvdr: Paradigm, query: str, texts: Sequence[str]) -> Itera
 
     Masked tokens have the id −1 and match no token.
     """
-    queries, documents = mvdr.encode_queries([query]), mvdr.encode_documents(texts)
+    queries = mvdr.encode_queries([query])
+    documents = mvdr.encode_documents(texts)
     valid = (documents.mask[..., :, None] & queries.mask[..., None, :])[0]
     equal = valid & (numbered(documents)[:, :, None] == numbered(queries)[:, None, :])
     forward = mvdr.interact(documents, queries).alignment[0]
     backward = mvdr.with_alignment(DocumentToQuery()).interact(documents, queries).alignment[0]
     nothing = torch.zeros_like(forward)
-    ids, possible = numbered(queries).expand(len(texts), -1), equal.any(-2)
+    ids = numbered(queries).expand(len(texts), -1)
+    possible = equal.any(-2)
     for series, weights in (
         ("MVDR hard", forward),
         ("MVDR soft", softened(forward, valid, -2)),
         ("uniform", softened(nothing, valid, -2)),
     ):
         yield "q→d", series, (ids, (weights * equal).sum(-2), possible)
-    ids, possible = numbered(documents), equal.any(-1)
+    ids = numbered(documents)
+    possible = equal.any(-1)
     for series, A in (("MVDR (q←d)", backward), ("uniform", nothing)):
         yield "d→q", series, (ids, (softened(A, valid, -1) * equal).sum(-1), possible)
     yield "d→q", HARD, (ids, (backward * equal).sum(-1), possible)
@@ -140,7 +145,8 @@ def generative_rates(
 
     Tokens in the overlap of two windows count once.
     """
-    source, owned = model.tokenize([query]).to(model.device), model.identifiers
+    source = model.tokenize([query]).to(model.device)
+    owned = model.identifiers
     windows = [w for d in documents for w in owned.windows(d, model.settings.span)]
     if not windows:
         return
@@ -180,8 +186,9 @@ def binned(
 ) -> Float[np.ndarray, "2 bins"]:
     """Return the sum and number of values in each bin of tokens; ids and bins of −1 are left out."""
     bin_of = np.where(ids < 0, -1, bins[ids])
-    kept, size = bin_of >= 0, len(BINS) - 1
-    return np.stack([np.bincount(bin_of[kept], weights, size) for weights in (values[kept], None)])
+    inside = bin_of >= 0
+    size = len(BINS) - 1
+    return np.stack([np.bincount(bin_of[inside], weights, size) for weights in (values[inside], None)])
 
 
 def token_idf(corpus: Corpus, tokenizer: Any) -> Float[np.ndarray, " v"]:

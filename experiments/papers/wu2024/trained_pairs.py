@@ -61,9 +61,12 @@ def trained(
     -untrained. genre-half is trained on every other document (`half_of`), and the others are added later.
     """
     kind, *variants = name.split("-")
-    whole, half = data.collection.corpus, "half" in variants
+    whole = data.collection.corpus
+    half = "half" in variants
     data = half_of(data) if half else data
-    models, second, paired = Path(settings.models), "second" in variants, "pairs" in variants
+    models = Path(settings.models)
+    second = "second" in variants
+    paired = "pairs" in variants
 
     def make() -> Any:
         if kind in ("dsi", "ripor", "pag"):  # identifiers are clusters of DPR's document vectors
@@ -81,7 +84,8 @@ def trained(
         if kind in GENERATIVE:
             problems = Problems()
             pairs = pairs_of(model, data, settings, problems)
-            corpus, dev = data.collection.corpus, None
+            corpus = data.collection.corpus
+            dev = None
             if data.dev.queries:
                 dev = DevMeasure(corpus, data.dev, data.dev_run, DEV_QUERIES, accelerator.mixed_precision)
             how = generative_training(seed, settings)
@@ -91,7 +95,8 @@ def trained(
         if second:
             changes["learning_rate"] = min(SECOND_RATE, settings.learning_rate)
         training_steps = training_settings(settings.steps, seed, settings, **changes)
-        runs, splits = (data.mined if paired else {}, data.dev_run), (data.train, data.dev)
+        runs = (data.mined if paired else {}, data.dev_run)
+        splits = (data.train, data.dev)
         negatives = int(paired)
         return fit(
             model,
@@ -117,11 +122,11 @@ def half_of(data: StudyData) -> StudyData:
     corpus = data.collection.corpus.only(data.collection.corpus.ids[::2])
 
     def answered(split: Split) -> Split:
-        kept = {*corpus.ids}
+        documents = {*corpus.ids}
         relevant = {
             q: {id for id, grade in of_q.items() if grade > 0} for q, of_q in split.judgements.items()
         }
-        return split.only(query for query, ids in relevant.items() if ids and ids <= kept)
+        return split.only(query for query, ids in relevant.items() if ids and ids <= documents)
 
     collection = replace(data.collection, corpus=corpus)
     return StudyData(collection, answered(data.train), answered(data.dev), data.test, BM25(corpus))
@@ -166,7 +171,8 @@ def build(name: str, seed: int, data: StudyData, settings: PairSettings) -> Gene
 
 def pairs_of(model: Generative, data: StudyData, settings: PairSettings, problems: Problems) -> list[Pair]:
     """Return the training pairs: queries and passages with identifiers, and spans if identifiers are text."""
-    corpus, ids = data.collection.corpus, model.identifiers
+    corpus = data.collection.corpus
+    ids = model.identifiers
     if ids.kind == "text":
         return training_pairs(model, corpus, data.train, problems, seed=0)
     size: dict[str, Any] = {"words": settings.passage_words, "passages": settings.passages}
@@ -176,7 +182,7 @@ def pairs_of(model: Generative, data: StudyData, settings: PairSettings, problem
 TaskResults = dict[str, list[Measured]]  # task -> measurements of each seed
 
 
-def study(
+def run_study(
     settings: Any,
     title: str,
     tasks: Mapping[str, Sequence[str]],
@@ -195,7 +201,8 @@ def study(
     of float32.
     """
     accelerator, console = begin(settings)
-    data, models = model_runs.open_study(settings, console), Path(settings.models)
+    data = model_runs.open_study(settings, console)
+    models = Path(settings.models)
     of_models = {name: getattr(settings, name) for name in TRAINING}
     of_models |= content(backbone=settings.backbone, second=settings.second)
     of_models |= {"fingerprint": data.collection.fingerprint, "processes": accelerator.num_processes}
@@ -214,9 +221,9 @@ def study(
                 else {}
             )
             of_task = measure(settings, task, seed, data, models)
-        own = of_task.get("training", {})
+        trainings_of_task = of_task.get("training", {})
         trainings = {
-            name: training_of(Path(settings.models, f"seed-{seed}", name)) | own.get(name, {})
+            name: training_of(Path(settings.models, f"seed-{seed}", name)) | trainings_of_task.get(name, {})
             for name in tasks[task]
         }
         return of_task | more | {"training": trainings}
@@ -256,7 +263,8 @@ def recalls(data: StudyData, depth: int, models: Mapping[str, Paradigm | Generat
 
     A model reranks BM25's first `depth` documents and the relevant documents, using its training score.
     """
-    pool, corpus = data.pool(depth), data.collection.corpus
+    pool = data.pool(depth)
+    corpus = data.collection.corpus
     runs = {name: Reranking(model, corpus).rerank(data.test.queries, pool) for name, model in models.items()}
     means = {
         name: per_query(run, data.test.judgements, ["R@10"]).mean("R@10")

@@ -1,0 +1,153 @@
+"""Claims as rows of printed.yaml: every row can be reproduced and contradicted, and stands on its page."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from studies import claims
+from studies.claims import GROUP, PAPERS, Study, listed, printed, terms_of
+from studies.model_runs import DEV
+
+from paradigms.evaluate.claims import CONTRADICTED, NO, REPRODUCED, UNDECIDED, YES, judge
+
+QUERIES = 200
+
+
+FAMILIES = [(paper, family) for paper in PAPERS for family in printed(paper)["claims"]]
+ROWS = [(paper, family, row) for paper, family in FAMILIES for row in printed(paper)["claims"][family]]
+
+
+def study_for(row: dict[str, Any], excess: float) -> Study:
+    """Plant values, with each group's name as its member, so that contrasts exceed the bar by `excess`."""
+    values: dict[str, dict[str, np.ndarray]] = {}
+    noise = np.random.default_rng(0).normal(0, 1e-4, (2, QUERIES))
+    groups = {}
+    for text in (*listed(row.get("measure", [])), *listed(row["contrast"])):
+        groups |= {name: [f"a {name}"] for name in GROUP.findall(text)}
+    if "measure" not in row:  # a group of whole contrasts
+        groups = {name: ["measure: one − other"] for name in groups}
+    filled = Study({}, groups).filled
+    for measure in listed(row.get("measure", "")):
+        for contrast in listed(row["contrast"]):
+            (text,) = filled(f"{measure}: {contrast}" if measure else contrast)
+            measured, _, contrast_of = text.partition(": ")
+            terms = terms_of(contrast_of)
+            bar = row.get("least", 0.0)
+            each = (bar + excess) / sum(abs(weight) for weight, _ in terms)
+            sides = values.setdefault(measured, {})
+            sides |= {side: np.sign(weight) * each + noise for weight, side in terms}
+    return Study(values, groups, collection=" ".join(row.get("only", [])))
+
+
+@pytest.mark.parametrize(
+    ("paper", "row"), [(paper, row) for paper, _, row in ROWS if "contrast" in row and "within" not in row]
+)
+def test_every_contrast_can_turn(paper: str, row: dict[str, Any]) -> None:
+    """Each contrast of a row by itself: several may share a side."""
+    for contrast in listed(row["contrast"]):
+        one = row | {"contrast": contrast}
+        for excess, words in ((0.3, {REPRODUCED, YES}), (-0.3, {CONTRADICTED, NO})):
+            ((_, found),) = study_for(one, excess).claims(paper, [one])
+            assert found
+            assert {verdict.word for verdict in judge(found)} <= words
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_rows_say_what_they_test(paper: str) -> None:
+    keys = {
+        "place",
+        "claim",
+        "control",
+        "contrast",
+        "measure",
+        "least",
+        "within",
+        "limits",
+        "about",
+        "only",
+        "printed",
+    }
+    for family, rows in printed(paper)["claims"].items():
+        for row in rows:
+            assert row.keys() <= keys | {"counted", "takes", "verdict", "by"}, family
+            assert ("control" in row) != ({"place", "claim"} <= row.keys()), row
+            assert {"contrast", "counted", "takes", "verdict"} & row.keys(), row
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_claim_of_a_paper_is_on_its_page(paper: str) -> None:
+    page = (Path(claims.__file__).parents[1] / "papers" / paper / "README.md").read_text(encoding="utf-8")
+    told = re.sub(r"\s+", " ", page).replace("\\|", "|")
+    for rows in printed(paper)["claims"].values():
+        for row in rows:
+            assert row.get("claim", "").strip() in told, row["claim"]
+
+
+def test_a_contrast_is_a_sum_of_sides() -> None:
+    assert terms_of("a, at k' = 3 − 2 · b + 1/4 · c-d") == [(1, "a, at k' = 3"), (-2, "b"), (0.25, "c-d")]
+    assert terms_of("− error") == [(-1, "error")]
+
+
+def level(value: float) -> np.ndarray:
+    return np.random.default_rng(1).normal(value, 0.001, (2, 400))
+
+
+DEVS = {"up": ([0.1, 0.2] * 9, [0.4, 0.5] * 9), "still": ([0.1, 0.2] * 9, [0.1, 0.2] * 9)}
+
+
+def trainings(**kinds: str) -> dict[str, list[dict[str, Any]]]:
+    return {
+        name: [{"kept step": 9, DEV: dict(zip(("untrained", "trained"), DEVS[kind], strict=True))}]
+        for name, kind in kinds.items()
+    }
+
+
+def test_a_row_is_tested_for_each_member_of_its_groups() -> None:
+    values = {"nDCG@10": {"A": level(0.5), "B": level(0.3), "C": level(0.7)}}
+    row = {"place": "§1", "claim": "c", "measure": "nDCG@10", "contrast": "A − {other}", "least": 0.01}
+    study = Study(values, {"other": ["B", "C", "D"]}, printed={"nDCG@10": {"A": [0.6, 0.2], "B": [0.5]}})
+    ((_, found),) = study.claims("lee2023", [row])
+    assert [claim.quantity for claim in found] == ["nDCG@10: A − B", "nDCG@10: A − C"]
+    assert [claim.printed for claim in found] == ["+0.100", ""]
+    assert [verdict.word for verdict in judge(found)] == [REPRODUCED, CONTRADICTED]
+    assert not study.claims("lee2023", [row | {"only": ["arguana"]}])[0][1]
+
+
+def test_models_that_training_did_not_move_leave_a_claim_open() -> None:
+    values = {"m": {"A, one": level(0.5), "A, two": level(0.3), "AB": level(0.1)}}
+    still = Study(values, trainings=trainings(A="still", AB="up"))
+    row = {"place": "§1", "claim": "c", "measure": "m", "contrast": "A, one − A, two"}
+
+    def word(study: Study, **changes: Any) -> tuple[str, str]:
+        ((_, found),) = study.claims("lee2023", [row | changes])
+        (verdict,) = judge(found)
+        return verdict.word, verdict.reason
+
+    assert word(still) == (UNDECIDED, "training did not move A on dev queries")
+    assert word(still, about="readout")[0] == REPRODUCED
+    assert word(Study(values, trainings=trainings(A="up", AB="still")))[0] == REPRODUCED, "AB is no A"
+    parts = Study(values, trainings=trainings(model="still"), parts={"A": ["model"]})
+    assert word(parts)[1] == "training did not move model on dev queries"
+    poor = Study(values, undecided=lambda sides: {"unlearned": sides[-1]})
+    assert word(poor)[1] == "A, two has not learned enough"
+    assert word(poor, about="anything")[0] == REPRODUCED
+
+
+def test_a_section_lists_what_it_cannot_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = {"place": "§1", "claim": "c"}
+    rows = [
+        place | {"measure": "m", "contrast": "A − B"},
+        place | {"measure": "m", "contrast": "A − C"},
+        place | {"takes": "more"},
+        place | {"verdict": "holds", "by": "a proof"},
+        place | {"counted": "bytes"},
+        {"control": "asked", "measure": "m", "contrast": "A − C"},
+    ]
+    monkeypatch.setattr(claims, "printed", lambda paper: {"claims": {"f": rows}})
+    study = Study({"m": {"A": level(0.5), "B": level(0.3)}}, counts={"bytes": {"verdict": REPRODUCED}})
+    found = [row["verdict"] for row in study.section("lee2023", "f").rows]
+    untested = ["not tested: this run has not measured it", "not tested: it takes more"]
+    assert found == [REPRODUCED, *untested, "holds", REPRODUCED]
+    assert study.section("lee2023", "f", controls=True).rows[0]["verdict"] == YES
