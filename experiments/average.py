@@ -12,22 +12,19 @@ Intervals and tests resample the queries within each collection. Writes table.md
 output folder.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
-from studies.settings import launch, refusing
+from studies.settings import Baseline, Output, launch, refusing
+
+from paradigms.io.command_line import flags
 
 
-@dataclass
-class Settings:
+@flags()
+class Settings(Output, Baseline):
     """Settings that select the results to average."""
 
     folders: list[str]
     """results folders of compare.py, or one folder that contains such folders"""
-    output: str = "results/average"
-    """results folder"""
-    baseline: str = "bm25"
-    """system against which the others are tested"""
 
     def __post_init__(self) -> None:
         if len(self.folders) == 1 and not Path(self.folders[0], FILE).is_file():
@@ -36,6 +33,7 @@ class Settings:
         if missing or len(self.folders) < 2:
             missing = missing or "two or more results folders"
             raise SystemExit(f"folders: {missing} without {FILE} of compare.py")
+        super().__post_init__()
 
 
 FILE = "per_query.csv"

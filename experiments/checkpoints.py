@@ -11,9 +11,11 @@ and every other A against the model's own. If a checkpoint cannot be measured on
 names this pair, and the remaining pairs are measured.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
-from studies.settings import Results, different, launch
+from studies.settings import Collections, Documents, Queries, Results, different, launch
+
+from paradigms.io.command_line import flags
 
 PUBLIC = [
     "sentence-transformers/all-MiniLM-L6-v2",
@@ -29,23 +31,17 @@ PUBLIC = [
 ]
 
 
-@dataclass
-class Settings(Results):
+@flags(
+    collections=[
+        f"hf:sentence-transformers/NanoBEIR-en:Nano{name}"
+        for name in ("ArguAna", "FiQA2018", "NFCorpus", "SCIDOCS", "SciFact", "Touche2020")
+    ]
+)
+class Settings(Results, Collections, Documents, Queries):
     """Settings for checkpoints and collections."""
 
     checkpoints: list[str] = field(default_factory=lambda: PUBLIC)
     """folders or hub names; offline, offline-splade: from Python packages"""
-    collections: list[str] = field(
-        default_factory=lambda: [
-            f"hf:sentence-transformers/NanoBEIR-en:Nano{name}"
-            for name in ("ArguAna", "FiQA2018", "NFCorpus", "SCIDOCS", "SciFact", "Touche2020")
-        ]
-    )
-    """pydocs (built in), hf:OWNER/NAME:PART, irds:IDENTIFIER, or folders of collections"""
-    documents: int = 0
-    """documents per collection: the relevant ones, and others drawn at random; 0: all"""
-    queries: int = 0
-    """test queries per collection, drawn at random; 0: all"""
     pickled: bool = False
     """also read weights, and nothing else, from pickled files"""
 
@@ -80,7 +76,7 @@ from paradigms.encoder.towers import TwoTowers
 from paradigms.evaluate import holm, paired_test, per_query, seeds_interval
 from paradigms.find import kinds
 from paradigms.io.checks import read_json
-from paradigms.io.command_line import folder_name
+from paradigms.io.command_line import flags, folder_name
 from paradigms.io.files import write_json
 from paradigms.io.terminal import shown as told
 from paradigms.recipe import Recipe

@@ -18,7 +18,11 @@ from typing import Any, Literal
 
 from studies.settings import (
     Backbone,
+    Baseline,
     CollectionName,
+    IndexKind,
+    Options,
+    Ranking,
     Results,
     Seeds,
     StudyTraining,
@@ -34,7 +38,9 @@ from paradigms.io.command_line import flags, folder_name
 
 
 @flags(dev_queries=0, seeds=[0])
-class Settings(Results, CollectionName, StudyTraining, Backbone, Seeds):
+class Settings(
+    Results, CollectionName, StudyTraining, Backbone, Baseline, Seeds, Options, IndexKind, Ranking
+):
     """Settings for the systems to compare, and the training of each paradigm."""
 
     split: str = "test"
@@ -60,23 +66,6 @@ class Settings(Results, CollectionName, StudyTraining, Backbone, Seeds):
     weights (by default, sum chooses them on dev); teacher, as in '{"colbert": {}, "dpr": {"teacher":
     "colbert", "distil": {"temperature": 0.02}}}', a system whose scores of the relevant document and the
     hard negatives are learned in addition to the labels"""
-    options: dict[str, Any] = field(default_factory=dict)
-    """settings of every paradigm that is trained here, such as '{"document_length": 256}'"""
-    index: str = "exact"
-    """index of encoded documents: exact (for splade an exact inverted index); faiss; fixed (MUVERA); lemur;
-    inverted, in 8 bits; or compressed, which approximates in a quarter of the bytes"""
-    passages: int = 0
-    """split documents into passages of at most this many words, with their titles, for all encoders; 0:
-    truncate documents at the paradigm's document_length"""
-    best_passages: int = 1
-    """a document's score is the sum over this many of its best passages; 1: MaxP"""
-    depth: int = 100
-    """documents to retrieve per query, and BM25 candidates per query in rerank mode"""
-    identical_ids: Literal["auto", "leave_out", "keep"] = "auto"
-    """documents whose id equals the query's id: keep; leave_out, as BEIR does; auto: leave_out if most of
-    these documents contain the query (ArguAna, Quora), keep if ids are equal by chance"""
-    baseline: str = "bm25"
-    """system to test the others against"""
     minutes: float = 0.0
     """pause after this many minutes at a checkpoint, with exit status 75; the same command resumes. 0:
     never"""

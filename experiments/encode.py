@@ -17,29 +17,28 @@ into one folder, with one of the config.json files.
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Any
 
-from studies.settings import OneCollection, Precision, at_least, launch, refusing
+from studies.settings import (
+    Checkpoint,
+    Computing,
+    IndexKind,
+    OneCollection,
+    Output,
+    PassageLength,
+    launch,
+    refusing,
+)
 
-from paradigms.io.command_line import folder_name
+from paradigms.io.command_line import flags, folder_name
 
 
-@dataclass(kw_only=True)
-class Settings(OneCollection):
+@flags()
+class Settings(OneCollection, Checkpoint, PassageLength, IndexKind, Output, Computing):
     """Settings for the collection, the model and the index."""
 
-    checkpoint: str
-    """folder of a saved paradigm, such as experiments/train.py writes"""
-    output: str = ""
-    """results folder; empty: results/encode-PARADIGM-COLLECTION"""
-    passages: int = 0
-    """split documents into passages of at most this many words, with their titles; 0: truncate documents at
-    the paradigm's document_length"""
-    index: str = "exact"
-    """exact, faiss, fixed (MUVERA), lemur, inverted (for splade), or compressed, which approximates in a
-    quarter of the bytes"""
     options: dict[str, Any] = field(default_factory=dict)
     """settings of the index, such as '{"bits": 2}'"""
     parts: int = 0
@@ -48,15 +47,10 @@ class Settings(OneCollection):
     """encode only this part, from 0; -1: all parts"""
     keep: float = 1.0
     """share of each document's tokens to store; the most salient tokens are kept"""
-    batch_size: int = 64
-    """texts encoded at once"""
-    precision: Precision = "auto"
-    """auto: bf16 if the hardware multiplies it natively"""
 
     def __post_init__(self) -> None:
         if self.index not in INDEXES:
             raise SystemExit(f"index must be one of {', '.join(INDEXES)}, got {self.index!r}")
-        at_least(self, batch_size=1)
         if self.part >= max(1, self.parts):
             raise SystemExit(f"part must be below parts, {self.parts}, got {self.part}")
 
@@ -117,7 +111,7 @@ def encode(
     if cut and cut.cut:
         console.print(cut.summary + ("" if settings.passages else ". --passages splits them"))
     began = time.perf_counter()
-    options = {"keep": settings.keep, "batch_size": settings.batch_size, "launch": launch}
+    options = {"keep": settings.keep, "launch": launch}
     options |= {"precision": launch.mixed_precision, "progress": launch.is_main_process}
     kind = INDEXES[settings.index](**settings.options)
     for n in (n for n in wanted if not places[n].is_dir()):

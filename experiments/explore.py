@@ -6,18 +6,17 @@ the results folder; documents are not encoded again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
-from studies.settings import launch, refusing
+from studies.settings import ResultsFolder, launch, refusing
+
+from paradigms.io.command_line import flags
 
 
-@dataclass
-class Settings:
+@flags()
+class Settings(ResultsFolder):
     """Settings that select the results to show and the address of the live page."""
 
-    results: str = "results/compare-pydocs"
-    """folder that compare.py wrote"""
     port: int = 8765
     """port on 127.0.0.1; 0 chooses a free one"""
 

@@ -10,34 +10,24 @@ subtraction of their mean.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
-from studies.settings import at_least, launch, refusing
+from studies.settings import Collections, Documents, Output, Queries, at_least, launch, refusing
 
-from paradigms.io.command_line import folder_name
+from paradigms.io.command_line import flags, folder_name
 
 
-@dataclass
-class Settings:
+@flags(documents=600, queries=60)
+class Settings(Output, Collections, Documents, Queries):
     """Settings for models, collections, and measurements."""
 
-    collections: list[str] = field(default_factory=lambda: ["pydocs"])
-    """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or folders of collections"""
-    documents: int = 600
-    """documents per collection: relevant documents, and others drawn at random; 0: all"""
-    queries: int = 60
-    """test queries per collection, drawn at random"""
     model: str = ""
     """folder of a saved ColBERT; empty: an untrained one over all-MiniLM-L6-v2"""
-    document_length: int = 128
-    law_documents: int = 200
-    """number of documents, from the start of the sample, for which recall is predicted"""
-    law_queries: int = 6
-    output: str = "results/fewer_bytes"
 
     def __post_init__(self) -> None:
         at_least(self, queries=1)
+        super().__post_init__()
 
 
 launch(__name__, Settings, __doc__)  # before the slow imports
@@ -68,6 +58,7 @@ from paradigms.recipe import Recipe
 from paradigms.registry import as_paradigm
 from paradigms.train.script import open_collection
 
+LENGTH = 128  # tokens of a document
 BLOCK = 1 << 16  # padded tokens to read at once
 LISTS = 256  # number of lists of the compressed indexes
 ROUNDS = 3  # rounds of timed searches, of which the fastest counts
@@ -86,7 +77,7 @@ def main(settings: Settings) -> None:
         parts: dict[str, Callable[[], Rows]] = {
             "fewer": partial(fewer, store, model.recipe, split, queries),
             "fixed": partial(fixed, store, model.recipe, queries),
-            "law": partial(law, store, queries, settings),
+            "law": partial(law, store, queries),
         }
         for part, measure in parts.items():
             file = place / f"{part}.json"
@@ -127,7 +118,7 @@ def opened(settings: Settings) -> Paradigm:
             raise SystemExit(f"{settings.model} is not a ColBERT: only errors of sums of maxima are bounded")
         return model.eval()
     torch.manual_seed(0)  # seed of the projection
-    return PARADIGMS["colbert"]("offline", document_length=settings.document_length).eval()
+    return PARADIGMS["colbert"]("offline", document_length=LENGTH).eval()
 
 
 def encoded(model: Paradigm, name: str, settings: Settings, console: Terminal) -> tuple[Store, Split]:

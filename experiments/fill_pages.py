@@ -18,15 +18,17 @@ experiments/results). --take copies a study's results there, with the figures th
 Without arguments, all pages are rewritten from the committed results.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from studies.settings import launch, refusing
 
+from paradigms.io.command_line import flags
+
 ROOT = Path(__file__).parents[1]
 
 
-@dataclass
+@flags()
 class Settings:
     """Settings for the page, and the results to copy for it."""
 

@@ -14,41 +14,29 @@ Nogueira and Lin, "From doc2query to docTTTTTquery", 2019; Dai et al., "Promptag
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
-from studies.settings import OneCollection, at_least, launch, refusing
+from studies.settings import OneCollection, Output, Queries, Seed, at_least, launch, refusing
 
-from paradigms.io.command_line import folder_name
+from paradigms.io.command_line import flags, folder_name
 
 
-@dataclass(kw_only=True)
-class Settings(OneCollection):
+@flags(queries=3)
+class Settings(Output, OneCollection, Queries, Seed):
     """Settings for the model, the documents and the generated queries."""
 
     model: str
     """sequence-to-sequence model by hub name or folder, such as google/flan-t5-small or a doc2query model"""
-    documents: int = 0
-    """number of documents to write queries for, drawn at random; 0: all"""
-    queries: int = 3
-    """queries per document, before the filter"""
     prompt: str = "Write a search query that this text answers: {}"
     """the model's input; {} stands for the document"""
-    words: int = 200
-    """maximum number of words of a document that the model reads"""
-    length: int = 32
-    """maximum number of tokens per query"""
     retriever: str = "bm25"
     """retriever of the round trip: bm25, offline (all-MiniLM-L6-v2), or the folder of a saved paradigm"""
     rank: int = 10
     """keep a query if it finds its document at this rank or better; 0: keep all queries"""
-    batch_size: int = 32
-    seed: int = 0
-    output: str = ""
-    """results folder; empty: results/queries-COLLECTION"""
 
     def __post_init__(self) -> None:
-        at_least(self, queries=1, words=1, length=1, batch_size=1)
+        at_least(self, queries=1)
         if self.prompt.count("{}") != 1:
             raise SystemExit(f"prompt must hold one {{}}, where the document goes, got {self.prompt!r}")
         self.output = self.output or f"results/queries-{folder_name(self.collection)}"
@@ -74,6 +62,9 @@ from paradigms.train.negatives import mine
 from paradigms.train.script import content, keep_settings, open_collection
 
 TOP_P = 0.95  # for sampling
+WORDS = 200  # of a document that the model reads
+LENGTH = 32  # tokens of a query
+BATCH = 32  # documents
 
 
 def main(settings: Settings) -> None:
@@ -121,14 +112,14 @@ def written(corpus: Corpus, settings: Settings, file: Path) -> list[tuple[str, s
     model = load_model(AutoModelForSeq2SeqLM, settings.model).to(device).eval()
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a", encoding="utf-8") as stream, progress_bar() as bar:
-        starts = range(len(done) * settings.batch_size, len(ids), settings.batch_size)
+        starts = range(len(done) * BATCH, len(ids), BATCH)
         for start in bar.track(starts, description="write queries"):
-            some = ids[start : start + settings.batch_size]
-            texts = (" ".join(corpus[corpus.position(id)].split()[: settings.words]) for id in some)
+            some = ids[start : start + BATCH]
+            texts = (" ".join(corpus[corpus.position(id)].split()[:WORDS]) for id in some)
             prompts = [settings.prompt.format(text) for text in texts]
             asked = tokenizer(prompts, padding=True, return_tensors="pt").to(device)
             torch.manual_seed(settings.seed + start)
-            sampled = {"do_sample": True, "top_p": TOP_P, "top_k": 0, "max_new_tokens": settings.length}
+            sampled = {"do_sample": True, "top_p": TOP_P, "top_k": 0, "max_new_tokens": LENGTH}
             tokens = model.generate(**asked, **sampled, num_return_sequences=settings.queries)
             texts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
             owners = (id for id in some for _ in range(settings.queries))

@@ -10,21 +10,21 @@ The output folder records progress: a second run hands over the remaining docume
 from the engine's environment variables, such as PGPASSWORD.
 """
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.settings import Precision, at_least, launch, refusing
+from studies.settings import Checkpoint, Computing, Output, at_least, launch, refusing
+
+from paradigms.io.command_line import flags
 
 
-@dataclass(kw_only=True)
-class Settings:
+@flags(precision="no")
+class Settings(Output, Checkpoint, Computing):
     """Settings for the indexes, their model and the engine."""
 
     indexes: list[str]
     """folders of indexes that have different documents and the same model"""
-    checkpoint: str
-    """model that made the indexes: a folder or a name"""
     engine: Literal["qdrant", "qdrant_edge", "lancedb", "postgres", "clickhouse"]
     """qdrant: a server or cluster; qdrant_edge: a folder that one process opens"""
     place: str
@@ -36,11 +36,9 @@ class Settings:
     """let the engine index its vectors at the end"""
     piece: int = 1024
     """documents that a process hands over at once; after an interruption, one piece is repeated"""
-    precision: Precision = "no"
-    output: str
-    """folder that records progress"""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         at_least(self, piece=1)
         name = {"qdrant": "collection", "postgres": "schema", "clickhouse": "database"}.get(self.engine)
         if name and name not in self.options:

@@ -6,26 +6,32 @@ and as one HTML page with the alignments side by side. A model without salience 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import ceil
 from pathlib import Path
 
-from studies.settings import OneCollection, at_least, different, launch, refusing
+from studies.settings import (
+    Checkpoint,
+    OneCollection,
+    OneSplit,
+    Output,
+    at_least,
+    different,
+    launch,
+    refusing,
+)
+
+from paradigms.io.command_line import flags
 
 
-@dataclass(kw_only=True)
-class Settings(OneCollection):
+@flags(documents=2000, output="results/interpret.html")
+class Settings(Output, OneCollection, OneSplit, Checkpoint):
     """Settings for the model and the texts."""
 
-    checkpoint: str
-    """folder of a saved ALIGNER, such as experiments/train.py writes"""
-    documents: int = 2000
-    split: str = "test"
     queries: list[str] = field(default_factory=list)
     """ids of queries; empty: 4 queries, evenly spaced in the order of ids"""
     k: list[int] = field(default_factory=lambda: [1, 2, 4])
     """numbers of document tokens that a query token aligns with"""
-    output: str = "results/interpret.html"
 
     def __post_init__(self) -> None:
         different(self, "k")

@@ -8,34 +8,31 @@ Writes reranked.run, table.md, table.csv, per_query.csv and config.json to the o
 
 import tempfile
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.settings import OneCollection, at_least, launch, refusing
+from studies.settings import (
+    Checkpoint,
+    Computing,
+    OneCollection,
+    OneSplit,
+    Output,
+    Ranking,
+    at_least,
+    launch,
+    refusing,
+)
 
-from paradigms.io.command_line import folder_name
+from paradigms.io.command_line import flags, folder_name
 
 
-@dataclass(kw_only=True)
-class Settings(OneCollection):
+@flags(precision="no")
+class Settings(OneCollection, OneSplit, Checkpoint, Ranking, Output, Computing):
     """Settings for the models and the run."""
 
-    checkpoint: str
-    """folder of a saved paradigm, such as experiments/train.py writes"""
     run: str
     """TREC run to rerank"""
-    split: str = "test"
-    passages: int = 0
-    """split documents into passages of at most this many words, with their titles; 0: truncate documents at
-    the paradigm's document_length"""
-    best_passages: int = 1
-    """a document's score is the sum over this many of its best passages; 1: MaxP"""
-    depth: int = 100
-    """number of documents to rerank per query; later documents are left out of both rankings"""
-    identical_ids: Literal["auto", "leave_out", "keep"] = "auto"
-    """documents whose id equals the query's id: keep; leave_out, as BEIR does; auto: leave_out if most of
-    these documents contain the query (ArguAna, Quora), otherwise keep"""
     index: str = ""
     """folder in which experiments/encode.py encoded the collection with the checkpoint; empty: encode the
     candidates"""
@@ -44,10 +41,6 @@ class Settings(OneCollection):
     weights chosen on dev); empty: no fusion"""
     dev_run: str = ""
     """run of the dev queries by the same system as `run`, for choosing the weights of sum"""
-    output: str = ""
-    """results folder; empty: results/rerank-PARADIGM-COLLECTION"""
-    precision: Literal["no", "bf16", "fp16"] = "no"
-    """precision of encoding; fp16 needs a GPU"""
 
     def __post_init__(self) -> None:
         at_least(self, depth=1, best_passages=1)

@@ -11,24 +11,33 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.settings import OneCollection, at_least, launch, lengths_of, refusing
+from studies.settings import (
+    Backbone,
+    Lengths,
+    Machine,
+    OneCollection,
+    OneSplit,
+    Output,
+    Queries,
+    at_least,
+    launch,
+    lengths_of,
+    refusing,
+)
+
+from paradigms.io.command_line import flags
 
 
-@dataclass
-class Settings(OneCollection):
+@flags(documents=1200, queries=30, threads=0, rounds=3)
+class Settings(Output, OneCollection, OneSplit, Queries, Backbone, Lengths, Machine):
     """Settings for documents, queries, paradigms, and indexes."""
 
-    documents: int = 1200
-    """number of documents to encode, drawn at random; 0: all documents, and nDCG@10 is measured"""
-    queries: int = 30
-    """number of queries of the split, drawn at random; 0: all"""
-    split: str = "test"
     paradigms: list[str] = field(
         default_factory=lambda: ["dpr", "me_bert", "colbert", "coil", "aligner", "xtr"]
     )
@@ -38,35 +47,24 @@ class Settings(OneCollection):
     clock: Literal["wall", "cpu"] = "wall"
     """cpu: CPU time of this process in seconds, for a machine with other work; engines that are servers spend
     time in other processes"""
-    backbone: str = "offline"
-    """offline (all-MiniLM-L6-v2), a hub name or a folder"""
     load: dict[str, str] = field(default_factory=dict)
     """saved paradigms in place of untrained ones: {"colbert": "results/colbert/checkpoint"}"""
-    options: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """settings of a paradigm's encoder: {"colbert": {"dim": 64}}"""
-    query_length: int = 32
-    document_length: int = 128
     bits: list[Literal[8, 4, 2, 1]] = field(default_factory=lambda: [8, 4, 2, 1])
     """bits per dimension of the compressed index"""
-    probes: int = 8
-    """number of lists of the compressed index that each query token reads"""
-    k: int = 10
-    rounds: int = 3
-    """number of rounds; each query's fastest time is reported"""
-    threads: int = 0
-    """threads; 0: one per core"""
-    output: str = "results/serving_costs"
 
     def __post_init__(self) -> None:
-        for name in ("paradigms", "load", "options"):
+        for name in ("paradigms", "load"):
             unknown = [paradigm for paradigm in getattr(self, name) if paradigm not in (*PARADIGMS, BM25)]
             if unknown:
                 raise SystemExit(f"--{name}: {unknown[0]!r} is none of {', '.join(PARADIGMS)}")
-        at_least(self, k=1, rounds=1, probes=1)
+        super().__post_init__()
+        at_least(self, rounds=1)
         self.threads = self.threads or os.cpu_count() or 1
 
 
 BM25 = "bm25"
+K = 10
+PROBES = 8  # lists of the compressed index that each query token reads
 
 launch(__name__, Settings, __doc__)  # before the slow imports
 
@@ -162,7 +160,7 @@ def measure(
     """
     texts, asked = drawn(collection, settings)
     if name == BM25:
-        base, queries, kept["wanted"] = weighed(texts, list(asked.values()), settings.k)
+        base, queries, kept["wanted"] = weighed(texts, list(asked.values()), K)
         recipe, vectors, dim = Recipe(BM25, EqualIds(), "one"), float(np.diff(base.offsets).mean()), 1
         indexed = partial(measure_index, base, recipe, queries, work, settings)
         jobs: dict[str, Callable[[], Costs]] = {
@@ -178,7 +176,7 @@ def measure(
         indexed = partial(measure_index, base, recipe, queries, work, settings)
         jobs = {"exact": partial(indexed, kinds.exact()), "FAISS": partial(indexed, kinds.faiss())}
         for bits in settings.bits:
-            coded = kinds.compressed(bits, probes=settings.probes)
+            coded = kinds.compressed(bits, probes=PROBES)
             jobs[f"compressed, {bits} bit{'s'[: bits - 1]}"] = partial(indexed, coded)
         scored = as_maxima(model)
         if scored and not one_vector(model):
@@ -198,7 +196,7 @@ def measure(
             row |= {"engine": what, "bytes/document": size / len(base), "build s": seconds}
             spread = np.quantile(milliseconds, (0.1, 0.5, 0.9)).tolist()
             row |= dict(zip(("10%", "ms", "90%"), spread, strict=True))
-            row |= {f"recall@{settings.k}": recall(answers, kept["wanted"])}
+            row |= {f"recall@{K}": recall(answers, kept["wanted"])}
             if not settings.documents:
                 run = dict(zip(asked, answers, strict=True))
                 quality = on_split(run, collection.split(settings.split).only(asked), ["nDCG@10"])
@@ -247,7 +245,7 @@ def opened(name: str, settings: Settings) -> Paradigm:
     """
     if name not in settings.load:
         torch.manual_seed(0)  # seed of projections
-        options = lengths_of(settings) | settings.options.get(name, {})
+        options = lengths_of(settings)
         return PARADIGMS[name](settings.backbone, **options).eval()
     loaded = as_paradigm(load(settings.load[name]), settings.load[name])
     if loaded.name != name:
@@ -302,7 +300,7 @@ def measure_index(
     seconds = now() - began
 
     def find(n: int) -> dict[str, float]:
-        return index.search_tokens(recipe, queries[n : n + 1], settings.k)[0]
+        return index.search_tokens(recipe, queries[n : n + 1], K)[0]
 
     return (
         folder_bytes(work / "index"),
@@ -354,9 +352,7 @@ def measure_engine(
             engine.approximate()
         seconds = now() - began
         rows = [queries.vectors[n, 0][queries.mask[n, 0]].numpy() for n in range(len(queries.mask))]
-        timings = timed(
-            lambda n: dict(engine.top(rows[n], settings.k)), len(rows), settings.rounds, clock(settings)
-        )
+        timings = timed(lambda n: dict(engine.top(rows[n], K)), len(rows), settings.rounds, clock(settings))
         if isinstance(engine, PgvectorEngine):
             [[size]] = engine.connection.execute("SELECT pg_total_relation_size('documents')")
         else:

@@ -5,18 +5,17 @@ dataset card, to the output folder. The dataset contains query ids but no texts,
 by their collection's licence. --push uploads the folder to the hub.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
-from studies.settings import launch, refusing
+from studies.settings import ResultsFolder, launch, refusing
+
+from paradigms.io.command_line import flags
 
 
-@dataclass
-class Settings:
+@flags()
+class Settings(ResultsFolder):
     """Settings for the results, and the destination of the dataset."""
 
-    results: str
-    """results folder of compare.py"""
     output: str = ""
     """folder of the dataset; empty: dataset in the results folder"""
     push: str = ""
@@ -39,7 +38,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from paradigms.io.checks import json_or_empty
-from paradigms.io.command_line import folder_name
+from paradigms.io.command_line import flags, folder_name
 from paradigms.io.files import held, replace_file, write_text
 from paradigms.io.terminal import Terminal
 from paradigms.saving.card import LICENSE, datasets_of

@@ -13,30 +13,29 @@ import math
 import time
 import zlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from fnmatch import fnmatch
 from itertools import product
 from typing import Any, NamedTuple
 
-from studies.settings import at_least, launch
+from studies.settings import Output, Seed, at_least, launch
+
+from paradigms.io.command_line import flags
 
 
-@dataclass
-class Settings:
+@flags()
+class Settings(Output, Seed):
     """Settings for the theorems to check and their random instances."""
 
     samples: int = 2000
     """maximum number of random instances per theorem; Monte-Carlo theorems draw up to 20 times as many"""
-    seed: int = 0
-    """seed of all random instances; a theorem's instances do not depend on the other theorems checked"""
     seeds: int = 1
     """number of seeds to check, from `seed` on"""
-    output: str = "results/theory_checks"
-    """folder for checks.json, theory_checks.html and the counts of study.json"""
     only: str = "*"
     """comma-separated names or shell patterns of the theorems to check"""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         at_least(self, samples=20, seeds=1)
 
 

@@ -12,7 +12,16 @@ from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.settings import EncoderTraining, OneCollection, Results, Seed, launch, refusing, training_fields
+from studies.settings import (
+    EncoderTraining,
+    OneCollection,
+    Options,
+    Results,
+    Seed,
+    launch,
+    refusing,
+    training_fields,
+)
 
 from paradigms.io.command_line import flags
 
@@ -24,7 +33,7 @@ from paradigms.io.command_line import flags
     evaluate_every=100,
     dev_queries=128,
 )
-class Settings(Results, OneCollection, EncoderTraining, Seed):
+class Settings(Results, OneCollection, EncoderTraining, Options, Seed):
     """Settings for the model, the collection and the training."""
 
     paradigm: str = "colbert"
@@ -33,17 +42,13 @@ class Settings(Results, OneCollection, EncoderTraining, Seed):
     backbone: str = ""
     """Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package. For
     generative paradigms a T5; small: a T5 with random weights and few layers. Empty: offline, or small"""
-    options: dict[str, Any] = field(default_factory=dict)
-    """settings of the paradigm, such as '{"dim": 64, "document_length": 256, "lora_rank": 8}'"""
     chunk: int = 0
     """texts to encode at once with cached gradients, which allows batches of any size but encodes each text
     twice; 0: no caching. Not for generative paradigms and rerankers"""
-    negatives: int = 0
-    """hard negatives per query, from the first 100 documents of `run`; cross_attention needs at least one.
-    Generative paradigms take them from BM25's results for each training text"""
     run: str = ""
-    """TREC run of the training queries from which to draw negatives, or folder of a saved paradigm that
-    searches for them (another round of mining); empty: BM25"""
+    """TREC run of the training queries from whose first 100 documents to draw negatives, or folder of a saved
+    paradigm that searches for them (another round of mining); empty: BM25. Generative paradigms take
+    negatives from BM25's results for each training text"""
     filter: str = ""
     """model or run whose scores decide which hard negatives are left out as probably relevant: a TREC run
     that scores all candidates and relevant documents, or a model as in `teacher`, which scores each pair
@@ -58,14 +63,10 @@ class Settings(Results, OneCollection, EncoderTraining, Seed):
     once. Generative paradigms need a model, since they also read passages"""
     distil: Literal["none", "kl", "margin_mse"] = "none"
     """loss between the paradigm's and the teacher's scores"""
-    distil_weight: float = 0.5
-    """weight of the teacher's loss; the loss over labels has the remaining weight. 1: teacher only"""
     distil_temperature: float = 1.0
     """divisor of the teacher's scores; `temperature` divides the paradigm's"""
     generated: str = ""
     """generated queries for a generative paradigm: a file of JSON lines {"document": id, "query": text}"""
-    warmup: float = 0.1
-    """share of the steps during which the learning rate rises"""
     recompute: bool = False
     """recompute the activations of the backbone's layers in the backward pass: less memory, more time"""
     matmul_precision: str = ""
@@ -175,9 +176,7 @@ def trained(
     torch.manual_seed(settings.seed)
     values = training_fields(settings)
     if settings.distil != "none":
-        values["distillation"] = Distillation(
-            settings.distil, settings.distil_weight, settings.distil_temperature
-        )
+        values["distillation"] = Distillation(settings.distil, temperature=settings.distil_temperature)
     training = TrainingSettings(**values)
     if settings.paradigm in GENERATIVE:
         small = folder.parent / "small-t5"

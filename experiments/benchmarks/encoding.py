@@ -20,64 +20,51 @@ if all intervals lie within ±.005.
 from __future__ import annotations
 
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from paradigms.io.command_line import command_line
+from parts.settings import Benchmark
+from studies.settings import CollectionName, Documents, Queries, launch, refusing
+
+from paradigms.io.command_line import flags
 
 
-@dataclass
-class Settings:
-    """Settings for the encoder, the texts, the systems and the rounds."""
+@flags(documents=48, queries=20)
+class Settings(Benchmark, CollectionName, Documents, Queries):
+    """Settings for the texts and the rounds.
 
-    collection: str = "pydocs"
-    """collection whose first long documents are encoded"""
-    documents: int = 48
-    """number of documents to encode; 0: only `quality` is measured"""
-    length: int = 128
-    """maximum number of tokens per document"""
-    batch: int = 16
-    """documents per pass of a peer; our encoder chooses the number itself"""
-    query: str = "does a lack of vitamin d cause depression in adults"
-    rounds: int = 5
-    """rounds, in each of which every system is measured once"""
-    queries: int = 20
-    """number of repetitions of the query per round"""
-    peers: bool = True
+    The collection's first long documents are encoded, without documents only `quality` is measured; `queries`
+    is the number of repetitions of the query per round.
+    """
+
     calibration: int = 64
     """number of documents, besides the encoded ones, for calibrating OpenVINO's 8-bit scales"""
-    threads: int = 1
     quality: list[str] = field(default_factory=list)
     """collections on which to measure quality, by name or folder"""
     paradigms: list[str] = field(default_factory=lambda: ["dpr", "colbert"])
     """paradigms to measure on `quality`, untrained, over the offline encoder"""
     most: int = 1_000
     """maximum documents per collection in `quality`, judged documents first; 0: all"""
-    output: str = "results/encoding"
 
 
-if __name__ == "__main__":  # before the slow imports
-    given = command_line(Settings, __doc__ or "")
-
-sys.path.append(str(Path(__file__).parents[1]))  # for the import of studies
+launch(__name__, Settings, __doc__)  # before the slow imports
 
 import numpy as np
 import torch
-from parts.shared import medians
+from parts.measuring import medians
 from studies.pages import Rows, Section, publish
-from studies.settings import refusing
 from torch import Tensor, nn
 
 from paradigms import PARADIGMS, load
 from paradigms.data import Collection, Corpus, load_collection
 from paradigms.encoder import int8
 from paradigms.encoder.backbone import load_backbone, load_tokenizer, packaged
-from paradigms.encoder.precision import native_precision
+from paradigms.encoder.precision import autocast, native_precision
 from paradigms.evaluate import on_split
 from paradigms.evaluate.measures import bootstrap_intervals
 from paradigms.io.checks import json_or_empty
@@ -88,6 +75,9 @@ from paradigms.io.terminal import Terminal
 from paradigms.retrieve import Indexed
 
 CPU = torch.device("cpu")
+LENGTH = 128  # tokens of a document, at most
+BATCH = 16  # documents per pass of a peer; our encoder chooses the number itself
+QUERY = "does a lack of vitamin d cause depression in adults"
 MEASURE, WITHIN = "nDCG@10", 0.005
 Encode = Callable[[Sequence[str]], Any]
 """Texts → vectors [x, w], one per text, in the same order."""
@@ -114,7 +104,7 @@ def main(settings: Settings) -> None:
         for paradigm in settings.paradigms:
             costs += quality(settings, collection, paradigm, folder, console)
     sections["quality"] = Section(f"{MEASURE} minus float32's", "95% intervals over queries.", costs)
-    cut = f"Documents of at most {settings.length} tokens; {settings.threads} thread of {processor()}"
+    cut = f"Documents of at most {LENGTH} tokens; {settings.threads} thread of {processor()}"
     publish(settings, "Encoding", f"{cut}; native precision: {native_precision(CPU)}.", sections)
 
 
@@ -123,7 +113,7 @@ def speeds(settings: Settings) -> tuple[Rows, dict[str, str]]:
     texts = long_documents(load_collection(settings.collection).corpus, settings)
     systems, absent = ours(settings), {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, make in (PEERS if settings.peers else {}).items():
+        for name, make in PEERS.items():
             try:
                 systems[name] = make(settings, texts, Path(folder))
             except (Absent, ImportError) as error:
@@ -137,7 +127,7 @@ def long_documents(corpus: Corpus, settings: Settings) -> list[str]:
     The first `settings.documents` texts are to be encoded, and the rest are for calibration.
     """
     wanted = settings.documents + settings.calibration
-    texts = sorted(corpus, key=lambda text: -min(settings.length, len(text.split())))[:wanted]
+    texts = sorted(corpus, key=lambda text: -min(LENGTH, len(text.split())))[:wanted]
     if len(texts) < wanted:
         raise SystemExit(f"{settings.collection} has {len(texts)} documents, and {wanted} are needed")
     return texts
@@ -145,12 +135,8 @@ def long_documents(corpus: Corpus, settings: Settings) -> list[str]:
 
 def ours(settings: Settings) -> dict[str, Encode]:
     """Return, for each CPU precision, a function that encodes texts as the offline encoder's mean vectors."""
-    from dataclasses import replace
-
-    from paradigms.encoder.precision import autocast
-
     model = load("offline", for_search=True)
-    lengths = {"document_length": settings.length, "query_length": settings.length}
+    lengths = {"document_length": LENGTH, "query_length": LENGTH}
     encoder: Any = model.encoder
     encoder.settings = replace(encoder.settings, **lengths)
     encoder._layouts = {side: encoder._layout(side) for side in encoder._layouts}
@@ -163,20 +149,15 @@ def ours(settings: Settings) -> dict[str, Encode]:
     return {name: lambda texts, precision=key: encode(texts, precision) for key, name in names.items()}
 
 
-def tokens(settings: Settings, texts: Sequence[str]) -> dict[str, Tensor]:
+def tokens(texts: Sequence[str]) -> dict[str, Tensor]:
     """Tokenise texts into inputs for transformers models."""
-    how = {"padding": True, "truncation": True, "max_length": settings.length, "return_tensors": "pt"}
-    return dict(tokenizer(texts, how))
+    tokenizer = offline_tokenizer()
+    return dict(tokenizer(list(texts), padding=True, truncation=True, max_length=LENGTH, return_tensors="pt"))
 
 
-def tokenizer(texts: Sequence[str], how: dict[str, Any]) -> Any:
-    global _tokenizer
-    if _tokenizer is None:
-        _tokenizer = load_tokenizer(packaged("offline"))
-    return _tokenizer(list(texts), **how)
-
-
-_tokenizer: Any = None
+@cache
+def offline_tokenizer() -> Any:
+    return load_tokenizer(packaged("offline"))
 
 
 def pooled(states: Tensor, attention: Tensor) -> Tensor:
@@ -185,13 +166,13 @@ def pooled(states: Tensor, attention: Tensor) -> Tensor:
     return nn.functional.normalize((states.float() * weight).sum(1) / weight.sum(1), dim=-1)
 
 
-def in_batches(settings: Settings, run: Callable[[dict[str, Tensor]], Tensor]) -> Encode:
+def in_batches(run: Callable[[dict[str, Tensor]], Tensor]) -> Encode:
     """Wrap a peer's encoder, which takes token ids, so that it takes texts and encodes them in batches."""
 
     def encode(texts: Sequence[str]) -> Tensor:
         parts = []
-        for first in range(0, len(texts), settings.batch):
-            rows = tokens(settings, texts[first : first + settings.batch])
+        for first in range(0, len(texts), BATCH):
+            rows = tokens(texts[first : first + BATCH])
             parts.append(pooled(run(rows), rows["attention_mask"]))
         return torch.cat(parts)
 
@@ -205,7 +186,7 @@ def transformers(settings: Settings, texts: Sequence[str], folder: Path) -> Enco
     def run(rows: dict[str, Tensor]) -> Tensor:
         return model(**rows)[0]
 
-    return in_batches(settings, run)
+    return in_batches(run)
 
 
 def sentence_transformers(dtype: str) -> Callable[..., Encode]:
@@ -214,14 +195,14 @@ def sentence_transformers(dtype: str) -> Callable[..., Encode]:
 
         options = {"model_kwargs": {"dtype": getattr(torch, dtype)}, "device": "cpu"}
         model = SentenceTransformer(str(packaged("offline")), **options)
-        model.max_seq_length = settings.length
-        how = {"batch_size": settings.batch, "convert_to_tensor": True, "normalize_embeddings": True}
+        model.max_seq_length = LENGTH
+        how = {"batch_size": BATCH, "convert_to_tensor": True, "normalize_embeddings": True}
         return lambda texts: model.encode(list(texts), show_progress_bar=False, **how).float()
 
     return make
 
 
-def exported(settings: Settings, texts: Sequence[str], folder: Path) -> Path:
+def exported(texts: Sequence[str], folder: Path) -> Path:
     """Export the encoder as an ONNX file, if the file does not exist."""
     file = folder / "encoder.onnx"
     if not file.is_file():
@@ -235,7 +216,7 @@ def exported(settings: Settings, texts: Sequence[str], folder: Path) -> Path:
             def forward(self, ids: Tensor, attention: Tensor, types: Tensor) -> Tensor:
                 return self.model(input_ids=ids, attention_mask=attention, token_type_ids=types)[0]
 
-        rows, names = tokens(settings, texts[:2]), ["input_ids", "attention_mask", "token_type_ids"]
+        rows, names = tokens(texts[:2]), ["input_ids", "attention_mask", "token_type_ids"]
         axes = {name: {0: "texts", 1: "tokens"} for name in (*names, "states")}
         torch.onnx.export(
             States(),
@@ -253,7 +234,7 @@ def onnx_runtime(bits: int) -> Callable[..., Encode]:
     def make(settings: Settings, texts: Sequence[str], folder: Path) -> Encode:
         import onnxruntime
 
-        file = exported(settings, texts, folder)
+        file = exported(texts, folder)
         if bits == 8:
             from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -267,7 +248,7 @@ def onnx_runtime(bits: int) -> Callable[..., Encode]:
         def run(rows: dict[str, Tensor]) -> Tensor:
             return torch.from_numpy(session.run(None, {name: rows[name].numpy() for name in names})[0])
 
-        return in_batches(settings, run)
+        return in_batches(run)
 
     return make
 
@@ -277,12 +258,12 @@ def openvino(kind: str) -> Callable[..., Encode]:
         import openvino as ov
 
         core = ov.Core()
-        model = core.read_model(exported(settings, texts, folder))
+        model = core.read_model(exported(texts, folder))
         if kind == "int8":
             import nncf
 
             others = texts[settings.documents :]
-            rows = [{n: t.numpy() for n, t in tokens(settings, [text]).items()} for text in others]
+            rows = [{n: t.numpy() for n, t in tokens([text]).items()} for text in others]
             how = {"model_type": nncf.ModelType.TRANSFORMER, "subset_size": len(rows)}
             model = nncf.quantize(model, nncf.Dataset(rows), **how)
         options = {"INFERENCE_NUM_THREADS": settings.threads, "PERFORMANCE_HINT": "LATENCY"}
@@ -297,7 +278,7 @@ def openvino(kind: str) -> Callable[..., Encode]:
             found = request.infer({name: values.numpy() for name, values in rows.items()})
             return torch.from_numpy(np.array(next(iter(found.values()))))
 
-        return in_batches(settings, run)
+        return in_batches(run)
 
     return make
 
@@ -322,7 +303,7 @@ def timings(settings: Settings, systems: dict[str, Encode], texts: list[str]) ->
     alone: dict[str, list[float]] = {name: [] for name in systems}
     for _ in range(settings.rounds):
         for name, encode in systems.items():
-            run = [lambda e=encode: e([settings.query])]
+            run = [lambda e=encode: e([QUERY])]
             alone[name] += medians(run, settings.queries, time.process_time)
     rows = []
     for (name, encode), taken in zip(systems.items(), seconds, strict=True):
@@ -340,7 +321,7 @@ def timings(settings: Settings, systems: dict[str, Encode], texts: list[str]) ->
 
 def products(settings: Settings) -> list[dict[str, Any]]:
     """Measure the rate of the product x Wᵀ, in GFLOP/s, for the shape of the encoder's widest layer."""
-    rows, wide, narrow = settings.batch * settings.length, 1536, 384
+    rows, wide, narrow = BATCH * LENGTH, 1536, 384
     x, weight = torch.randn(rows, narrow), torch.randn(wide, narrow)
     packed = int8.quantised(weight)
     whole = torch.randint(1, 256, x.shape, dtype=torch.uint8)
@@ -372,13 +353,13 @@ def quality(settings: Settings, collection: Collection, name: str, folder: Path,
         split = split.only(there)
     values = {}
     for precision in ("no", "bf16", "int8"):
-        job = {"content": collection.fingerprint, "documents": len(corpus), "length": settings.length}
+        job = {"content": collection.fingerprint, "documents": len(corpus), "length": LENGTH}
         job |= {"processor": processor(), "native precision": native_precision(CPU)}
         file = folder / f"{folder_name(collection.name)}-{name}-{precision}.json"
         known = json_or_empty(file)
         if known.get("job") != job:
             console.print(f"{collection.name}, {name}, {precision}: {len(corpus):,} documents …")
-            model = PARADIGMS[name]("offline", document_length=settings.length)
+            model = PARADIGMS[name]("offline", document_length=LENGTH)
             index = Indexed.build(model, corpus, precision=precision)
             measured = on_split(index.search(split.queries, 10), split, [MEASURE])
             known = {"job": job, "values": measured.weighted(MEASURE).tolist()}
@@ -393,7 +374,3 @@ def quality(settings: Settings, collection: Collection, name: str, folder: Path,
         row["within"] = "yes" if interval.low >= -WITHIN and interval.high <= WITHIN else "no"
         rows.append(row)
     return rows
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

@@ -14,44 +14,28 @@ machine.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-from paradigms.io.command_line import command_line
+from parts.settings import Benchmark
+from studies.settings import Documents, Queries, launch
+
+from paradigms.io.command_line import flags
 
 
-@dataclass
-class Settings:
+@flags(documents=100_000, queries=50)
+class Settings(Benchmark, Documents, Queries):
     """Settings for documents and queries."""
 
-    documents: int = 100_000
-    terms: int = 30_522
-    """size of the vocabulary"""
-    queries: int = 50
-    query_terms: int = 55
-    """terms per query, with exponentially distributed weights"""
-    mean: float = 0.6
-    """mean weight of a term that a text contains"""
-    k: int = 10
-    repeats: int = 5
-    """measured repetitions, after a warm-up; the median is reported"""
-    seed: int = 0
-    output: str = "results/benchmarks/inverted_index"
 
-
-if __name__ == "__main__":  # before the slow imports
-    arguments = command_line(Settings, __doc__ or "")
-
-sys.path.append(str(Path(__file__).parents[1]))  # for the import of studies
+launch(__name__, Settings, __doc__)  # before the slow imports
 
 import bm25s
 import numpy as np
 import scipy.sparse
 import torch
-from parts.shared import medians
+from parts.measuring import medians
 from studies.pages import Section, publish
 
 from paradigms.align import EqualIds
@@ -61,10 +45,14 @@ from paradigms.io.device import processor
 from paradigms.recipe import Recipe
 
 RECIPE = Recipe("splade", EqualIds(), "one")
+TERMS = 30_522  # size of the vocabulary
+QUERY_TERMS = 55
+MEAN = 0.6  # mean weight of a term that a text contains
+K = 10
 PART = 1000  # documents to store at once
 LARGEST = 3.0  # largest weight
 Sparse = scipy.sparse.csr_array
-Answers = np.ndarray  # [queries, k] scores of the best documents, best first
+Answers = np.ndarray  # [queries, K] scores of the best documents, best first
 
 
 @dataclass
@@ -80,29 +68,29 @@ class Method:
 def main(settings: Settings) -> None:
     torch.set_num_threads(1)
     random = np.random.default_rng(settings.seed)
-    frequency = 1 / (1 + np.arange(settings.terms) / 40) ** 1.2
+    frequency = 1 / (1 + np.arange(TERMS) / 40) ** 1.2
     documents = drawn_documents(settings, frequency, random)
     queries = drawn_queries(settings, frequency, random)
     ones = queries.sign()
     each = documents.nnz / settings.documents
-    k, size = settings.k, held(documents) / settings.documents
+    size = nbytes(documents) / settings.documents
     by_term = documents.T.tocsr()
     methods = {
-        "scipy, CSR times dense": Method(dense_product(documents, queries, k), size, documents, queries),
-        "scipy, CSR times CSR": Method(sparse_product(by_term, queries, k), size, documents, queries),
-        "bm25s, query weights 1": Method(lexical(documents, ones, k), size, documents, ones),
+        "scipy, CSR times dense": Method(dense_product(documents, queries), size, documents, queries),
+        "scipy, CSR times CSR": Method(sparse_product(by_term, queries), size, documents, queries),
+        "bm25s, query weights 1": Method(lexical(documents, ones), size, documents, ones),
     }
     for bits in (8, 16):
         index = built(documents, bits)
         for weighting, weighted in (("", queries), (", query weights 1", ones)):
-            search, stored = inverted(index, weighted, k), held_by(index, settings.terms)
+            search, stored = inverted(index, weighted), held_by(index)
             methods[f"inverted, {bits} bits{weighting}"] = Method(
                 search, index.store.bytes_per_document, stored, weighted
             )
     for name, method in methods.items():
-        check(name, method, k)
+        check(name, method)
     searches = [method.search for method in methods.values()]
-    seconds = medians(searches, settings.repeats, clock=time.process_time)
+    seconds = medians(searches, settings.rounds, clock=time.process_time)
     rows = [
         {
             "method": name,
@@ -112,8 +100,8 @@ def main(settings: Settings) -> None:
         for (name, method), taken in zip(methods.items(), seconds, strict=True)
     ]
     text = (
-        f"{settings.documents:,} documents with {each:.0f} of {settings.terms:,} weights above 0, and "
-        f"{settings.queries} queries of {settings.query_terms} terms; one thread of {processor()}."
+        f"{settings.documents:,} documents with {each:.0f} of {TERMS:,} weights above 0, and "
+        f"{settings.queries} queries of {QUERY_TERMS} terms; one thread of {processor()}."
     )
     publish(settings, "Inverted index", text, {"methods": Section("Exact search", rows=rows)})
 
@@ -127,8 +115,8 @@ def drawn_documents(settings: Settings, frequency: np.ndarray, random: np.random
         places = np.cumsum(gaps) - 1
         owners.append(places[places < settings.documents])
     counts = [len(rows) for rows in owners]
-    columns = np.repeat(np.arange(settings.terms), counts)
-    shape = (settings.documents, settings.terms)
+    columns = np.repeat(np.arange(TERMS), counts)
+    shape = (settings.documents, TERMS)
     values = drawn_weights(len(columns), settings, random)
     matrix = scipy.sparse.coo_array((values, (np.concatenate(owners), columns)), shape=shape).tocsr()
     matrix.sort_indices()
@@ -139,17 +127,16 @@ def drawn_queries(settings: Settings, frequency: np.ndarray, random: np.random.G
     """Draw queries of distinct terms; a term's probability is proportional to its frequency."""
     share = frequency / frequency.sum()
     terms = [
-        np.sort(random.choice(settings.terms, settings.query_terms, replace=False, p=share))
-        for _ in range(settings.queries)
+        np.sort(random.choice(TERMS, QUERY_TERMS, replace=False, p=share)) for _ in range(settings.queries)
     ]
-    starts = np.arange(settings.queries + 1) * settings.query_terms
+    starts = np.arange(settings.queries + 1) * QUERY_TERMS
     values = drawn_weights(int(starts[-1]), settings, random)
-    shape = (settings.queries, settings.terms)
+    shape = (settings.queries, TERMS)
     return scipy.sparse.csr_array((values, np.concatenate(terms), starts), shape=shape)
 
 
 def drawn_weights(count: int, settings: Settings, random: np.random.Generator) -> np.ndarray:
-    return random.exponential(settings.mean, count).clip(0.01, LARGEST).astype(np.float32)
+    return random.exponential(MEAN, count).clip(0.01, LARGEST).astype(np.float32)
 
 
 def tokens_of(rows: Sparse) -> Tokens:
@@ -172,33 +159,33 @@ def built(documents: Sparse, bits: int) -> Index:
     return Index(Store.build_from(kinds.inverted(bits), parts, **how))
 
 
-def held_by(index: Index, terms: int) -> Sparse:
+def held_by(index: Index) -> Sparse:
     """Return the document weights stored in an index."""
     rows = index.store.decoded(slice(None))
-    return Sparse((rows["vectors"][:, 0], rows["ids"], index.store.offsets), shape=(len(index), terms))
+    return Sparse((rows["vectors"][:, 0], rows["ids"], index.store.offsets), shape=(len(index), TERMS))
 
 
-def held(documents: Sparse) -> int:
+def nbytes(documents: Sparse) -> int:
     """Return the size of a matrix in bytes."""
     return documents.data.nbytes + documents.indices.nbytes + documents.indptr.nbytes
 
 
-def inverted(index: Index, queries: Sparse, k: int) -> Callable[[], Answers]:
+def inverted(index: Index, queries: Sparse) -> Callable[[], Answers]:
     tokens = tokens_of(queries).map(lambda t: t.transpose(0, 1))
-    return lambda: np.array([list(ranked.values()) for ranked in index.search_tokens(RECIPE, tokens, k)])
+    return lambda: np.array([list(ranked.values()) for ranked in index.search_tokens(RECIPE, tokens, K)])
 
 
-def dense_product(documents: Sparse, queries: Sparse, k: int) -> Callable[[], Answers]:
+def dense_product(documents: Sparse, queries: Sparse) -> Callable[[], Answers]:
     asked = queries.toarray()
-    return lambda: np.stack([largest(documents @ query, k) for query in asked])
+    return lambda: np.stack([largest(documents @ query) for query in asked])
 
 
-def sparse_product(by_term: Sparse, queries: Sparse, k: int) -> Callable[[], Answers]:
+def sparse_product(by_term: Sparse, queries: Sparse) -> Callable[[], Answers]:
     asked = [queries[[n]] for n in range(queries.shape[0])]
-    return lambda: np.stack([largest((query @ by_term).data, k) for query in asked])
+    return lambda: np.stack([largest((query @ by_term).data) for query in asked])
 
 
-def lexical(documents: Sparse, queries: Sparse, k: int) -> Callable[[], Answers]:
+def lexical(documents: Sparse, queries: Sparse) -> Callable[[], Answers]:
     model, columns = bm25s.BM25(backend="numba"), documents.tocsc()
     model.scores = {"data": columns.data, "indices": columns.indices, "indptr": columns.indptr}
     model.scores["num_docs"] = documents.shape[0]
@@ -206,20 +193,16 @@ def lexical(documents: Sparse, queries: Sparse, k: int) -> Callable[[], Answers]
     model.unique_token_ids_set = set(range(documents.shape[1]))
     model.nonoccurrence_array = None  # only other variants than Lucene's use this array
     asked = np.split(queries.indices, queries.indptr[1:-1])
-    return lambda: model.retrieve([terms.tolist() for terms in asked], k=k, show_progress=False).scores
+    return lambda: model.retrieve([terms.tolist() for terms in asked], k=K, show_progress=False).scores
 
 
-def largest(scores: np.ndarray, k: int) -> np.ndarray:
-    best = np.partition(scores, -k)[-k:]
+def largest(scores: np.ndarray) -> np.ndarray:
+    best = np.partition(scores, -K)[-K:]
     return np.sort(best)[::-1]
 
 
-def check(name: str, method: Method, k: int) -> None:
+def check(name: str, method: Method) -> None:
     """Raise SystemExit if a method's best scores differ from exact scores with the stored weights."""
-    wanted = np.stack([largest(method.stored @ query, k) for query in method.queries.toarray()])
+    wanted = np.stack([largest(method.stored @ query) for query in method.queries.toarray()])
     if not np.allclose(method.search(), wanted, rtol=1e-4):
         raise SystemExit(f"{name} and the product find different documents")
-
-
-if __name__ == "__main__":
-    main(Settings(**arguments))

@@ -1,12 +1,11 @@
 """Measure the service under load: queries per second and latencies by number of clients, and mixed requests.
 
 The service runs in a separate process with exact indexes of one collection. Each client keeps a connection
-open and sends a search for k documents as soon as the previous answer arrives. Every answer is compared with
-a direct search by the retriever. With --mixed SECONDS, clients then search and explain with all systems while
-documents are added to the index folders, and the service's memory is measured; a tenth of the requests cost
-much, are not permitted, or are left unfinished. With --pylate ENVIRONMENT, PyLate's server and our service
-both serve a model that PyLate writes, and clients send queries to encode. Encoders are untrained: times do
-not depend on training. Results are printed as a table and written as JSON.
+open and sends a search for ten documents as soon as the previous answer arrives. Every answer is compared
+with a direct search by the retriever. With --mixed SECONDS, clients then search and explain with all systems
+while documents are added to the index folders, and the service's memory is measured. With --pylate
+ENVIRONMENT, PyLate's server and our service both serve a model that PyLate writes, and clients send queries
+to encode. Encoders are untrained: times do not depend on training.
 """
 
 from __future__ import annotations
@@ -24,52 +23,45 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from paradigms.io.command_line import command_line
+from parts.settings import Benchmark
+from studies.settings import CollectionName, Queries, launch
+
+from paradigms.io.command_line import flags
 
 
-@dataclass
-class Settings:
-    """Settings for the served systems and the clients."""
+@flags(queries=64)
+class Settings(Benchmark, CollectionName, Queries):
+    """Settings for the served systems and the clients, which send one of so many test queries at a time."""
 
-    collection: str = "pydocs"
-    split: str = "test"
-    documents: int = 0
-    """number of documents, from the start of the collection; 0: all"""
     systems: list[str] = field(default_factory=lambda: ["bm25", "dpr", "colbert", "xtr"])
     clients: list[int] = field(default_factory=lambda: [1, 8, 64])
     seconds: float = 10.0
     """seconds per system and number of clients; the first tenth does not count"""
-    queries: int = 64
-    """number of different queries from the split"""
-    k: int = 10
     pylate: str = ""
     """virtual environment with pylate[api]; empty: do not measure encoding"""
     mixed: float = 0.0
     """seconds of mixed load with the last number of clients; 0: no mixed load"""
-    output: str = "results/benchmarks/serving"
 
 
-if __name__ == "__main__":  # before the slow imports
-    arguments = command_line(Settings, __doc__ or "")
+launch(__name__, Settings, __doc__)  # before the slow imports
 
 import numpy as np
 import torch
-from parts.shared import MiB, memory, run_worker
-from rich.table import Table
+from parts.measuring import MiB, WorkerError, in_worker, memory
+from studies.pages import Rows, Section, publish
 from torch import Tensor
 
 from paradigms import PARADIGMS
 from paradigms.baselines.bm25 import BM25
-from paradigms.data import Collection, Corpus, load_collection
+from paradigms.data import Corpus, load_collection
 from paradigms.encoder.backbone import packaged
 from paradigms.find import open_index
 from paradigms.io.device import processor
-from paradigms.io.files import write_json
 from paradigms.io.terminal import Terminal
 from paradigms.model import Paradigm
 from paradigms.registry import as_paradigm
@@ -79,6 +71,7 @@ from paradigms.serve import serve
 
 # System -> the system whose index is used: without training, both have the same vectors.
 SHARED = {"xtr": "colbert"}
+K = 10
 PYLATE = "pylate"  # name of the folder and the system of PyLate's model
 FAR = 0.03  # allowed difference of numbers of unit vectors: ours may be encoded in bf16
 # Allowed relative error of a score: in bf16, queries that are encoded together differ by .0016 from queries
@@ -88,14 +81,14 @@ Ask = Callable[[http.client.HTTPConnection, random.Random], bool]  # returns whe
 
 
 def main(settings: Settings) -> None:
-    console, folder = Terminal(), Path(settings.output)
-    collection = opened(settings)
-    split = collection.split(settings.split)
-    texts = list(split.queries.values())[: settings.queries]
+    console = Terminal()
+    collection = load_collection(settings.collection)
+    texts = list(collection.split("test").queries.values())[: settings.queries or None]
     before = os.getloadavg()[0]
     retrievers = systems(settings, collection.corpus)
-    expected = {name: searched(retriever, texts, settings.k) for name, retriever in retrievers.items()}
-    rows = []
+    expected = {name: searched(retriever, texts) for name, retriever in retrievers.items()}
+    rows: Rows = []
+    mixed: Rows = []
 
     def measure(name: str, server: Server, ask: Ask) -> None:
         for count in settings.clients:
@@ -116,25 +109,18 @@ def main(settings: Settings) -> None:
         if settings.pylate:
             measure("encode", service, encoding(texts, vectors))
         for name in settings.systems:
-            measure(name, service, searching([name], texts, expected, settings.k))
-        mixed = mixed_load(service, retrievers, texts, expected, settings) if settings.mixed else {}
-    machine = {"processor": processor(), "cores": os.cpu_count(), "load": [before, os.getloadavg()[0]]}
-    count = len(collection.corpus)
-    results = {"settings": asdict(settings), "machine": machine, "documents": count, "ended": service.ended}
-    write_json(folder / "serving.json", results | {"rows": rows, "mixed": mixed})
-    title = f"{count:,} documents, k = {settings.k}; the service ended with {service.ended}"
-    table = Table(*rows[0], title=title)
-    for row in rows:
-        table.add_row(*(f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in row.values()))
-    console.print(table)
-    if mixed:
-        console.print(mixed)
-
-
-def opened(settings: Settings) -> Collection:
-    collection = load_collection(settings.collection)
-    some = collection.corpus.ids[: settings.documents or None]
-    return replace(collection, corpus=collection.corpus.only(some))
+            measure(name, service, searching([name], texts, expected))
+        if settings.mixed:
+            mixed.append(mixed_load(service, retrievers, texts, expected, settings))
+    text = (
+        f"{len(collection.corpus):,} documents, k = {K}; {os.cpu_count()} cores of {processor()}, load "
+        f"{before:.1f} before and {os.getloadavg()[0]:.1f} after; the service ended with {service.ended}."
+    )
+    sections = {
+        "load": Section("Clients that send the same request", rows=rows),
+        "mixed": Section("Mixed requests while documents are added", rows=mixed),
+    }
+    publish(settings, "Serving", text, sections)
 
 
 def model_of(name: str) -> Paradigm:
@@ -161,9 +147,9 @@ def systems(settings: Settings, corpus: Corpus) -> dict[str, Retriever]:
     return retrievers
 
 
-def searched(retriever: Retriever, texts: list[str], k: int) -> list[list[float]]:
-    """Return the scores of the k best documents for each query text."""
-    run = retriever.search({str(n): text for n, text in enumerate(texts)}, k)
+def searched(retriever: Retriever, texts: list[str]) -> list[list[float]]:
+    """Return the scores of the K best documents for each query text."""
+    run = retriever.search({str(n): text for n, text in enumerate(texts)}, K)
     return [list(run[str(n)].values()) for n in range(len(texts))]
 
 
@@ -207,7 +193,7 @@ def answer(values: dict[str, Any], ready: Any) -> None:
     ready: pipe end that receives the service's address.
     """
     settings = Settings(**values)
-    corpus = opened(settings).corpus
+    corpus = load_collection(settings.collection).corpus
     retrievers = systems(settings, corpus)
     if settings.pylate:
         retrievers[PYLATE] = Reranking(saved(Path(settings.output, PYLATE)), corpus)
@@ -219,9 +205,10 @@ def written_by_pylate(settings: Settings) -> Path:
     folder = Path(settings.output, PYLATE).absolute()
     if not folder.is_dir():
         job = {"backbone": str(packaged("offline")), "folder": str(folder)}
-        done = run_worker("pylate_model", job, str(Path(settings.pylate, "bin", "python").absolute()), 1)
-        if done.returncode:
-            raise SystemExit(f"PyLate wrote no model:\n{done.stderr[-2000:]}")
+        try:
+            in_worker("pylate_model", job, 1, str(Path(settings.pylate, "bin", "python").absolute()))
+        except WorkerError as error:
+            raise SystemExit(f"PyLate wrote no model:\n{error}") from error
     return folder
 
 
@@ -267,7 +254,7 @@ def encoding(texts: list[str], vectors: list[Tensor], peer: str = "") -> Ask:
 
 
 def searching(
-    names: list[str], texts: list[str], expected: dict[str, list[list[float]]], k: int, explained: float = 0.0
+    names: list[str], texts: list[str], expected: dict[str, list[list[float]]], explained: float = 0.0
 ) -> Ask:
     """Return a function that searches for a random text with a random system.
 
@@ -275,11 +262,13 @@ def searching(
     """
 
     def ask(connection: http.client.HTTPConnection, generator: random.Random) -> bool:
-        name, n = generator.choice(names), generator.randrange(len(texts))
-        body: dict[str, Any] = {"queries": {"q": texts[n]}, "k": k, "systems": [name]}
+        name = generator.choice(names)
+        n = generator.randrange(len(texts))
+        body: dict[str, Any] = {"queries": {"q": texts[n]}, "k": K, "systems": [name]}
         ranked = post(connection, "/search", body)["systems"][name]["run"]["q"]
-        scores, wanted = [score for _, score in ranked], expected[name][n]
-        right = len(scores) == len(wanted) and np.allclose(scores, wanted, rtol=WRONG, atol=WRONG)
+        scores = [score for _, score in ranked]
+        best = expected[name][n]
+        right = len(scores) == len(best) and np.allclose(scores, best, rtol=WRONG, atol=WRONG)
         if ranked and generator.random() < explained:
             body = {"query": texts[n], "document": ranked[0][0], "systems": [name]}
             answered = post(connection, "/explain", body)["systems"][name]
@@ -287,56 +276,6 @@ def searching(
         return bool(right)
 
     return ask
-
-
-COSTLY = ("Buckets(planes=1, repetitions=400000)", "Entropic(k=2, eps=0.1, iterations=1000)")
-PERMITTED = ("Buckets(planes=6, repetitions=20)", "Entropic(k=2, eps=0.1)", "TopK(k=8)", "TopP(p=0.2)")
-LONG = 100_000  # characters of a text
-
-
-def straining(names: list[str], texts: list[str]) -> Ask:
-    """Return a function whose requests cost much, are not permitted, or are left without their answer."""
-    dense = [name for name in names if name != "bm25"] or names
-
-    def ask(connection: http.client.HTTPConnection, generator: random.Random) -> bool:
-        text, system = generator.choice(texts), generator.choice(dense)
-        body: dict[str, Any] = {"queries": {"q": text}, "k": 10, "systems": [system]}
-        kind = generator.randrange(6)
-        if kind == 0:  # its words are new to every cache
-            words = [f"{word} {generator.random()}" for word in text.split()]
-            body["queries"] = {"q": " ".join(words), "r": text * (LONG // len(text))}
-        if kind <= 1:
-            body["align"] = generator.choice(PERMITTED)
-            answered = post(connection, "/search", body)["systems"][system]
-            return "run" in answered or "ids" in answered["error"]
-        if kind == 2:
-            headers = "POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            with socket.create_connection(("127.0.0.1", connection.port)) as half:
-                half.sendall((headers + generator.choice(["", "Content-Length: 9\r\n\r\n{"])).encode())
-                time.sleep(1)
-            return True
-        if kind == 3:
-            content = json.dumps(body | {"align": generator.choice(PERMITTED), "k": 1000})
-            connection.request("POST", "/search", content, {"Content-Type": "application/json"})
-            connection.close()  # without reading
-            return True
-        path = "/search"
-        if kind == 4:
-            body |= {"align": generator.choice(COSTLY)} if system != "dpr" else {"k": 10**4000}
-        else:
-            path, body = "/encode", {"system": system, "texts": [text * 50] * 256, "side": "document"}
-        try:
-            post(connection, path, body)
-        except ConnectionError as error:
-            return " 400 " in str(error)
-        return system == "dpr"  # one vector for a text
-
-    return ask
-
-
-def either(one: Ask, other: Ask, share: float) -> Ask:
-    """Return a function that asks like `other` in a share of its calls, and else like `one`."""
-    return lambda connection, generator: (other if generator.random() < share else one)(connection, generator)
 
 
 def post(connection: http.client.HTTPConnection, path: str, body: dict[str, Any]) -> Any:
@@ -389,30 +328,30 @@ def mixed_load(
     settings: Settings,
 ) -> dict[str, Any]:
     """Search and explain with all systems at once, while a writer adds documents to the index folders."""
-    plain = searching(list(retrievers), texts, expected, settings.k, explained=0.2)
-    ask = either(plain, straining(list(retrievers), texts), 0.1)
+    ask = searching(list(retrievers), texts, expected, explained=0.2)
     load(service.port, ask, settings.clients[-1], min(30.0, settings.mixed / 10))
-    status, ended, added = f"/proc/{service.pid}/status", threading.Event(), [0]
-    held = [memory("RssAnon", status)]  # allocated memory of the service, without the pages of mapped files
+    status = f"/proc/{service.pid}/status"
+    ended = threading.Event()
+    documents = 0
+    allocated = [memory("RssAnon", status)]  # memory of the service, without the pages of mapped files
 
     def add() -> None:
-        places = [
-            Path(settings.output, "indexes", name) for name in retrievers if name not in ("bm25", *SHARED)
-        ]
-        kept = [(place, place.with_name(f"{place.name}.before")) for place in places]
-        for place, copy in kept:
-            shutil.copytree(place, copy)
+        nonlocal documents
+        names = [name for name in retrievers if name not in ("bm25", *SHARED)]
+        places = [Path(settings.output, "indexes", name) for name in names]
+        for place in places:
+            shutil.copytree(place, place.with_name(f"{place.name}.before"))
         while not ended.wait(5.0) and places:
-            if time.perf_counter() - began > len(held) * settings.mixed / 10:
-                held.append(memory("RssAnon", status))
-            place = places[added[0] % len(places)]
-            document = f"added {added[0]}"
+            if time.perf_counter() - began > len(allocated) * settings.mixed / 10:
+                allocated.append(memory("RssAnon", status))
+            place = places[documents % len(places)]
+            document = f"added {documents}"
             retriever: Any = retrievers[place.name]
             open_index(place).store.add(retriever.model, [document], [f"a document, {document}"])
-            added[0] += 1
-        for place, copy in kept:
+            documents += 1
+        for place in places:
             shutil.rmtree(place)
-            copy.rename(place)
+            place.with_name(f"{place.name}.before").rename(place)
 
     began = time.perf_counter()
     writer = threading.Thread(target=add)
@@ -420,9 +359,6 @@ def mixed_load(
     row = load(service.port, ask, settings.clients[-1], settings.mixed)
     ended.set()
     writer.join()
-    held.append(memory("RssAnon", status))
-    return row | {"documents added": added[0], "MiB allocated": [round(size / MiB) for size in held]}
-
-
-if __name__ == "__main__":
-    main(Settings(**arguments))
+    allocated.append(memory("RssAnon", status))
+    sizes = ", ".join(f"{size / MiB:.0f}" for size in allocated)
+    return row | {"documents added": documents, "MiB allocated": sizes}

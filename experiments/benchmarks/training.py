@@ -10,60 +10,44 @@ seconds depend on the machine.
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
-
-from paradigms.io.command_line import command_line
-
-sys.path.append(str(Path(__file__).parents[1]))  # for the import of studies
-
-from studies.settings import at_least, different, refusing
-
-
-@dataclass
-class Settings:
-    """Settings for the encoder, the pairs, the batches and the rounds."""
-
-    collection: str = "pydocs"
-    """collection with the pairs: training queries, each with one relevant document"""
-    encoder: str = "offline"
-    """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
-    paradigms: list[Literal["dpr", "colbert"]] = field(default_factory=lambda: ["dpr", "colbert"])
-    batches: list[int] = field(default_factory=lambda: [32, 128, 512])
-    """batch sizes, in pairs, for training the upper layer"""
-    whole: int = 32
-    """batch size for training all layers"""
-    length: int = 64
-    """maximum number of tokens of a text"""
-    steps: int = 1
-    """timed steps per round, after an untimed one"""
-    rounds: int = 3
-    """rounds, in each of which every system is measured once"""
-    threads: int = 1
-    seed: int = 0
-    output: str = "results/training"
-
-    def __post_init__(self) -> None:
-        at_least(self, batches=2, whole=2, length=3, steps=1, rounds=1, threads=1)
-        different(self, "paradigms", "batches")
-
-
-if __name__ == "__main__":  # before the slow imports
-    given = command_line(Settings, __doc__ or "")
-
-import multiprocessing
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
+from dataclasses import field
 from importlib.util import find_spec
+from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, Literal, NamedTuple
+
+from parts.settings import Benchmark
+from studies.settings import Backbone, CollectionName, at_least, different, launch, refusing
+
+from paradigms.io.command_line import flags
+
+
+@flags(rounds=3)
+class Settings(Benchmark, CollectionName, Backbone):
+    """Settings for the pairs, the batches and the rounds.
+
+    A pair is a training query of the collection and one of its relevant documents.
+    """
+
+    paradigms: list[Literal["dpr", "colbert"]] = field(default_factory=lambda: ["dpr", "colbert"])
+    batches: list[int] = field(default_factory=lambda: [32, 128, 512])
+    """batch sizes, in pairs, for training the upper layer; with the first one, all layers are trained too"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, batches=2, rounds=1, threads=1)
+        different(self, "paradigms", "batches")
+
+
+launch(__name__, Settings, __doc__)  # before the slow imports
 
 import torch
 from accelerate import Accelerator
+from parts.measuring import new_process
 from studies.pages import Rows, Section, publish
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -82,6 +66,8 @@ from paradigms.train.states import keep_states
 TEMPERATURES = {"dpr": 0.05, "colbert": 1.0}  # of the softmax over rel; the peer's defaults
 CHECKED = 8  # pairs for the loss that must be equal in all systems
 WARMUP = 1  # untimed steps of a round
+STEPS = 1  # timed steps of a round
+LENGTH = 64  # tokens of a text, at most
 RATE = 2e-5
 OURS = "ours"
 PEER = "sentence-transformers"
@@ -99,7 +85,7 @@ class Case(NamedTuple):
     system: str = OURS
 
 
-class Answer(NamedTuple):
+class Round(NamedTuple):
     """A round's queries per CPU second, and the loss before training."""
 
     rate: float
@@ -109,21 +95,20 @@ class Answer(NamedTuple):
 def main(settings: Settings) -> None:
     held(settings.output)
     bf16 = native_precision(torch.device("cpu")) == "bf16"
-    measured: dict[Case, list[Answer]] = {case: [] for case in cases(settings, bf16)}
-    needed = max(*settings.batches, settings.whole * (WARMUP + settings.steps))
+    measured: dict[Case, list[Round]] = {case: [] for case in cases(settings, bf16)}
+    needed = max(*settings.batches, settings.batches[0] * (WARMUP + STEPS))
     with refusing():
         pairs = distinct_pairs(load_collection(settings.collection), needed, settings.seed)
     with TemporaryDirectory() as states, ExitStack() as stack:
-        context, processes = multiprocessing.get_context("spawn"), {}
-        for key in {(case.system, case.precision) for case in measured}:
-            processes[key] = stack.enter_context(ProcessPoolExecutor(1, mp_context=context))
+        keys = {(case.system, case.precision) for case in measured}
+        processes = {key: stack.enter_context(new_process()) for key in keys}
         for _ in range(settings.rounds):
             for case, answers in measured.items():
                 process = processes[case.system, case.precision]
                 answers.append(process.submit(measure, settings, case, pairs, states).result())
     summary = (
-        f"Rounds: {settings.rounds}; timed steps in each: {settings.steps}; texts of at most "
-        f"{settings.length} tokens; {settings.threads} thread(s) of {processor()}, which other work may have "
+        f"Rounds: {settings.rounds}; timed steps in each: {STEPS}; texts of at most "
+        f"{LENGTH} tokens; {settings.threads} thread(s) of {processor()}, which other work may have "
         "shared."
     )
     summary += "" if bf16 else " bf16 is left out: this processor does not multiply it natively."
@@ -134,12 +119,12 @@ def main(settings: Settings) -> None:
 def cases(settings: Settings, bf16: bool) -> list[Case]:
     """Return the cases of a round: kept states by batch size, then all layers in every system."""
     systems = (OURS, PEER) if find_spec("sentence_transformers") else (OURS,)
-    made = []
+    listed = []
     for paradigm in settings.paradigms:
         for precision in ("no", "bf16") if bf16 else ("no",):
-            made += [Case(paradigm, precision, batch, 1) for batch in settings.batches]
-            made += [Case(paradigm, precision, settings.whole, 0, system) for system in systems]
-    return made
+            listed += [Case(paradigm, precision, batch, 1) for batch in settings.batches]
+            listed += [Case(paradigm, precision, settings.batches[0], 0, system) for system in systems]
+    return listed
 
 
 def distinct_pairs(collection: Collection, number: int, seed: int) -> Pairs:
@@ -170,7 +155,7 @@ def distinct_pairs(collection: Collection, number: int, seed: int) -> Pairs:
     )
 
 
-def measure(settings: Settings, case: Case, pairs: Pairs, states: str) -> Answer:
+def measure(settings: Settings, case: Case, pairs: Pairs, states: str) -> Round:
     """Train for a round in this process. A step lasts from the end of the step before it to its own end."""
     torch.set_num_threads(settings.threads)
     ends: list[float] = []
@@ -180,21 +165,21 @@ def measure(settings: Settings, case: Case, pairs: Pairs, states: str) -> Answer
         loss = trainer(settings, case, pairs, Path(folder), Path(states))
     hook.remove()
     seconds = ends[-1] - ends[WARMUP - 1]
-    return Answer(case.batch * settings.steps / seconds, loss)
+    return Round(case.batch * STEPS / seconds, loss)
 
 
 def ours(settings: Settings, case: Case, pairs: Pairs, folder: Path, states: Path) -> float:
     """Train with `paradigms.train`; return the loss on the first CHECKED pairs, before training."""
-    lengths: dict[str, Any] = {"query_length": settings.length, "document_length": settings.length}
+    lengths: dict[str, Any] = {"query_length": LENGTH, "document_length": LENGTH}
     if case.paradigm == "colbert":  # as the peer's: no token is skipped, and Z = 1
-        paradigm = PARADIGMS["colbert"](settings.encoder, skip="", **lengths)
+        paradigm = PARADIGMS["colbert"](settings.backbone, skip="", **lengths)
         paradigm = paradigm.with_alignment(QueryToDocument(), normalise="one")
     else:
-        paradigm = PARADIGMS["dpr"](settings.encoder, pooling="mean", **lengths)
+        paradigm = PARADIGMS["dpr"](settings.backbone, pooling="mean", **lengths)
     corpus = Corpus([str(n) for n in range(len(pairs))], [document for _, document in pairs])
     examples = [Example(query, n, (), (n,)) for n, (query, _) in enumerate(pairs)]
     training = TrainingSettings(
-        steps=WARMUP + settings.steps, batch_size=case.batch, learning_rate=RATE, warmup=0.0,
+        steps=WARMUP + STEPS, batch_size=case.batch, learning_rate=RATE, warmup=0.0,
         trained_layers=case.layers, seed=settings.seed, temperature=TEMPERATURES[case.paradigm],
     )  # fmt: skip
     objective = Contrastive(paradigm, corpus, examples).configure(training)
@@ -219,27 +204,29 @@ def sentence_transformers(settings: Settings, case: Case, pairs: Pairs, folder: 
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
     from torch.utils.data import BatchSampler, SequentialSampler
 
-    encoder, scale = str(packaged(settings.encoder)), 1 / TEMPERATURES[case.paradigm]
+    encoder, scale = str(packaged(settings.backbone)), 1 / TEMPERATURES[case.paradigm]
     model: Any
-    made: Any
+    trainer_of: Any
     arguments: Any
     loss: torch.nn.Module
     if case.paradigm == "dpr":
-        made, arguments = peer.SentenceTransformerTrainer, peer.SentenceTransformerTrainingArguments
+        trainer_of = peer.SentenceTransformerTrainer
+        arguments = peer.SentenceTransformerTrainingArguments
         model = peer.SentenceTransformer(encoder, device="cpu")
-        model.max_seq_length = settings.length
+        model.max_seq_length = LENGTH
         loss = MultipleNegativesRankingLoss(model, scale=scale)
     else:
-        made, arguments = peer.MultiVectorEncoderTrainer, peer.MultiVectorEncoderTrainingArguments
-        tokens = Transformer(encoder, query_length=settings.length, document_length=settings.length)
+        trainer_of = peer.MultiVectorEncoderTrainer
+        arguments = peer.MultiVectorEncoderTrainingArguments
+        tokens = Transformer(encoder, query_length=LENGTH, document_length=LENGTH)
         parts = tokens, MultiVectorMask(skiplist_words=[]), Normalize(module_input_name="token_embeddings")
         model = peer.MultiVectorEncoder(modules=list(parts), device="cpu")
         loss = MultiVectorMultipleNegativesRankingLoss(model, scale=scale)
-    steps = WARMUP + settings.steps
+    steps = WARMUP + STEPS
     batches = step_batches(len(pairs), case.batch, steps, seed=settings.seed)
     rows = [{"query": q, "document": d} for batch in batches for q, d in (pairs[n] for n in batch)]
     checked = [{"query": q, "document": d} for q, d in pairs[:CHECKED]]
-    trainer = made(
+    trainer = trainer_of(
         model=model,
         args=arguments(
             output_dir=str(folder), max_steps=steps, per_device_train_batch_size=case.batch,
@@ -261,7 +248,7 @@ def sentence_transformers(settings: Settings, case: Case, pairs: Pairs, folder: 
     return before
 
 
-def sections(measured: Mapping[Case, Sequence[Answer]]) -> dict[str, Section]:
+def sections(measured: Mapping[Case, Sequence[Round]]) -> dict[str, Section]:
     """Make the tables: our steps by precision and batch size, and all layers beside the peer."""
     steps: Rows = []
     peers: Rows = []
@@ -291,13 +278,9 @@ def sections(measured: Mapping[Case, Sequence[Answer]]) -> dict[str, Section]:
     }
 
 
-def ratio(numerator: Sequence[Answer], denominator: Sequence[Answer]) -> str:
+def ratio(numerator: Sequence[Round], denominator: Sequence[Round]) -> str:
     """Format the ratio of rates, round by round, as "mean [lowest, highest]"; "–" for a case by itself."""
     if numerator is denominator:
         return "–"
     values = [n.rate / d.rate for n, d in zip(numerator, denominator, strict=True)]
     return f"{statistics.mean(values):.2f} [{min(values):.2f}, {max(values):.2f}]"
-
-
-if __name__ == "__main__":
-    main(Settings(**given))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,20 +14,22 @@ from paradigms.muvera import FixedEncoding
 from paradigms.store import Store
 from theory.buckets import expected_recall, expected_shares
 
+DOCUMENTS = 200  # from the start of the sample
+QUERIES = 6
 FIRST = 10  # number of best documents that an index should find
 CANDIDATES = 20  # number of candidates from fixed encodings that should include the best documents
 MEAN = 2.0  # norm of the mean that is added to unit vectors in an extra dimension
 
 
-def law(exact: Store, queries: Tokens, settings: Any) -> Rows:
+def law(exact: Store, queries: Tokens) -> Rows:
     """Predict and measure the recall of the exact top ten among the first CANDIDATES that encodings find.
 
     Vectors are measured in three forms: unchanged; with a mean of norm MEAN added in an extra dimension,
     which does not change the order by MaxSim; and with this mean added, then subtracted from documents and,
     for the planes only, from queries.
     """
-    count = min(settings.law_documents, len(exact))
-    documents, queries = exact.tokens(np.arange(count)), queries[: settings.law_queries]
+    count = min(DOCUMENTS, len(exact))
+    documents, queries = exact.tokens(np.arange(count)), queries[:QUERIES]
     pad = torch.nn.functional.pad
     moved = [replace(t, vectors=pad(t.vectors, (0, 1), value=MEAN)) for t in (documents, queries)]
     cases = {

@@ -98,15 +98,11 @@ def quoted(names: Iterable[str]) -> str:
 
 
 @flags()
-class Results:
-    """Where a script writes, and how it computes."""
+class Output:
+    """Where a script writes."""
 
     output: str = ""
     """results folder; empty: a folder named after the script and the collection"""
-    precision: Precision = "auto"
-    """auto: bf16 if the hardware multiplies it natively"""
-    tracker: Tracker = "wandb"
-    """wandb (offline without a key) or none"""
 
     def __post_init__(self) -> None:
         collection = getattr(self, "collection", "")
@@ -117,6 +113,22 @@ class Results:
     def experiment(self) -> str:
         """Name of the script, as used in the names of results folders."""
         return type(self).__module__.replace("_", "-")
+
+
+@flags()
+class Computing:
+    """How a script computes."""
+
+    precision: Precision = "auto"
+    """auto: bf16 if the hardware multiplies it natively"""
+
+
+@flags()
+class Results(Output, Computing):
+    """Where a script writes, how it computes, and who follows it."""
+
+    tracker: Tracker = "wandb"
+    """wandb (offline without a key) or none"""
 
 
 @flags()
@@ -133,7 +145,7 @@ class Documents:
     """Number of documents."""
 
     documents: int = 0
-    """size of a fixed subset, for pydocs only; 0: all documents"""
+    """number of documents; 0: all. Training and encoding take a fixed subset, of pydocs only"""
 
 
 @flags()
@@ -181,6 +193,78 @@ class Lengths:
     """maximum number of tokens per query"""
     document_length: int = 128
     """maximum number of tokens per document"""
+
+
+@flags()
+class PassageLength:
+    """Passages of documents."""
+
+    passages: int = 0
+    """split documents into passages of at most this many words, with their titles, for all encoders; 0:
+    truncate documents at the paradigm's document_length"""
+
+
+@flags()
+class Ranking(PassageLength):
+    """What a search ranks."""
+
+    best_passages: int = 1
+    """a document's score is the sum over this many of its best passages; 1: MaxP"""
+    depth: int = 100
+    """documents to retrieve per query, and candidates to rerank"""
+    identical_ids: Literal["auto", "leave_out", "keep"] = "auto"
+    """documents whose id equals the query's id: keep; leave_out, as BEIR does; auto: leave_out if most of
+    these documents contain the query (ArguAna, Quora), keep if ids are equal by chance"""
+
+
+@flags()
+class Options:
+    """Settings of models."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    """settings of every paradigm, such as '{"dim": 64, "document_length": 256, "lora_rank": 8}'"""
+
+
+@flags()
+class IndexKind:
+    """The kind of index."""
+
+    index: str = "exact"
+    """index of encoded documents: exact (for splade an exact inverted index); faiss; fixed (MUVERA); lemur;
+    inverted, in 8 bits; or compressed, which approximates in a quarter of the bytes"""
+
+
+@flags()
+class Checkpoint:
+    """A saved model."""
+
+    checkpoint: str
+    """folder of a saved paradigm, such as experiments/train.py writes"""
+
+
+@flags()
+class ResultsFolder:
+    """A finished comparison."""
+
+    results: str = "results/compare-pydocs"
+    """results folder of compare.py"""
+
+
+@flags()
+class Baseline:
+    """The system of comparison."""
+
+    baseline: str = "bm25"
+    """system to test the others against"""
+
+
+@flags()
+class Machine:
+    """How times are measured."""
+
+    threads: int = 1
+    rounds: int = 5
+    """measured rounds, after a warm-up; systems take turns within a round, and medians are reported"""
 
 
 @flags()

@@ -6,22 +6,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from paradigms.data import Collection, Corpus, Problems, Split
-
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments" / "benchmarks"))
 
 import training
-from training import OURS, PEER, Answer, Case
+from training import OURS, PEER, Case, Round
 
 from paradigms import PARADIGMS
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.loop import step_batches
 from tests import needs
-from tests.experiments.scripts import settings as told
 from tests.near import assert_within_rounding
 from tests.tiny import TERMS, WORDS, write_collection
 
 BATCH, STEPS, LENGTH = 8, 2, 7
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "LENGTH", LENGTH)
+    monkeypatch.setattr(training, "STEPS", STEPS)
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +34,9 @@ def settings(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> train
     texts = [" ".join(words[(7 * n + 3 * w) % len(words)] for w in range(6)) for n in range(40)]
     queries = [" ".join(text.split()[:3]) for text in texts]
     folder = write_collection(tmp_path_factory.mktemp("words"), texts, queries, {"train": range(40)})
-    threads = torch.get_num_threads()
-    sizes = {"batches": [BATCH], "whole": BATCH, "steps": STEPS, "length": LENGTH, "threads": threads}
-    return training.Settings(collection=str(folder), encoder=str(tiny_bert), **sizes)
+    return training.Settings(
+        collection=str(folder), backbone=str(tiny_bert), batches=[BATCH], threads=torch.get_num_threads()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +69,7 @@ def test_our_trainer_measures_the_case(
     assert made == [list(queries), *([pairs[n][0] for n in batch] for batch in batches)]
     assert any(tmp_path.iterdir()) == bool(layers)
     how = {"skip": ""} if name == "colbert" else {"pooling": "mean"}
-    model = PARADIGMS[name](settings.encoder, query_length=LENGTH, document_length=LENGTH, **how).eval()
+    model = PARADIGMS[name](settings.backbone, query_length=LENGTH, document_length=LENGTH, **how).eval()
     D = [model.encode_documents([text]).vectors.flatten(0, 2) for text in documents]
     Q = [model.encode_queries([text]).vectors.flatten(0, 2) for text in queries]
     scores = torch.stack([torch.stack([(d @ q.T).amax(0).sum() for d in D]) for q in Q])
@@ -103,12 +106,6 @@ def test_the_peer_does_the_same_work(
     assert_within_rounding(peer.loss, ours.loss, torch.float32, TERMS + 100, scale=scale)
 
 
-def test_without_native_bf16_only_float32_is_measured(settings: training.Settings) -> None:
-    measured = training.cases(settings, bf16=True)
-    assert training.cases(settings, bf16=False) == [case for case in measured if case.precision == "no"]
-    assert {(case.batch, case.layers) for case in measured} == {(BATCH, 1), (BATCH, 0)}
-
-
 def test_tables_pair_the_rounds() -> None:
     """Ratios are taken round by round, of bf16 to float32 and of our trainer to the peer."""
     rates = {
@@ -119,7 +116,7 @@ def test_tables_pair_the_rounds() -> None:
         Case("dpr", "bf16", 4): [4, 4],
         Case("dpr", "bf16", 4, 0, PEER): [2, 8],
     }
-    measured = {case: [Answer(rate, 1.0) for rate in row] for case, row in rates.items()}
+    measured = {case: [Round(rate, 1.0) for rate in row] for case, row in rates.items()}
     made = training.sections(measured)
     steps, peers = made["steps"].rows, made["peers"].rows
     assert [row["times float32"] for row in steps] == ["–", "–", "2.00 [1.00, 3.00]", "1.50 [1.00, 2.00]"]
@@ -130,35 +127,3 @@ def test_tables_pair_the_rounds() -> None:
     alone = training.sections({case: row for case, row in measured.items() if case.system == OURS})
     assert alone["steps"].rows == steps
     assert not alone["peers"].rows, "without the peer, there is nothing to compare"
-
-
-def test_no_document_is_relevant_to_two_of_the_pairs() -> None:
-    texts = ["one", "two", "three", "one", "five", "six"]  # the fourth repeats the first
-    judged = {"a": {"0": 1, "1": 0}, "b": {"1": 1}, "c": {"1": 2, "2": 1}, "d": {"3": 1}, "f": {"5": 1}}
-    split = Split({q: f"query {q}" for q in judged}, judged)
-    whole = Collection("words", Corpus([*"012345"], texts), {"train": split}, Problems(), "")
-    for seed in range(6):
-        pairs = training.distinct_pairs(whole, 3, seed)
-        queries, documents = [query[-1] for query, _ in pairs], [text for _, text in pairs]
-        assert {of: sum(q in of for q in queries) for of in ("ad", "bc", "f")} == {"ad": 1, "bc": 1, "f": 1}
-        assert len(set(documents)) == 3
-    with pytest.raises(SystemExit, match=r"words has 3 training queries.*and 4 are"):
-        training.distinct_pairs(whole, 4, 0)
-    with pytest.raises(SystemExit, match="words has no training queries"):
-        training.distinct_pairs(Collection("words", whole.corpus, {"test": split}, Problems(), ""), 3, 0)
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"steps": 0}, "steps must be at least 1"),
-        ({"batches": "[1]"}, "batches must be at least 2"),
-        ({"paradigms": "[xtr]"}, "colbert"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(
-    flags: dict[str, object], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        told("training", **flags)
-    assert message in f"{ended.value.code} {capsys.readouterr().err}"

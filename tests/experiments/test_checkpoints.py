@@ -79,15 +79,3 @@ def test_every_a_of_every_checkpoint(
     settings.checkpoints = [folders["colbert"]]
     checkpoints.main(settings)
     assert json.loads((place / "colbert.json").read_text())["documents"] == settings.documents
-
-
-def test_a_sample_and_names(words: Path, tmp_path: Path) -> None:
-    settings = checkpoints.Settings(
-        checkpoints=["a/x", "b/x"], collections=[str(words)], tracker="none", output=str(tmp_path / "out")
-    )
-    with pytest.raises(SystemExit, match="two checkpoints have the name x"):
-        checkpoints.main(settings)
-    settings.documents, settings.queries = 12, 4
-    collection, split = checkpoints.part(load_collection(str(words)), settings)
-    assert len(collection.corpus) == 12
-    assert 0 < len(split.queries) <= 4

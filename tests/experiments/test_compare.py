@@ -3,17 +3,13 @@
 import csv
 import json
 import re
-import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import compare
 import pytest
 import yaml
 from studies import model_runs
-from studies import system_runs as measured
 from studies.system_runs import write_runs
-from studies.systems import divided
 from transformers import BertForSequenceClassification
 
 from paradigms import PARADIGMS, Paradigm
@@ -26,7 +22,7 @@ from tests.experiments import scripts
 from tests.experiments.scripts import SMALL
 from tests.forks import fork_group
 from tests.serve.served import needed
-from tests.tiny import built, write_collection, write_headed
+from tests.tiny import built, write_headed
 
 SYSTEMS = [*PARADIGMS, "dsi"]
 SEEN = "dsi (unseen documents)"
@@ -120,24 +116,6 @@ def test_every_system_has_runs_costs_and_checkpoint(finished: Path):
             left = {entry.name for entry in (finished / name / "training").iterdir()}
             assert left == {"history.jsonl", "cost.json"}
     assert load_paradigm(finished / "dsi" / "checkpoint").name == "dsi"
-
-
-def test_milliseconds_are_the_median_after_a_warm_up(monkeypatch: pytest.MonkeyPatch):
-    """One-time loading and one slow query change nothing; long queries are not repeated."""
-    clock, asked = [0.0], []
-    monkeypatch.setattr(measured.time, "perf_counter", lambda: clock[0])
-
-    def work(query: str) -> None:
-        clock[0] += {"first": 9.0, "slow": 3.0}.get(query, 0.001) if query not in asked else 0.001
-        asked.append(query)
-
-    assert measured.milliseconds(work, ["first", "slow", "b"]) == pytest.approx(1)
-    assert len(asked) == 1 + 3 * measured.ROUNDS
-    assert measured.milliseconds(work, []) is None
-    asked.clear()
-    monkeypatch.setattr(measured, "SECONDS", 2.0)
-    measured.milliseconds(work, ["first", "slow", "b"])
-    assert asked == ["first", "first", "slow"]
 
 
 def test_results_are_files(finished: Path):
@@ -366,45 +344,3 @@ def test_two_processes_end_together(words: Path, tiny_bert: Path, tmp_path: Path
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["processes"] == 2
     assert "steps of 8 queries" in (tmp_path / "out" / "report.html").read_text()
-
-
-@pytest.mark.parametrize("also", [[], ["dev"], ["train"]])
-def test_what_is_also_measured_trains_and_chooses_nothing(tmp_path: Path, tiny_bert: Path, also: list[str]):
-    splits = {"train": range(20), "dev": range(20, 24), "test": range(24, 30)}
-    folder = write_collection(tmp_path, ["bird"] * 30, ["bird"] * 30, splits)
-    flags = settings(folder, tiny_bert, tmp_path / "out", also=json.dumps(also))
-    given = scripts.settings("compare", **flags)
-    if also == ["train"]:
-        with pytest.raises(SystemExit, match="no training queries"):
-            divided(load_collection(folder), given)
-        return
-    train, dev, test, others = divided(load_collection(folder), given)
-    parts = [{int(query[1:]) for query in of.queries} for of in (train, dev, test, *others.values())]
-    assert len(dev.queries) == (2 if also else 4)  # without a dev split a tenth of the training queries
-    assert sum(map(len, parts)) == 30  # none is of two
-    assert (
-        parts[0] | parts[1] == set(range(20)) if also else parts[:2] == [set(range(20)), set(range(20, 24))]
-    )
-    assert parts[2:] == [set(range(24, 30)), *[set(range(20, 24))] * len(also)]
-
-
-def test_a_folder_is_bound_to_the_checkpoint_and_by_no_mistyped_split(
-    finished: Path, words: Path, tiny_bert: Path, tmp_path: Path
-):
-    checkpoint = tmp_path / "mine"
-    shutil.copytree(finished / "dpr" / "checkpoint", checkpoint)
-    flags = settings(
-        words, tiny_bert, tmp_path / "out", systems=systems(mine={"checkpoint": str(checkpoint)})
-    )
-    with pytest.raises(SystemExit, match=r"has no split 'nosuch'.*--also"):
-        run(flags | {"also": "[nosuch]"})
-    run(flags)
-    shutil.rmtree(checkpoint)
-    shutil.copytree(finished / "colbert" / "checkpoint", checkpoint)
-    with pytest.raises(SystemExit, match="mine holds results with other settings"):
-        run(flags)
-    given = scripts.settings("compare", **settings(words, tiny_bert, tmp_path, systems="[dpr]"))
-    bound = [
-        compare.bound(given.chosen["dpr"], replace(given, trained_layers=n), 0)["training"] for n in (1, 2)
-    ]
-    assert [training["trained_layers"] for training in bound] == [1, 2]  # whatever a default was then

@@ -11,7 +11,7 @@ import torch
 from compare import Settings
 from studies import systems
 from studies.learning import Learning, choices
-from studies.systems import STAGES, training_runs, twin
+from studies.systems import STAGES
 
 from paradigms import load
 from paradigms.data import load_collection, read_run
@@ -144,23 +144,6 @@ def test_a_system_learns_from_another_one(
     ]
     assert untrained[::2] == untrained[1::2]
     assert [trial.system for trial in built if trial.untrained] == ["colbert", "dpr"]
-
-
-def test_an_untrained_encoder_is_measured_once(tiny_bert: Path):
-    """Other data, objectives and seeds do not change it; options, layers and weights drawn at random do."""
-    other = {name: {"paradigm": "dpr"} for name in ("easy", "wide", "deep", "second", "drawn")}
-    other["easy"]["training"] = {"negatives": 2, "learning_rate": 1e-5}
-    other["wide"]["options"] = {"document_length": 12}
-    other["deep"]["training"] = {"trained_layers": 2}
-    other["second"]["backbone"] = "offline"
-    other["drawn"]["options"] = {"dim": 4}
-    settings = Settings(systems={"dpr": {}} | other, seeds=[0, 1], backbone=str(tiny_bert))
-    twins = {run: twin(trial, settings) for run, trial in training_runs(settings).items()}
-    seeds = {f"{name}.untrained.seed-1": f"{name}.untrained" for name in ("dpr", "wide", "deep", "second")}
-    assert {run: found for run, found in twins.items() if found} == seeds | {
-        "easy.untrained": "dpr.untrained",
-        "easy.untrained.seed-1": "dpr.untrained",
-    }
 
 
 def test_dev_queries_choose_among_trainings_within_equal_seconds():

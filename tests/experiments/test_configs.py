@@ -56,11 +56,3 @@ def test_the_generative_studies_share_models_under_one_file(name: str) -> None:
     found = [from_command_line(import_module(script).Settings, "", given) for script in scripts]
     for setting in (*TRAINING, "models"):
         assert len({getattr(settings, setting) for settings in found}) == 1, setting
-
-
-@pytest.mark.parametrize(
-    ("script", "folder"),
-    {"low_rank": "low-rank-pydocs", "hybrid": "hybrid-pydocs", "train": "train-colbert-pydocs"}.items(),
-)
-def test_results_folders_are_named_after_scripts(script: str, folder: str) -> None:
-    assert import_module(script).Settings().output == f"results/{folder}"

@@ -77,11 +77,6 @@ def flags(collection: Path, backbone: Path, output: Path) -> list[str]:
     return [f"--{name}={value}" for name, value in given.items()]
 
 
-@pytest.mark.parametrize("name", [*PLUGINS, "two_colberts.yaml"])
-def test_the_exercises_are_short(name: str) -> None:
-    assert len((EXAMPLES / name).with_suffix(Path(name).suffix or ".py").read_text().splitlines()) < 50
-
-
 @pytest.mark.parametrize("name", PLUGINS)
 def test_a_plugin_is_saved_indexed_and_searched_in_other_processes(
     registries: None, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -8,7 +8,7 @@ from pathlib import Path
 import fewer_bytes
 import pytest
 import torch
-from studies import byte_tables
+from studies import bucket_recall
 
 from paradigms import PARADIGMS
 from paradigms.io.command_line import folder_name
@@ -19,8 +19,8 @@ def settings(words: Path, tiny_bert: Path, tmp_path: Path) -> fewer_bytes.Settin
     torch.manual_seed(0)
     PARADIGMS["colbert"](tiny_bert, query_length=8, document_length=16).save_pretrained(tmp_path / "model")
     return fewer_bytes.Settings(
-        [str(words)], documents=30, queries=5, model=str(tmp_path / "model"), law_documents=15,
-        law_queries=2, output=str(tmp_path / "out"),
+        collections=[str(words)], documents=30, queries=5, model=str(tmp_path / "model"),
+        output=str(tmp_path / "out"),
     )  # fmt: skip
 
 
@@ -29,6 +29,8 @@ def test_every_way_is_measured_certified_and_drawn(
     settings: fewer_bytes.Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fewer_bytes, "ROUNDS", 1)
+    monkeypatch.setattr(bucket_recall, "DOCUMENTS", 15)
+    monkeypatch.setattr(bucket_recall, "QUERIES", 2)
     fewer_bytes.main(settings)
     out = Path(settings.output)
     own = out / folder_name(settings.collections[0])
@@ -56,28 +58,3 @@ def test_every_way_is_measured_certified_and_drawn(
     assert len(means["ways"]) == len(rows)
     assert len(means["encodings"]) == 1 + 3 * 5
     assert len(means["recalls"]) == 9
-
-
-def test_tables_average_collections_that_differ_in_their_numbers_of_queries() -> None:
-    whole, coded = [[1.0, 1.0, 1.0], [0.5]], [[0.5, 0.5, 0.5], [0.4]]
-    rows = [
-        {"collection": str(n), "kind": kind, "way": way, "queries": len(values[n]), "bytes/document": size}
-        | {"nDCG@10": values[n], "error": 0.0, "unchanged": 1, "certified": 0, "violations": 0}
-        for kind, way, size, values in (
-            ("all tokens", "float16", 100, whole),
-            ("bits", "bits=8", 52, whole),
-            ("pooled, ward", "pool=2", 50, coded),
-            ("pooled, sequential", "pool=2", 20, coded),
-        )
-        for n in (0, 1)
-    ]
-    table = byte_tables.ways(rows).rows
-    assert [row["nDCG@10"][:5] for row in table] == ["0.750", "0.750", "0.450", "0.450"]
-    assert table[2]["minus all tokens"] == "-0.300 [-0.300, -0.300]"  # equal weights, not 4 equal queries
-    assert (table[2]["bytes, of all"], table[2]["unchanged"]) == ("50%", 2)
-    [pair] = byte_tables.same_bytes(rows).rows  # not the pair with 50% and 20%
-    assert (pair["bytes, of all"], pair["difference of nDCG@10"]) == (
-        "52% and 50%",
-        "+0.300 [+0.300, +0.300]",
-    )
-    assert pair["p (Holm)"] == 2 / 2**4  # all four differences have one sign

@@ -17,9 +17,13 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_collection(tmp_path_factory.mktemp("words"), texts, texts, {"test": range(3)})
 
 
-def test_queries_become_a_training_split(collection: Path, seq2seq: dict[str, Path], tmp_path: Path):
+def test_queries_become_a_training_split(
+    collection: Path, seq2seq: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     settings = {"model": str(seq2seq["t5"]), "collection": str(collection), "output": str(tmp_path)}
-    settings |= {"batch_size": 4, "length": 8, "queries": 2, "rank": 0}
+    settings |= {"queries": 2, "rank": 0}
+    monkeypatch.setattr(generate_queries, "BATCH", 4)
+    monkeypatch.setattr(generate_queries, "LENGTH", 8)
     generate_queries.main(generate_queries.Settings(**settings))
     made = load_collection(tmp_path / "collection")
     train = made.split("train")

@@ -9,10 +9,7 @@ from interpret import salient
 from studies.alignment_view import words
 
 from paradigms import PARADIGMS, Paradigm
-from paradigms.align import TopK
-from paradigms.core import similarity
 from tests.experiments.scripts import run
-from tests.near import assert_same
 
 QUERY = "zebra bird over the sea"  # the tiny vocabulary knows no zebra: at least five pieces
 DOCUMENT = "a zebra saw (one) bird; the bird flew over <b>sea</b> & land"
@@ -52,27 +49,6 @@ def test_the_most_salient_words_are_those_of_the_heaviest_pieces(tiny_bert: Path
     assert {word.split()[0] for word in told} <= {word for word, _ in found}
     plain = build(tiny_bert, salience="none")
     assert salient(plain, QUERY, "query") == "nothing: this model has no salience for queries"
-
-
-def test_the_alignments_are_the_best_of_each_column(tiny_bert: Path) -> None:
-    paradigm = build(tiny_bert).double().with_alignment(TopK(k=3))
-    view = paradigm.explain(QUERY, DOCUMENT)
-    q, d = paradigm.encode_queries([QUERY]), paradigm.encode_documents([DOCUMENT])
-    assert q.salience is not None
-    assert d.salience is not None
-    rows, columns = d.mask[0, 0], q.mask[0, 0]
-    S, u_d, u_q = (
-        similarity(d, q)[0][0, 0][rows][:, columns],
-        d.salience[0, 0][rows],
-        q.salience[0, 0][columns],
-    )
-    assert_same(view.query_salience, u_q.tolist())
-    assert_same(view.document_salience, u_d.tolist())
-    found = {(i, j): (s, a) for i, j, s, a in view.links}
-    best = [(i, j) for j in range(len(u_q)) for i in S[:, j].topk(3).indices.tolist()]
-    expected = {(i, j): (float(S[i, j]), float(u_d[i] * u_q[j])) for i, j in best if u_d[i] * u_q[j] > 0}
-    assert_same(found, expected)
-    assert_same(view.rel, float(paradigm.score(d, q)))
 
 
 def test_the_script_reads_a_collection_and_writes_the_page(

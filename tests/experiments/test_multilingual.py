@@ -24,14 +24,9 @@ PADDED = 12  # entries of the model beyond the tokenizer's, as mT5 has
 LAKES = {
     "en": "the largest lake of Africa is Lake Victoria",
     "sw": "Ziwa Viktoria ni ziwa kubwa la Afrika",
-    "de": "der größte See Afrikas ist der Viktoriasee",
-    "ru": "крупнейшее озеро Африки это озеро Виктория",
     "ar": "بحيرة فيكتوريا هي أكبر بحيرة في أفريقيا",
-    "hi": "विक्टोरिया झील अफ्रीका की सबसे बड़ी झील है",
     "th": "ทะเลสาบวิกตอเรียเป็นทะเลสาบที่ใหญ่ที่สุดในแอฟริกา",
     "zh": "维多利亚湖是非洲最大的湖泊",
-    "ja": "ヴィクトリア湖はアフリカ最大の湖",
-    "ko": "빅토리아호는 아프리카에서 가장 큰 호수이다",
 }
 OUTSIDE = ["😀", "Ω", "①", "ᚠ", "e\u0301"]  # characters that the vocabulary lacks; one in two code points
 

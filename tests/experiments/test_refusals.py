@@ -15,7 +15,6 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
     "alignment_adaptation": [
         ({"trained_with": '["k=3"]'}, 'trained_with: unknown "k=3"; there are "k=1", "k=2"'),
         ({"collections": "[]"}, "collections must have at least one value"),
-        ({"seeds": "[1, 1]"}, "seeds must have at least one value, and none twice"),
         ({"checkpoint": HERE}, "--checkpoint: "),
     ],
     "capacity": [
@@ -33,24 +32,17 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
         ({"systems": '{"a/b": {"paradigm": "dpr"}}'}, "system 'a/b': it also names a folder"),
         ({"systems": '{"runs": {"paradigm": "dpr"}}'}, "system runs: the results folder uses this name"),
         ({"systems": "[colbert, bm25]"}, "every comparison has BM25 already"),
-        ({"systems": "dpr,bert"}, "system bert: unknown paradigm bert; there are dpr"),
-        ({"size": "huge"}, "'small', 'full'"),
         ({"baseline": "splade"}, "not among the compared systems"),
-        ({"stepz": 3}, "stepz"),
         ({"collection": "nowhere"}, "no collection 'nowhere'"),
         ({"backbone": "bert-base-uncasedd"}, "the backbone 'bert-base-uncasedd' is not a folder"),
         ({"split": "tset"}, "has no split 'tset'"),
-        ({"options": '{"dims": 3}'}, "dims"),
         ({"steps": -1}, "^steps must be at least 0, got -1"),
-        ({"batch_size": 0}, "^batch_size must be at least 1, got 0"),
-        ({"learning_rate": 0}, "^learning_rate must be positive, got 0"),
     ],
     "encode": [
         (
             {"checkpoint": HERE, "index": "compressed", "options": '{"bitz": 2}'},
             "options: TypeError: .*'bitz'",
         ),
-        ({"checkpoint": HERE, "index": "flat"}, "flat"),
     ],
     "document_encoding": [
         ({"systems": '["DSI","NCI"]'}, 'systems: unknown "NCI"; there are "DPR", .*, "T5-ColBERT, pairs", '),
@@ -58,7 +50,6 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
     ],
     "generate_queries": [
         ({"model": "x", "prompt": "no place"}, "prompt must hold one"),
-        ({"model": "x", "queries": 0}, "queries must be at least 1, got 0"),
     ],
     "hybrid": [
         ({"vectors": 0}, "vectors must be at least 1"),
@@ -77,10 +68,8 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
     "salience_pruning": [({"eps": 0}, "eps must be above 0, got 0")],
     "serving_costs": [
         ({"paradigms": '["bm26"]'}, "--paradigms: 'bm26'"),
-        ({"bits": "[3]"}, "bits"),
     ],
     "theory_checks": [
-        ({"samples": 5}, "samples must be at least 20, got 5"),
         ({"only": "lemma_1,lemma_9"}, r"lemma_9.*there are: lemma_1"),
     ],
     "token_retrieval": [({"batch_size": 64}, "ColBERT, batch of 64, seed 0: a batch of 64")],
@@ -89,21 +78,14 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
             {"backbone": "/nowhere/at/all"},
             "the backbone /nowhere/at/all is a path, and this folder does not exist",
         ),
-        ({"paradigm": "bert"}, "unknown paradigm bert; there are dpr"),
         ({"run": "some.run", "negatives": 0}, "needs hard negatives: set --negatives"),
         ({"run": "nowhere.run", "negatives": 1}, "nowhere.run: no such file"),
-        ({"run": HERE, "negatives": 1}, "is not a checkpoint of"),
         ({"batch_size": 64}, "batch of 64 .* larger than the 27 training examples"),
-        ({"options": '{"dims": 3}'}, "dims"),
-        ({"learning_rate": 0}, "learning_rate must be positive"),
-        ({"teacher": "some.run", "distil": "kl", "negatives": 0}, "teacher needs hard negatives: set"),
         ({"teacher": "some.run", "negatives": 1}, "set both --teacher and --distil, or neither"),
-        ({"distil": "kl"}, "set both --teacher and --distil, or neither"),
         ({"teacher": "nowhere.run", "distil": "kl", "negatives": 1}, "nowhere.run is neither a run, nor a m"),
         ({"filter_share": 0.9}, "apply to scores: set --filter"),
         ({"paradigm": "dsi", "run": "some.run", "negatives": 1}, "dsi takes hard negatives from BM25"),
         ({"generated": "x.jsonl"}, "generated queries train dsi, genre, seal, ripor, pag, not colbert"),
-        ({"paradigm": "genre", "generated": "absent.jsonl"}, "absent.jsonl"),
         (
             {"paradigm": "genre", "options": '{"tokens": "clusters", "refresh": 1}', "workers": 1},
             "would make batches before genre renews its clusters: set workers=0",

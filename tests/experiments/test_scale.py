@@ -4,43 +4,40 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import numpy as np
 import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "experiments" / "benchmarks"))
 import scale
-from parts import composed, growing
+from parts import composed, stages, systems
 
 
 @pytest.mark.slow
 def test_every_stage_is_measured_once(
     words: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stages = []
+    measured = []
 
-    def worker(name, job, python, threads, limit):
-        stages.append((job["stage"], job["form"], job["documents"]))
-        answer = growing.main(json.loads(json.dumps(job)))
-        return CompletedProcess([], 0, f"\n{json.dumps(answer)}", "")
+    def worker(name, job, threads, python, limit):
+        measured.append((job["stage"], job["form"], job["documents"]))
+        return json.loads(json.dumps(systems.measure(json.loads(json.dumps(job)))))
 
-    monkeypatch.setattr(scale, "run_worker", worker)
+    monkeypatch.setattr(stages, "in_worker", worker)
     settings = scale.Settings(
-        collections={str(words): 0}, sizes=[40, 1100], queries=6, dim=16, tokens=8, splade=0,
+        collections={str(words): 0}, sizes=[40, 1100], queries=6, tokens=8, splade=0,
         backbone=str(tiny_bert), most={"exact": 40, "XTR, exact": 40},
         systems=["compressed", "exact", "XTR", "one vector", "BM25", "LEMUR, 256"],
         output=str(tmp_path / "out"),
     )  # fmt: skip
     scale.main(settings)
-    once = list(stages)
+    once = list(measured)
     scale.main(settings)
-    assert stages == once  # a second start measures nothing again
-    monkeypatch.setattr(scale, "GATHER", scale.GATHER[:1])  # a saved search may have further settings
+    assert measured == once  # a second start measures nothing again
     for stage in (tmp_path / "out" / "stages").iterdir():
         stage.write_text(json.dumps(json.loads(stage.read_text()) | {"CPU s": 60.0}))
     scale.main(replace(settings, report=True, sizes=[40, 1100, 2000]))
-    assert stages == once
+    assert measured == once
     study = json.loads((tmp_path / "out" / "study.json").read_text())
     costs = study["sections"]["costs"]["rows"]
     measured = {(row["system"], row["documents"]) for row in costs}

@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 import theory_checks as checks
-from scipy import stats
 
 from tests.experiments.scripts import settings
 from theory import (
@@ -14,7 +13,6 @@ from theory import (
     buckets,
     capacity,
     cells,
-    claims,
     cosine,
     entropic,
     kernels,
@@ -63,35 +61,17 @@ def test_everything_holds_as_shipped(tmp_path, capsys):
 
 BROKEN = [  # our statement, how to break it, and a theorem that must notice
     (projections, "pairwise_error", lambda value: 2 * np.asarray(value) + 0.5, "lemma_1"),
-    (projections, "pairwise_error_bound", lambda value: 0.2 * np.asarray(value), "lemma_1_with_constant_2"),
-    (projections, "required_dimension", lambda k: np.floor(np.asarray(k) * 0.9), "exact_required_dimension"),
     (recall, "lemma2_bound", lambda value: 0.05 * np.asarray(value), "lemma_2"),
-    (recall, "markov_union_bound", lambda value: 0.01 * np.asarray(value), "recall_dimensions"),
-    (recall, "orthogonal_recall_failure", lambda value: 1.001 * value, "recall_law_golden"),
-    (recall, "recall_failure", lambda value: (value[0] + 0.5, value[1]), "recall_law_simulated"),
     (multivector, "segment_margins", lambda value: value[::-1], "theorem_1"),
-    (multivector, "maxscore_error_bound", lambda value: 0.01 * value, "maxscore_bound"),
     (entropic, "entropic_top_k", lambda value: 0.99 * value, "entropic_solution"),
-    (entropic, "jacobian", lambda value: 1.01 * value, "entropic_derivatives"),
-    (entropic, "dual", lambda value: -value, "ascent"),
-    (entropic, "convergence_rate", lambda value: 0.9 * value, "iteration_rate"),
-    (entropic, "sufficient_iterations", lambda value: np.maximum(value // 4, 1), "sufficient_iterations"),
     (token_retrieval, "imputed_scores", lambda value: value - 0.01, "imputation"),
-    (token_retrieval, "non_candidate_bound", lambda value: 0.5 * value, "non_candidates"),
-    (token_retrieval, "xtr_gradient", lambda value: -value, "xtr_gradients"),
-    (token_retrieval, "xtr_scores", lambda value: value + 0.1, "retrieved_maximum"),
     (low_rank, "row_bound", lambda value: 0.5 * np.asarray(value), "lemma_5_1"),
-    (low_rank, "frobenius_bound", lambda value: 0.1 * value, "lemma_5_1_frobenius"),
     (capacity, "moment_queries", lambda value: -value, "web_scale"),
-    (capacity, "unanswerable_set", lambda value: value[:1], "sets_by_dimension"),
     (answerable, "one_vector", lambda value: value._replace(answerable=True), "answerable_queries"),
     (cells, "log_patterns", lambda value: 0.5 * value, "cells_of_patterns"),
-    (capacity, "packing_gap", lambda value: 0.1 * value, "packing"),
     (cosine, "cosine_error", lambda value: 0.6 * value + 0.4, "cosine_law"),
     (kernels, "positive_features", lambda value: 1.5 * value, "kernel_of_positive_features"),
     (buckets, "expected_shares", lambda value: 0.5 * value, "bucket_shares_of_many"),
-    (buckets, "pair_shares", lambda value: 0.5 * value, "bucket_shares_of_two"),
-    (kernels, "kernel_relative_deviation", lambda value: 1.2 * value, "kernel_of_positive_features"),
 ]
 
 
@@ -103,26 +83,6 @@ def test_a_broken_statement_of_ours_fails(monkeypatch, tmp_path, module, functio
         monkeypatch.setitem(recall.BOUNDS, "markov_union", recall.markov_union_bound)
     assert run(output=tmp_path, only=theorem) == 1
     assert json.loads((tmp_path / "checks.json").read_text())["theorems"][0]["verdict"] == "FAILS"
-
-
-def test_only_chance_depends_on_the_seed():
-    """Moments of heavy tails and gaps of approximations, which a normal test rejects with one seed in ten."""
-    for name in ("kernel_of_positive_features", "bucket_shares_of_many", "bucket_shares_of_two"):
-        for seed in range(2, 22):
-            assert checks.check(name, 200, seed).verdict == "holds", (name, seed)
-    assert checks.check("recall_dimensions", 2000, 368).verdict == "holds"
-
-
-def test_rare_events_deviate_by_their_own_tail():
-    draws, p = 2000, 1e-4
-    assert (3 / draws - p) / math.sqrt(p / draws) > 6  # in units of the normal approximation
-    assert claims.deviations(3 / draws, draws, p) == pytest.approx(
-        stats.norm.isf(stats.binom.sf(2, draws, p))
-    )
-    below = stats.norm.isf(sum(math.comb(draws, n) for n in range(801)) / 2**draws)  # of 2/5 of the draws
-    assert claims.deviations([0.5, 0.4], draws, 0.5) == pytest.approx(below)
-    assert claims.deviation_above([0.4, 0.5], draws, 0.5) < 0.1
-    assert claims.deviation_above(0.6, draws, 0.5) == pytest.approx(below)
 
 
 def test_of_several_seeds_the_worst_counts(monkeypatch, tmp_path, capsys):

@@ -17,7 +17,7 @@ seed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -64,25 +64,33 @@ class Composed:
         return 1 if "ids" in self.fields else self._values.shape[1]
 
     @cached_property
+    def query_arrays(self) -> list[np.ndarray]:
+        """Return the values of each query."""
+        return np.split(self._read("queries"), np.cumsum(self._read("query_lengths"))[:-1])
+
+    @cached_property
     def queries(self) -> list[Any]:
         """Return each query as `Tokens` [1, 1, j, h]."""
-        values, lengths = self._read("queries"), self._read("query_lengths")
-        ends = np.cumsum(lengths)
-        return [as_tokens(values[e - n : e], np.array([n]), 1) for e, n in zip(ends, lengths, strict=True)]
+        return [self.query_tokens([n]) for n in range(len(self.query_arrays))]
+
+    def query_tokens(self, numbers: Sequence[int]) -> Any:
+        """Return several queries as `Tokens` [b, 1, j, h]."""
+        rows = [self.query_arrays[n] for n in numbers]
+        return as_tokens(np.concatenate(rows), np.array([len(row) for row in rows]), 1)
 
     def _block(self, number: int) -> Rows:
         real = len(self._lengths) if self.real is None else self.real
-        first, last = number * BLOCK, (number + 1) * BLOCK
-        there = min(max(real - first, 0), BLOCK)
-        values, lengths = self._documents(np.arange(first, first + there))
-        if first + there == last:
+        first = number * BLOCK
+        originals = min(max(real - first, 0), BLOCK)
+        values, lengths = self._documents(np.arange(first, first + originals))
+        if originals == BLOCK:
             return values, lengths
         random = np.random.default_rng((self.seed, number))
-        one = random.integers(len(self._lengths), size=BLOCK - there)
+        one = random.integers(len(self._lengths), size=BLOCK - originals)
         low, high = self._ranges[self._sources[one]].T
         other = random.integers(low, high)
-        made = self._composed(one, self._members[other], random)
-        return np.concatenate([values, made[0]]), np.concatenate([lengths, made[1]])
+        more_values, more_lengths = self._composed(one, self._members[other], random)
+        return np.concatenate([values, more_values]), np.concatenate([lengths, more_lengths])
 
     def _composed(self, one: np.ndarray, other: np.ndarray, random: np.random.Generator) -> Rows:
         if "ids" in self.fields:
@@ -197,8 +205,8 @@ def as_tokens(values: np.ndarray, lengths: np.ndarray, axis: int) -> Any:
     ids = np.zeros(mask.shape, np.int64)
     if weighted:
         ids[mask] = values["id"]
-    vectors, there, named = (torch.from_numpy(part).unsqueeze(axis) for part in (padded, mask, ids))
-    return Tokens(vectors, there, named if weighted else None)
+    named = torch.from_numpy(ids).unsqueeze(axis) if weighted else None
+    return Tokens(torch.from_numpy(padded).unsqueeze(axis), torch.from_numpy(mask).unsqueeze(axis), named)
 
 
 def _between(block: Rows, begin: int, end: int) -> Rows:

@@ -1,14 +1,12 @@
-"""Write a ColBERT model with PyLate's defaults and a random projection: python -m parts.pylate_model JOB.
+"""Worker that writes a model with PyLate's defaults and a random projection, in PyLate's environment."""
 
-JOB is a JSON object with `backbone` and `folder`. The module runs in PyLate's environment.
-"""
-
-import json
-import sys
+from typing import Any
 
 import torch
 from pylate import models
 
-job = json.loads(sys.argv[1])
-torch.manual_seed(0)
-models.ColBERT(job["backbone"], embedding_size=128).save_pretrained(job["folder"])
+
+def measure(job: dict[str, Any]) -> None:
+    """Write a model over job["backbone"] to job["folder"]."""
+    torch.manual_seed(0)
+    models.ColBERT(job["backbone"], embedding_size=128).save_pretrained(job["folder"])

@@ -1,54 +1,59 @@
-"""Run one system of the token search benchmark in a new process: python -m parts.systems JOB
+"""Worker that runs one stage of an index, ours or a peer's, on documents from `composed`.
 
-JOB is a JSON object that names a system, settings, a phase and a folder of vectors: tokens.npy [t, h]
-float16, lengths.npy [n], queries.npz (one array [j, h] per query). Phase `build` makes an index in the job's
-folder; phase `search` opens the index and times queries one at a time and all together. The answer contains
-seconds, peak memory and the results.
+A job gives the documents (vectors, form, documents, real, seed), the system with the folder, kind and build
+settings of its index, the number of threads, and a stage:
 
-This module runs in the environment of the measured system. Systems are imported inside functions, because the
-peers' requirements conflict with each other and with ours.
+- truth: find the k best documents for each query by exact search, block by block
+- build: build the index; measure CPU seconds (excluding document generation), wall seconds, peak memory, and
+  peak bytes on disk
+- search: measure CPU seconds to open the index and, for each setting, CPU and wall seconds and results per
+  query, one query at a time, and wall seconds of all queries together if the job has `batch`
+- change (ours only): measure CPU seconds to add one document (median of 3), to add 1% more, to delete one
+  document (median of 3), and to compact
+
+Systems are imported inside functions, because the peers' requirements conflict with each other and with ours.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Sequence
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from parts.shared import cpu_seconds, memory, tell, timed
+from parts.composed import BLOCK, Composed
+from parts.measuring import Peak, folder_bytes, memory, timed
 
 Ranked = list[list[int]]  # each query's best documents
-
-
-class Vectors:
-    """Document and query vectors of the benchmark, in float32 for the peers."""
-
-    def __init__(self, folder: str) -> None:
-        path = Path(folder)
-        self.half = np.load(path / "tokens.npy", mmap_mode="r")
-        self.lengths = np.load(path / "lengths.npy")
-        self.offsets = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
-        with np.load(path / "queries.npz") as queries:
-            self.queries = [queries[str(n)] for n in range(len(queries.files))]
-        self.candidates: list[list[int]] = json.loads((path / "candidates.json").read_text())
-
-    @property
-    def full(self) -> np.ndarray:
-        return self.half.astype(np.float32)
-
-    def documents(self) -> list[np.ndarray]:
-        return np.split(self.full, self.offsets[1:-1])
+REPEATS = 3
 
 
 class System:
     """Base class of measured systems, which `build` an index, `open` it, and `find` the k best documents."""
 
-    def __init__(self, vectors: Vectors, folder: str, threads: int, settings: dict[str, Any]) -> None:
-        self.vectors, self.folder, self.threads, self.settings = vectors, folder, threads, settings
+    spent = 0.0  # CPU seconds of making documents during `build`
+
+    def __init__(self, documents: Composed, job: dict[str, Any]) -> None:
+        self.documents = documents
+        self.job = job
+        self.folder = job.get("folder", "")
+        self.setting: dict[str, Any] = {}
+
+    @cached_property
+    def arrays(self) -> list[np.ndarray]:
+        """Each document's vectors in float32."""
+        blocks = (rows for _, rows in self.documents.blocks(0, self.job["documents"]))
+        split = (np.split(values.astype(np.float32), np.cumsum(n)[:-1]) for values, n in blocks)
+        return [array for part in split for array in part]
+
+    def load(self) -> None:
+        """Make what `build` takes, which is not timed."""
+        _ = self.arrays
 
     def build(self) -> None:
         """Build the index in `folder`."""
@@ -57,16 +62,12 @@ class System:
         """Prepare the process for searching."""
         raise NotImplementedError
 
-    def work(self) -> dict[str, float] | None:
-        """Return the mean bytes read and FLOPs computed per query, or None if unknown."""
-        return None
-
-    def find(self, queries: Sequence[int], k: int) -> Ranked:
-        """Return the k best documents for each query, best first."""
+    def find(self, queries: Sequence[int]) -> Ranked:
+        """Return the best documents for each query, best first."""
         ranked = []
         for n in queries:
-            candidates = self.vectors.candidates[n] if "rerank" in self.settings else None
-            places = best(self.scores(n, candidates), k)
+            candidates = self.job["candidates"][n] if "rerank" in self.setting else None
+            places = best(self.scores(n, candidates), self.job["k"])
             ranked.append(places if candidates is None else [candidates[place] for place in places])
         return ranked
 
@@ -82,84 +83,62 @@ def best(scores: np.ndarray, k: int) -> list[int]:
 
 
 class Ours(System):
-    """An index of this project; settings['build'] configures the index, and settings['knobs'] the search."""
+    """An index of this project. A search's setting has fields of its finder and of its recipe."""
 
-    def build(self) -> None:
-        from paradigms.find import INDEXES, Store
-
-        kind = INDEXES[self.settings["kind"]](**self.settings.get("build", {}))
-        dim = self.vectors.half.shape[1]
-        Store.build_from(kind, self._parts(), self.folder, paradigm="colbert", dim=dim)
-
-    def open(self) -> None:
-        from paradigms.align import QueryToDocument
-        from paradigms.find import open_index
+    @cached_property
+    def recipe(self) -> Any:
+        from paradigms.align import AllPairs, EqualIds, QueryToDocument
         from paradigms.recipe import Recipe
 
-        index = open_index(self.folder, verify=False)
-        self.index = index.with_finder(**self.settings.get("knobs", {}))
-        self.recipe = Recipe(
-            "colbert",
-            QueryToDocument(),
-            "query_tokens",
-            search="impute" if self.settings.get("impute") else "gather",
-            search_tokens=self.settings.get("search_tokens", 1000),
-        )
+        recipes = {
+            "tokens": Recipe("colbert", QueryToDocument(), "query_tokens"),
+            "pooled": Recipe("dpr", AllPairs(), "one"),
+        }
+        return recipes.get(self.documents.form, Recipe("splade", EqualIds(), "one"))
 
-        # Inputs of all systems are prepared before timing: here, queries as `Tokens` and candidates by id.
-        self.single = [self._tokens([query]) for query in self.vectors.queries]
-        self.names = [[str(d) for d in candidates] for candidates in self.vectors.candidates]
+    def stored(self, kind: Any, parts: Any, folder: Path | None = None) -> Any:
+        """Build a store from parts of the documents, in memory without a folder."""
+        from paradigms.find import Store
 
-    def find(self, queries: Sequence[int], k: int) -> Ranked:
-        alone, rows = len(queries) == 1, [self.vectors.queries[n] for n in queries]
-        encoded = self.single[queries[0]] if alone else self._tokens(rows)
-        if "rerank" in self.settings:
-            runs = self.index.rerank_tokens([self.recipe], encoded, [self.names[n] for n in queries])[0]
+        width = {"dim": self.documents.dim, "fields": self.documents.fields}
+        return Store.build_from(kind, parts, folder, paradigm=self.recipe.name, **width)
+
+    def load(self) -> None:
+        pass
+
+    def parts(self) -> Iterator[tuple[list[str], Any]]:
+        """Yield the documents, and add the CPU seconds that this takes to `spent`."""
+        each = self.documents.parts(0, self.job["documents"])
+        while True:
+            seconds, part = timed(partial(next, each, None))
+            self.spent += seconds
+            if part is None:
+                return
+            yield part
+
+    def build(self) -> None:
+        from paradigms.find import INDEXES
+
+        self.stored(INDEXES[self.job["kind"]](**self.job["build"]), self.parts(), Path(self.folder))
+
+    def open(self) -> None:
+        from paradigms.find import open_index
+
+        self.index = open_index(self.folder)
+
+    def find(self, queries: Sequence[int]) -> Ranked:
+        knobs = {name: self.setting[name] for name in ("probes", "candidates") if name in self.setting}
+        index = self.index.with_finder(**knobs) if knobs else self.index
+        search = {name: self.setting[name] for name in ("search", "search_tokens") if name in self.setting}
+        recipe = replace(self.recipe, **search)
+        alone = len(queries) == 1
+        encoded = self.documents.queries[queries[0]] if alone else self.documents.query_tokens(queries)
+        if "rerank" in self.setting:
+            pools = [[str(d) for d in self.job["candidates"][n]] for n in queries]
+            runs = index.rerank_tokens([recipe], encoded, pools)[0]
         else:
-            runs = self.index.search_tokens(self.recipe, encoded, k)
-        return [[int(id) for id in islice(run, k)] for run in runs]
-
-    def work(self) -> dict[str, float]:
-        from paradigms.find import lists, loops, ranking
-
-        dim, lengths, bytes, flops = self.vectors.half.shape[1], self.vectors.lengths, 0.0, 0.0
-        for n, query in enumerate(self.vectors.queries):
-            read = lengths[self.vectors.candidates[n]] if "rerank" in self.settings else lengths
-            tokens, size, once = int(read.sum()), 2 * dim, 0
-            if self.settings["kind"] == "compressed":
-                index, finder, codec = self.index, self.index.finder, self.index.store.codec
-                asked = self._tokens([query])
-                packed = ranking.scanned(index.store, asked.mask.device).packed(asked)
-                near, sizes = packed.query.near, index.store.once(lists.list_sizes)
-                least, missing = np.empty(len(query), np.float32), np.empty(len(query), np.float32)
-                wanted, noise = self.settings["search_tokens"], np.zeros(len(query), np.float32)
-                loops.select(near, sizes, finder.probes, wanted, noise, least, missing)
-                probed = loops.probed(near, least)[1]
-                share = sizes[np.unique(probed)].sum() / sizes.sum() if self.settings.get("impute") else 1
-                scored = min(len(lengths), finder.candidates or lists.CANDIDATES) * lengths.mean()
-                tokens, size = int(scored * share), codec.code_bytes + 3
-                once = 4 * codec.centroids.numel() + 4 * int(sizes[probed].sum())
-                flops += 2 * len(query) * codec.centroids.numel()
-            bytes += once + size * tokens
-            flops += 2 * dim * len(query) * tokens
-        count = len(self.vectors.queries)
-        return {"bytes": bytes / count, "flops": flops / count}
-
-    def _parts(self) -> Any:
-        documents = np.split(self.vectors.half, self.vectors.offsets[1:-1])
-        for first in range(0, len(documents), 256):
-            rows = documents[first : first + 256]
-            yield [str(first + n) for n in range(len(rows))], self._tokens(rows, documents=True)
-
-    def _tokens(self, rows: Sequence[np.ndarray], documents: bool = False) -> Any:
-        import torch
-
-        from paradigms.core import Tokens
-
-        vectors = [torch.from_numpy(np.asarray(row, np.float32)) for row in rows]
-        padded, axis = torch.nn.utils.rnn.pad_sequence(vectors, batch_first=True), 0 if documents else 1
-        mask = torch.arange(padded.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]
-        return Tokens(padded.unsqueeze(axis), mask.unsqueeze(axis))
+            runs = index.search_tokens(recipe, encoded, self.job["k"])
+        return [[int(id) for id in islice(run, self.job["k"])] for run in runs]
 
 
 class GemmScatter(System):
@@ -168,16 +147,16 @@ class GemmScatter(System):
     def open(self) -> None:
         import torch
 
-        self.tokens = torch.from_numpy(self.vectors.full)
-        owners = np.repeat(np.arange(len(self.vectors.lengths)), self.vectors.lengths)
+        self.tokens = torch.from_numpy(np.concatenate(self.arrays))
+        owners = np.repeat(np.arange(len(self.arrays)), [len(array) for array in self.arrays])
         self.owners = torch.from_numpy(owners)
 
     def scores(self, query: int, candidates: list[int] | None) -> np.ndarray:
         import torch
 
-        similarity = self.tokens @ torch.from_numpy(self.vectors.queries[query]).T
+        similarity = self.tokens @ torch.from_numpy(self.documents.query_arrays[query]).T
         index = self.owners[:, None].expand_as(similarity)
-        empty = similarity.new_full((len(self.vectors.lengths), similarity.shape[1]), -torch.inf)
+        empty = similarity.new_full((len(self.arrays), similarity.shape[1]), -torch.inf)
         return empty.scatter_reduce_(0, index, similarity, "amax").sum(1).numpy()
 
 
@@ -187,60 +166,65 @@ class PaddedEinsum(System):
     def open(self) -> None:
         import torch
 
-        self.tokens = [torch.from_numpy(d) for d in self.vectors.documents()]
+        self.tokens = [torch.from_numpy(array) for array in self.arrays]
 
     def scores(self, query: int, candidates: list[int] | None) -> np.ndarray:
         import torch
 
         rows = [self.tokens[d] for d in candidates or ()]
         padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-        there = torch.arange(padded.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]
-        similarity = torch.einsum("jh,nih->nji", torch.from_numpy(self.vectors.queries[query]), padded)
-        return similarity.masked_fill_(~there[:, None], -torch.inf).amax(-1).sum(-1).numpy()
+        mask = torch.arange(padded.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]
+        asked = torch.from_numpy(self.documents.query_arrays[query])
+        similarity = torch.einsum("jh,nih->nji", asked, padded)
+        return similarity.masked_fill_(~mask[:, None], -torch.inf).amax(-1).sum(-1).numpy()
 
 
 class MaxSimCpu(System):
     """Score all documents, or the candidates, with maxsim-cpu, which takes a list of arrays."""
 
     def open(self) -> None:
-        self.tokens = [np.ascontiguousarray(d) for d in self.vectors.documents()]
+        self.tokens = [np.ascontiguousarray(array) for array in self.arrays]
 
     def scores(self, query: int, candidates: list[int] | None) -> np.ndarray:
         import maxsim_cpu
 
         rows = self.tokens if candidates is None else [self.tokens[d] for d in candidates]
-        return maxsim_cpu.maxsim_scores_variable(self.vectors.queries[query], rows)
+        return maxsim_cpu.maxsim_scores_variable(self.documents.query_arrays[query], rows)
 
 
 class FastPlaid(System):
-    def open(self) -> None:
-        from fast_plaid import search
-
-        self.index = search.FastPlaid(index=self.folder, device="cpu")
+    """fast-plaid; a setting has arguments of its search."""
 
     def build(self) -> None:
         import torch
 
         self.open()
-        documents = [torch.from_numpy(d) for d in self.vectors.documents()]
-        self.index.create(documents_embeddings=documents, **self.settings["build"])
+        documents = [torch.from_numpy(array) for array in self.arrays]
+        self.index.create(documents_embeddings=documents, **self.job["build"])
 
-    def find(self, queries: Sequence[int], k: int, **more: Any) -> Ranked:
+    def open(self) -> None:
+        from fast_plaid import search
+
+        self.index = search.FastPlaid(index=self.folder, device="cpu")
+
+    def find(self, queries: Sequence[int], **more: Any) -> Ranked:
         import torch
 
-        rows = [torch.from_numpy(self.vectors.queries[n]) for n in queries]
-        ranked = self.index.search(rows, top_k=k, show_progress=False, **more, **self.settings["search"])
+        rows = [torch.from_numpy(self.documents.query_arrays[n]) for n in queries]
+        ranked = self.index.search(rows, top_k=self.job["k"], show_progress=False, **more, **self.setting)
         return [[document for document, _ in row] for row in ranked]
 
 
 class Warp(FastPlaid):
+    """xtr-warp-rs; a setting has arguments of its search."""
+
     def build(self) -> None:
         import torch
         from xtr_warp.search import XTRWarp
 
-        documents = [torch.from_numpy(d) for d in self.vectors.documents()]
+        documents = [torch.from_numpy(array) for array in self.arrays]
         index = XTRWarp(index=self.folder, device="cpu")
-        index.create(documents, device="cpu", show_progress=False, **self.settings["build"])
+        index.create(documents, device="cpu", show_progress=False, **self.job["build"])
 
     def open(self) -> None:
         from xtr_warp.search import XTRWarp
@@ -248,8 +232,8 @@ class Warp(FastPlaid):
         self.index = XTRWarp(index=self.folder, device="cpu")
         self.index.load("cpu")
 
-    def find(self, queries: Sequence[int], k: int, **more: Any) -> Ranked:
-        return super().find(queries, k, num_threads=self.threads)
+    def find(self, queries: Sequence[int], **more: Any) -> Ranked:
+        return super().find(queries, num_threads=self.job["threads"])
 
 
 SYSTEMS: dict[str, type[System]] = {
@@ -262,30 +246,99 @@ SYSTEMS: dict[str, type[System]] = {
 }
 
 
-def main(job: dict[str, Any]) -> dict[str, Any]:
+def build(system: System) -> dict[str, Any]:
+    folder = Path(system.folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    system.load()
+    peak = Peak(folder.parent)
+    began = time.perf_counter()
+    seconds, _ = timed(system.build)
+    wall = time.perf_counter() - began
+    size = folder_bytes(folder)
+    return {
+        "seconds": seconds - system.spent,
+        "wall": wall - system.spent,
+        "memory": memory("VmHWM"),
+        "peak": max(peak.end(), size),  # a short build may end before the first sample
+        "bytes": size,
+    }
+
+
+def search(system: System) -> dict[str, Any]:
+    opened, _ = timed(system.open)
+    every = range(len(system.documents.query_arrays))
+    rows = []
+    for setting in system.job["settings"]:
+        system.setting = setting
+        for n in every[:2]:
+            system.find([n])
+        row: dict[str, Any] = {"setting": setting, "seconds": [], "wall": [], "found": []}
+        for n in every:
+            began = time.perf_counter()
+            seconds, [ranked] = timed(partial(system.find, [n]))
+            row["wall"].append(time.perf_counter() - began)
+            row["seconds"].append(seconds)
+            row["found"].append(ranked)
+        if system.job.get("batch"):
+            system.find(every[:3])
+            row["batch"], _ = timed(partial(system.find, every), time.perf_counter)
+        rows.append(row)
+    return {"open": opened, "memory": memory("VmHWM"), "rows": rows}
+
+
+def truth(system: Ours) -> dict[str, Any]:
+    from paradigms.data import best_first
+    from paradigms.find import Index, kinds
+
+    documents = system.documents
+    count = system.job["documents"]
+    ranked: list[dict[str, float]] = [{} for _ in documents.queries]
+    kind = kinds.inverted(16) if "ids" in documents.fields else kinds.exact()
+    for first in range(0, count, 16 * BLOCK):
+        parts = documents.parts(first, min(first + 16 * BLOCK, count))
+        found = Index(system.stored(kind, parts)).search_tokens(
+            system.recipe, documents.queries, system.job["k"]
+        )
+        ranked = [best_first(one | more, system.job["k"]) for one, more in zip(ranked, found, strict=True)]
+    return {"best": [[int(id) for id in row] for row in ranked]}
+
+
+def change(system: Ours) -> dict[str, Any]:
+    from paradigms.find import open_index
+
+    documents = system.documents
+    count = system.job["documents"]
+    store = open_index(system.folder, verify=False).store
+    more = [id for id in store.rows_by_id if int(id) >= count]
+    if more:  # an earlier run was interrupted
+        store = store.delete(more).compact()
+    added = []
+    for n in range(count, count + REPEATS):
+        seconds, store = timed(partial(store.add_from, list(documents.parts(n, n + 1))))
+        added.append(seconds)
+    first = count + REPEATS
+    parts = list(documents.parts(first, first + max(1, count // 100)))
+    share, store = timed(partial(store.add_from, parts))
+    deleted = []
+    for n in range(REPEATS):
+        seconds, store = timed(partial(store.delete, [str(n)]))
+        deleted.append(seconds)
+    compacted, _ = timed(store.compact)
+    return {
+        "add one": statistics.median(added),
+        "add 1%": share,
+        "delete one": statistics.median(deleted),
+        "compact": compacted,
+    }
+
+
+STAGES: dict[str, Any] = {"truth": truth, "build": build, "search": search, "change": change}
+
+
+def measure(job: dict[str, Any]) -> dict[str, Any]:
+    """Run the job's stage."""
     import torch
 
     torch.set_num_threads(job["threads"])
-    system = SYSTEMS[job["system"]](Vectors(job["vectors"]), job["folder"], job["threads"], job["settings"])
-    if job["phase"] == "build":
-        seconds, _ = timed(system.build)
-        size = sum(file.stat().st_size for file in Path(job["folder"]).rglob("*") if file.is_file())
-        return {"seconds": seconds, "cpu": cpu_seconds(), "memory": memory("VmHWM"), "bytes": size}
-    system.open()
-    opened = cpu_seconds()
-    every = range(len(system.vectors.queries))
-    system.find(every[:3], job["k"])
-    system.find(every[:1], job["k"])
-    alone, clocks = [], [cpu_seconds()]
-    for n in every:
-        alone.append(timed(lambda n=n: system.find([n], job["k"])))
-        clocks.append(cpu_seconds())
-    cpu = {"opened": opened, "single": np.diff(clocks).tolist()}
-    single, ranked = [seconds for seconds, _ in alone], [rows for _, [rows] in alone]
-    batch, _ = timed(lambda: system.find(every, job["k"]))
-    answer = {"single": single, "batch": batch, "found": ranked, "memory": memory("VmHWM")}
-    return answer | {"work": system.work(), "cpu": cpu}
-
-
-if __name__ == "__main__":
-    tell(main(json.loads(sys.argv[1])))
+    documents = Composed(job["vectors"], job["form"], job["real"], job["seed"])
+    return STAGES[job["stage"]](SYSTEMS[job["system"]](documents, job))

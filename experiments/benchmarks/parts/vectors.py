@@ -1,77 +1,163 @@
-"""Write token vectors of documents and test queries to files for the token search benchmark."""
+"""Write real documents and test queries of collections, in the forms that `composed` reads."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from parts.systems import best
+from parts.composed import write
 from rich.console import Console
 
-from paradigms import PARADIGMS
-from paradigms.data import load_collection
-from paradigms.encoder.batches import by_length
+from paradigms import PARADIGMS, Paradigm
+from paradigms.baselines.bm25 import BM25
+from paradigms.core import Tokens
+from paradigms.data import Corpus, load_collection
+from paradigms.find import Store, kinds, open_index
 from paradigms.io.checks import json_or_empty
+from paradigms.io.command_line import folder_name
 from paradigms.io.files import atomic_folder, contents, write_json
-from paradigms.io.progress import progress_bar
+
+ENTRY = np.dtype([("id", "<i4"), ("weight", "<f2")])  # a term's entry
+ANY = contents("*", "*/")
+DIM = 128  # numbers of a token's vector
 
 
-def prepare(settings: Any, folder: Path, console: Console) -> Path:
-    """Write the vectors to a folder, unless one exists for the same settings, and return the folder."""
-    names = ("collection", "documents", "queries", "document_length", "dim", "seed")
-    wanted = {name: getattr(settings, name) for name in names}
+def prepare(
+    model: Paradigm,
+    collections: Mapping[str, int],
+    folder: Path,
+    console: Console,
+    *,
+    queries: int,
+    tokens: int,
+    seed: int,
+    forms: Sequence[str],
+    splade_documents: int = 0,
+) -> Path:
+    """Write the documents to folder/vectors, unless it has the same settings, and return that folder.
+
+    collections: name or folder → maximum number of documents, 0 for all; the documents that are relevant to
+    the queries come first, then others drawn at random. queries: test queries of all collections together.
+    tokens: maximum tokens per document. forms: of tokens, pooled, words and splade, which has only the first
+    `splade_documents` documents.
+    """
     target = folder / "vectors"
-    file = target / "vectors.json"
-    if json_or_empty(file).get("settings") == wanted:
+    settings = {"collections": dict(collections), "queries": queries, "tokens": tokens, "seed": seed}
+    settings |= {"forms": list(forms), "splade": splade_documents, "model": model.description()}
+    if json_or_empty(target / "vectors.json").get("settings") == settings:
         return target
-    console.print(f"Encoding {settings.documents} documents of {settings.collection} …")
-    collection = load_collection(settings.collection)
-    test = collection.split("test")
-    queries = list(test.queries)[: settings.queries]
-    relevant = {id for query in queries for id, grade in test.judgements[query].items() if grade > 0}
-    others = [id for id in collection.corpus.ids if id not in relevant]
-    generator = np.random.default_rng(settings.seed)
-    drawn = generator.permutation(len(others))[: max(0, settings.documents - len(relevant))]
-    kept = relevant | {others[n] for n in drawn}
-    places = [n for n, id in enumerate(collection.corpus.ids) if id in kept]
-    model = PARADIGMS["colbert"](
-        "offline", dim=None, skip="", document_length=settings.document_length
-    ).eval()
-    documents = encode(model.encode_documents, [collection.corpus[n] for n in places], 0)
-    encoded = encode(model.encode_queries, [test.queries[query] for query in queries], 1)
-    lengths = np.array([len(d) for d in documents])
-    states = np.concatenate(documents)
-    axes = principal(states[generator.permutation(len(states))[: 1 << 17]], settings.dim)
-    tokens = unit(states @ axes).astype(np.float16)
-    reduced = [unit(query @ axes) for query in encoded]
-    ids = [collection.corpus.ids[n] for n in places]
-    judged = [[n for n, id in enumerate(ids) if test.judgements[query].get(id, 0) > 0] for query in queries]
-    ranked = [exact(tokens, lengths, query, 100) for query in reduced]
-    with atomic_folder(target, contents("*.npy", "*.npz", "*.json", marks=["vectors.json"])) as fresh:
-        np.save(fresh / "tokens.npy", tokens)
-        np.save(fresh / "lengths.npy", lengths)
-        np.savez(fresh / "queries.npz", **{str(n): query for n, query in enumerate(reduced)})
-        write_json(fresh / "candidates.json", ranked)
-        write_json(fresh / "relevant.json", judged)
-        write_json(fresh / "vectors.json", {"settings": wanted, "tokens": len(tokens)})
+    random = np.random.default_rng(seed)
+    stores: list[Store] = []
+    corpora: list[Corpus] = []
+    asked: list[str] = []
+    relevant: list[tuple[int, str]] = []
+    for n, (name, most) in enumerate(collections.items()):
+        collection = load_collection(name)
+        test = collection.split("test")
+        drawn = random.permutation(list(test.queries))[: queries // len(collections)].tolist()
+        good = {d for query in drawn for d, grade in test.judgements[query].items() if grade > 0}
+        others = random.permutation([id for id in collection.corpus.ids if id not in good])
+        corpus = collection.corpus.only(good | set(others[: max(0, most - len(good))] if most else others))
+        place = folder / "encoded" / folder_name(name)
+        if not place.is_dir():
+            console.print(f"Encoding {len(corpus):,} documents of {name} …")
+            Store.build(kinds.exact(), model, corpus.ids, corpus, place, progress=True)
+        stores.append(open_index(place).store)
+        stores[n].check(model)
+        corpora.append(corpus)
+        asked += [test.queries[query] for query in drawn]
+        relevant += [(n, id) for id in sorted(good)]
+    rest = sorted({(n, id) for n, corpus in enumerate(corpora) for id in corpus.ids} - {*relevant})
+    order = relevant + [rest[place] for place in random.permutation(len(rest))]
+    sources = np.array([n for n, _ in order], np.int32)
+    texts = [corpora[n][corpora[n].position(id)] for n, id in order]
+    with torch.inference_mode():
+        query_rows, query_lengths = counted(model.encode_queries(asked))
+    with atomic_folder(target, ANY) as fresh:
+        values, lengths, axes, means = states(stores, order, tokens, random)
+        query_states = unit(query_rows @ axes).astype(np.float32), query_lengths
+        write(fresh, "tokens", (values, lengths), sources, query_states, seed)
+        if "pooled" in forms:
+            starts = np.concatenate([[0], np.cumsum(query_lengths)[:-1]])
+            pooled = unit(np.add.reduceat(query_rows, starts)).astype(np.float32)
+            ones = np.ones(len(asked), np.int64)
+            write(fresh, "pooled", (means, np.ones(len(order), np.int64)), sources, (pooled, ones), seed)
+        if "words" in forms:
+            write(fresh, "words", *words(texts, asked, sources), seed)
+        if "splade" in forms:
+            write(fresh, "splade", *splade(texts[:splade_documents], asked, sources), seed)
+        counts = {"documents": len(order), "relevant": len(relevant), "tokens": len(values)}
+        write_json(fresh / "vectors.json", {"settings": settings} | counts)
     return target
 
 
-def encode(encoder: Any, texts: Sequence[str], axis: int, batch: int = 64) -> list[np.ndarray]:
-    """Encode each text as token vectors, starting with the longest; return them in the order of `texts`."""
-    encoded: list[Any] = [None] * len(texts)
-    with torch.inference_mode(), progress_bar(True) as bar:
-        task = bar.add_task("encode", total=len(texts))
-        for part in by_length([len(text) for text in texts], rows=batch):
-            tokens = encoder([texts[n] for n in part])
-            rows = zip(tokens.vectors.squeeze(axis), tokens.mask.squeeze(axis), part, strict=True)
-            for vectors, mask, n in rows:
-                encoded[n] = vectors[mask].numpy()
-            bar.advance(task, len(part))
-    return encoded
+def counted(queries: Tokens) -> tuple[np.ndarray, np.ndarray]:
+    """Return the vectors of all tokens that count, and their number in each query."""
+    mask = queries.mask[:, 0]
+    return queries.vectors[:, 0][mask].float().numpy(), mask.sum(1).numpy()
+
+
+def states(
+    stores: Sequence[Store], order: Sequence[tuple[int, str]], tokens: int, random: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return documents' first tokens on their principal axes, their numbers, the axes, and mean vectors.
+
+    A mean is taken over all tokens of a document, at full width.
+    """
+    places = [(stores[n], stores[n].position(id)) for n, id in order]
+    spans = [(store, *store.offsets[row : row + 2].tolist()) for store, row in places]
+    sample = random.permutation(len(spans))[: (1 << 17) // tokens]
+    drawn = [
+        store.columns["vectors"][low : min(high, low + tokens)]
+        for store, low, high in map(spans.__getitem__, sample)
+    ]
+    axes = principal(np.concatenate(drawn).astype(np.float32), DIM)
+    lengths = np.array([min(high - low, tokens) for _, low, high in spans])
+    ends = np.cumsum(lengths)
+    means = np.zeros((len(spans), stores[0].dim), np.float16)
+    values = np.empty((int(ends[-1]), axes.shape[1]), np.float16)
+    for n, (store, low, high) in enumerate(spans):
+        vectors = store.columns["vectors"][low:high].astype(np.float32)
+        if len(vectors):
+            means[n] = unit(vectors.mean(0, keepdims=True))[0]
+            values[ends[n] - lengths[n] : ends[n]] = unit(vectors[: lengths[n]] @ axes)
+    return values, lengths, axes, means
+
+
+def words(texts: Sequence[str], asked: Sequence[str], sources: np.ndarray) -> tuple[Any, np.ndarray, Any]:
+    """Return BM25's weights for documents, their sources, and the counts of queries' terms."""
+    bm25 = BM25(Corpus([str(n) for n in range(len(texts))], texts))
+    matrix = bm25.matrix()
+    documents = entries(matrix.indices, matrix.data), np.diff(matrix.indptr).astype(np.int64)
+    terms = [[bm25.vocabulary[w] for w in bm25.terms(text) if w in bm25.vocabulary] for text in asked]
+    counts = [np.unique(np.array(row, np.int64), return_counts=True) for row in terms]
+    joined = entries(*(np.concatenate(part) for part in zip(*counts, strict=True)))
+    return documents, sources, (joined, np.array([len(numbers) for numbers, _ in counts]))
+
+
+def splade(texts: Sequence[str], asked: Sequence[str], sources: np.ndarray) -> tuple[Any, np.ndarray, Any]:
+    """Return SPLADE's weights for documents, their sources, and those for queries."""
+    model = PARADIGMS["splade"]("offline-splade").eval()
+    store = Store.build(kinds.inverted(16), model, map(str, range(len(texts))), texts, progress=True)
+    rows = store.decoded(slice(None))
+    with torch.inference_mode():
+        queries = model.encode_queries(list(asked))
+    assert queries.ids is not None
+    weights, lengths = counted(queries)
+    ids = queries.ids[:, 0][queries.mask[:, 0]].numpy()
+    documents = entries(rows["ids"], rows["vectors"][:, 0]), np.diff(store.offsets)
+    return documents, sources[: len(texts)], (entries(ids, weights[:, 0]), lengths)
+
+
+def entries(ids: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Combine term ids and weights into one structured array."""
+    rows = np.empty(len(ids), ENTRY)
+    rows["id"] = ids
+    rows["weight"] = weights
+    return rows
 
 
 def principal(states: np.ndarray, dim: int) -> np.ndarray:
@@ -81,16 +167,5 @@ def principal(states: np.ndarray, dim: int) -> np.ndarray:
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
+    """Normalise rows to length 1."""
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-
-
-def exact(tokens: np.ndarray, lengths: np.ndarray, query: np.ndarray, k: int) -> list[int]:
-    """Return the k documents with the largest MaxSim, computed on the stored vectors in float32."""
-    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-    parts = np.array_split(np.arange(len(lengths)), max(1, len(tokens) >> 17))
-    scores = []
-    for part in parts:
-        first, last = starts[part[0]], starts[part[-1]] + lengths[part[-1]]
-        similarity = tokens[first:last].astype(np.float32) @ query.T
-        scores.append(np.maximum.reduceat(similarity, starts[part] - first, axis=0).sum(1))
-    return best(np.concatenate(scores), k)

@@ -1,0 +1,84 @@
+"""Stages of a benchmark, each measured once by the worker `systems`, in a process of its own."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from parts.measuring import WorkerError, in_worker
+from parts.settings import Benchmark
+from rich.console import Console
+
+from paradigms.io.checks import json_or_empty, read_json
+from paradigms.io.command_line import folder_name
+from paradigms.io.files import contents, remove_folder, write_json
+
+ANY = contents("*", "*/")
+NOTHING = {"failed": "not measured"}
+
+
+class Stages:
+    """Answers of the worker, saved in the output folder, so that an interrupted benchmark resumes.
+
+    vectors: folder that `parts.vectors` wrote. pythons: interpreters of peers. limit: maximum seconds of a
+    stage. seconds: file of each stage → its CPU seconds.
+    """
+
+    def __init__(
+        self,
+        settings: Benchmark,
+        vectors: Path,
+        console: Console,
+        pythons: Mapping[str, str],
+        *,
+        k: int,
+        limit: int | None = None,
+        report: bool = False,
+    ) -> None:
+        self.settings = settings
+        self.folder = vectors.parent
+        self.vectors = vectors
+        self.console = console
+        self.pythons = {"ours": sys.executable} | dict(pythons)
+        self.k = k
+        self.limit = limit
+        self.report = report
+        self.facts = read_json(vectors / "vectors.json")
+        self.seconds: dict[Path, float] = {}
+
+    def measure(self, name: str, job: dict[str, Any], number: str = "") -> dict[str, Any]:
+        """Return the answer to a job, read from its file or measured now; it has "failed" if there is none.
+
+        A job's folder is relative to the output folder. number: distinguishes repetitions.
+        """
+        words = folder_name(name), str(job["documents"]), job["stage"], number
+        file = self.folder / "stages" / f"{'-'.join(filter(None, words))}.json"
+        asked = job | {"vectors": self.facts}
+        saved = json_or_empty(file)
+        if saved.get("job") == asked:
+            self.seconds[file] = saved["CPU s"]
+            return saved["answer"]
+        if self.report:
+            return NOTHING
+        self.console.print(f"{name}, {job['documents']:,} documents: {job['stage']} …")
+        place = self.folder / job.get("folder", "")
+        if job["stage"] == "build":
+            for old in (place, place.with_name(f".{place.name}.building")):
+                remove_folder(old, ANY)
+        threads = self.settings.threads
+        whole = {"k": self.k, "real": None} | job | {"seed": self.settings.seed, "threads": threads}
+        whole |= {"vectors": str(self.vectors), "folder": str(place)}
+        python = self.pythons.get(job["system"], sys.executable)
+        before = sum(os.times()[2:4])
+        try:
+            answer = in_worker("systems", whole, threads, python, self.limit)
+        except subprocess.TimeoutExpired:
+            answer = {"failed": f"not ended after {self.limit} s"}
+        except WorkerError as error:  # the next run tries this stage again
+            self.console.print(str(error))
+            return {"failed": str(error)}
+        self.seconds[file] = sum(os.times()[2:4]) - before
+        write_json(file, {"job": asked, "answer": answer, "CPU s": self.seconds[file]})
+        return answer
