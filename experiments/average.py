@@ -98,6 +98,7 @@ def joined(parts: dict[str, dict]) -> dict[str, dict[str, PerQuery]]:
         values = {
             m: np.array([parts[part][stage, system][m][query] for part, query in rows]) for m in measures
         }
-        names, groups = [" ".join(row) for row in rows], [folder for folder, _ in rows]
+        names = [" ".join(row) for row in rows]
+        groups = [folder for folder, _ in rows]
         stages.setdefault(stage, {})[system] = PerQuery(queries=names, values=values, groups=groups)
     return stages

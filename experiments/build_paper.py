@@ -71,7 +71,8 @@ def quoted() -> list[str]:
 def tables(page: str) -> dict[str, list[Table]]:
     """Return a page's tables, keyed by the heading above them, as rows of cells without Markdown."""
     found: dict[str, list[Table]] = {}
-    heading, inside = "", False
+    heading = ""
+    inside = False
     for line in page.splitlines():
         if line.startswith("#"):
             heading = line.lstrip("# ")

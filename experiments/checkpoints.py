@@ -164,7 +164,8 @@ def measured(
 
     checkpoint: a folder or hub name; "" means BM25.
     """
-    corpus, values = collection.corpus, dict[str, list[float]]()
+    corpus = collection.corpus
+    values = dict[str, list[float]]()
 
     own = own_documents(corpus, split)
 
@@ -234,7 +235,8 @@ def report(results: Mapping[tuple[str, str], Values]) -> dict[str, Section]:
     for model in models:
         row: dict[str, Any] = {"model": model}
         for name in collections:
-            values, base = results.get((name, model)), results[name, "bm25"]
+            values = results.get((name, model))
+            base = results[name, "bm25"]
             column = f"{name}, n = {len(base[OWN])}"
             row[column] = "–" if values is None else shown(interval(values[OWN]))
             if values is not None and model != "bm25":

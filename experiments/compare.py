@@ -168,7 +168,8 @@ def main(settings: Settings) -> int:
     if data.own:
         console.print(left_out(data.own))
     if settings.passages:
-        documents, passages = len(collection.corpus), len(data.pieces.corpus)
+        documents = len(collection.corpus)
+        passages = len(data.pieces.corpus)
         console.print(
             f"{documents:,} documents in {passages:,} passages of at most {settings.passages} words"
         )
@@ -198,7 +199,8 @@ def run_all(
     data: ComparisonData, finished: Names[str], settings: Settings, accelerator: Accelerator, console: Console
 ) -> None:
     """Train and measure every unfinished system. Raises Paused when the time limit (`minutes`) is reached."""
-    runs, first = systems.training_runs(settings), True
+    runs = systems.training_runs(settings)
+    first = True
     for number, (run, trial) in enumerate(runs.items(), 1):
         if run in finished:
             console.print(f"{run}: finished before, its runs are taken from {settings.output}/runs")
@@ -217,7 +219,8 @@ def run_all(
 
 def announce(settings: Settings, finished: set[str], documents: int, queries: int, console: Console) -> None:
     """Describe the planned work, the approximate duration, and the results folder."""
-    seconds, names = REST, []
+    seconds = REST
+    names = []
     for name, system in settings.chosen.items():
         training = systems.training_settings(system, settings, settings.seeds[0])
         pairs = training.steps * training.batch_size if training else 0
@@ -246,7 +249,8 @@ def bound(system: SystemSettings, settings: Settings, seed: int) -> dict[str, An
     """Return what a system's results depend on, including the contents of files named in the settings."""
     training = systems.training_settings(system, settings, seed)
     paths = {name: path for name in ("backbone", "checkpoint") if (path := getattr(system, name))}
-    builder, encoder = PARADIGMS.get(system.paradigm), ENCODERS.get(system.options.get("encoder", ""))
+    builder = PARADIGMS.get(system.paradigm)
+    encoder = ENCODERS.get(system.options.get("encoder", ""))
     names = {plugin_of(part) for part in (builder, encoder) if part is not None}
     if system.checkpoint and Path(system.checkpoint, "plugins.json").is_file():
         names |= {file.name for file in LOADED}
@@ -258,7 +262,9 @@ def bound(system: SystemSettings, settings: Settings, seed: int) -> dict[str, An
 
 def run_bm25(data: ComparisonData, settings: Settings) -> None:
     """Run BM25 on whole and on truncated documents; write runs, costs, and the candidates for rerank mode."""
-    test, folder, pool = data.test, Path(settings.output), Run()
+    test = data.test
+    folder = Path(settings.output)
+    pool = Run()
     for name, bm25 in {"bm25": data.bm25, CUT: data.cut}.items():
         if bm25 is None:
             continue
@@ -298,8 +304,10 @@ def run_system(
     costs.json is written last and marks the system as finished. For an untrained system, only the runs are
     saved.
     """
-    folder, runs = Path(settings.output, name), Path(settings.output, "runs")
-    system, pool = settings.chosen[trial.system], read_run(runs / "candidates.run")
+    folder = Path(settings.output, name)
+    runs = Path(settings.output, "runs")
+    system = settings.chosen[trial.system]
+    pool = read_run(runs / "candidates.run")
     if twin := systems.twin(trial, settings):
         by_main(partial(system_runs.copy_runs, twin, name, asked_of(data, pool), folder.parent), accelerator)
         return

@@ -78,7 +78,8 @@ def main(settings: Settings) -> None:
         paradigm = as_paradigm(load(settings.checkpoint), settings.checkpoint)
     named = f"results/encode-{paradigm.name}-{folder_name(settings.collection)}"
     settings = replace(settings, output=settings.output or named)
-    folder, (accelerator, console) = Path(settings.output), begin(settings)
+    folder = Path(settings.output)
+    (accelerator, console) = begin(settings)
     collection = open_collection(settings.collection, settings.documents or None, console)
     paradigm = paradigm.to(accelerator.device)
 
@@ -111,13 +112,22 @@ def encode(
     if cut and cut.cut:
         console.print(cut.summary + ("" if settings.passages else ". --passages splits them"))
     began = time.perf_counter()
-    options = {"keep": settings.keep, "launch": launch}
-    options |= {"precision": launch.mixed_precision, "progress": launch.is_main_process}
     kind = INDEXES[settings.index](**settings.options)
     for n in (n for n in wanted if not places[n].is_dir()):
         some = range(len(corpus) * n // len(places), len(corpus) * (n + 1) // len(places))
-        ids, texts = [corpus.ids[row] for row in some], map(corpus.__getitem__, some)
-        Store.build(kind, paradigm, ids, texts, places[n], **options)
+        ids = [corpus.ids[row] for row in some]
+        texts = map(corpus.__getitem__, some)
+        Store.build(
+            kind,
+            paradigm,
+            ids,
+            texts,
+            places[n],
+            keep=settings.keep,
+            precision=launch.mixed_precision,
+            progress=launch.is_main_process,
+            launch=launch,
+        )
     if launch.is_main_process:
         seconds = time.perf_counter() - began
         write_json(folder / "environment.json", environment(launch) | {"seconds": seconds})

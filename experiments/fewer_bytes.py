@@ -65,7 +65,8 @@ ROUNDS = 3  # rounds of timed searches, of which the fastest counts
 
 
 def main(settings: Settings) -> None:
-    console, folder = Terminal(), Path(settings.output)
+    console = Terminal()
+    folder = Path(settings.output)
     torch.set_num_threads(1)
     with refusing():
         model = opened(settings)
@@ -95,7 +96,8 @@ def sampled(collection: Collection, settings: Settings) -> tuple[list[int], Spli
 
     Queries are drawn first, until their relevant documents fill half of the sample.
     """
-    draw, test = np.random.default_rng(0), collection.split("test")
+    draw = np.random.default_rng(0)
+    test = collection.split("test")
     wanted = min(settings.documents or len(collection.corpus), len(collection.corpus))
     chosen: list[str] = []
     rows: set[int] = set()
@@ -126,7 +128,8 @@ def encoded(model: Paradigm, name: str, settings: Settings, console: Terminal) -
     collection = open_collection(name, None, console)
     rows, split = sampled(collection, settings)
     folder = Path(settings.output) / folder_name(name) / "exact"
-    ids, texts = [collection.corpus.ids[n] for n in rows], [collection.corpus[n] for n in rows]
+    ids = [collection.corpus.ids[n] for n in rows]
+    texts = [collection.corpus[n] for n in rows]
     if not folder.is_dir():
         return Store.build(kinds.exact(), model, ids, texts, folder, progress=True), split
     store = open_index(folder).store
@@ -155,8 +158,13 @@ def made(exact: Store) -> Iterator[tuple[str, str, Store, float]]:
             yield name, way, store, store.bytes_per_document
     for part in (2, 4):
         dim = exact.dim // part
-        same = {name: exact.manifest[name] for name in ("paradigm", "dim", "fields")}
-        store = Store.build_from(kinds.exact(), projected(exact, dim), **same)
+        store = Store.build_from(
+            kinds.exact(),
+            projected(exact, dim),
+            paradigm=exact.manifest["paradigm"],
+            dim=exact.manifest["dim"],
+            fields=exact.manifest["fields"],
+        )
         yield "dimensions", f"1/{part}", store, exact.bytes_per_document * dim / exact.dim
 
 
@@ -271,7 +279,8 @@ def draw_fewer(rows: Rows) -> Figure:
         here = [row for row in rows if row["collection"] == name]
         for kind in dict.fromkeys(row["kind"] for row in here):
             some = sorted((row for row in here if row["kind"] == kind), key=lambda row: row["bytes/document"])
-            x, y = [row["bytes/document"] for row in some], [np.mean(row["nDCG@10"]) for row in some]
+            x = [row["bytes/document"] for row in some]
+            y = [np.mean(row["nDCG@10"]) for row in some]
             panel.plot(x, y, "*" if kind == "all tokens" else "o-", label=kind, markersize=5)
         panel.set(title=f"{name}, {here[0]['queries']} queries", xscale="log", xlabel="bytes a document")
         ticks = [1 << n for n in range(11, 16) if 1 << n < 2 * here[0]["bytes/document"]]

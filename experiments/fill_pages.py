@@ -116,7 +116,8 @@ def claims(page: Path, *names: str) -> str:
     no study could measure are listed last, once each. A description of how the studies were run follows.
     """
     studies = [_study(page, name) for name in names]
-    several, collections = len(studies) > 1, [study["collection"] for study in studies]
+    several = len(studies) > 1
+    collections = [study["collection"] for study in studies]
     label, labels = (
         ("collection", collections) if len(set(collections)) == len(names) else ("study", [*names])
     )
@@ -150,12 +151,14 @@ def tables(page: Path, name: str, *sections: str) -> str:
     a row of a later study is left out if an earlier study has a row with the same first cell, and a text that
     does not describe all rows names its own. Raises TypeError if the studies' columns differ.
     """
-    studies, parts = {part: _study(page, part) for part in name.split("+")}, []
+    studies = {part: _study(page, part) for part in name.split("+")}
+    parts = []
     for section in sections:
         rows: Rows = []
         texts: dict[str, list[str]] = {}  # text -> first cells of the rows that it describes
         for part, study in studies.items():
-            earlier, text = {_first(row) for row in rows}, study["sections"][section].get("text")
+            earlier = {_first(row) for row in rows}
+            text = study["sections"][section].get("text")
             added = [row for row in study["sections"][section]["rows"] if _first(row) not in earlier]
             if any(row.keys() != rows[0].keys() for row in added if rows):
                 raise TypeError(f"the columns of {part} are not those of {name.partition('+')[0]}")
@@ -173,7 +176,8 @@ def figures(page: Path, name: str, *sections: str) -> str:
 
     A description of how the study was run follows, unless tables of the study on the page have it.
     """
-    study, parts = _study(page, name), []
+    study = _study(page, name)
+    parts = []
     for section in sections:
         picture = results_of(page.resolve()) / f"{name}.{section}.svg"
         picture.stat()

@@ -68,7 +68,8 @@ BATCH = 32  # documents
 
 
 def main(settings: Settings) -> None:
-    folder, console = Path(settings.output), Terminal()
+    folder = Path(settings.output)
+    console = Terminal()
     collection = open_collection(settings.collection, None, console)
     kept = asdict(settings) | {"fingerprint": collection.fingerprint} | content(model=settings.model)
     for name, split in collection.splits.items():
@@ -119,16 +120,21 @@ def written(corpus: Corpus, settings: Settings, file: Path) -> list[tuple[str, s
             prompts = [settings.prompt.format(text) for text in texts]
             asked = tokenizer(prompts, padding=True, return_tensors="pt").to(device)
             torch.manual_seed(settings.seed + start)
-            sampled = {"do_sample": True, "top_p": TOP_P, "top_k": 0, "max_new_tokens": LENGTH}
-            tokens = model.generate(**asked, **sampled, num_return_sequences=settings.queries)
+            tokens = model.generate(
+                **asked,
+                do_sample=True,
+                top_p=TOP_P,
+                top_k=0,
+                max_new_tokens=LENGTH,
+                num_return_sequences=settings.queries,
+            )
             texts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
             owners = (id for id in some for _ in range(settings.queries))
-            made = [[id, " ".join(text.split())] for id, text in zip(owners, texts, strict=True)]
-            done.append(made)
-            stream.write(json.dumps(made) + "\n")
+            pairs = [[id, " ".join(text.split())] for id, text in zip(owners, texts, strict=True)]
+            done.append(pairs)
+            stream.write(json.dumps(pairs) + "\n")
             stream.flush()
-    pairs = ((document, query) for made in done for document, query in made if query)
-    return list(dict.fromkeys(pairs))
+    return list(dict.fromkeys((document, query) for pairs in done for document, query in pairs if query))
 
 
 def found_again(corpus: Corpus, pairs: list[tuple[str, str]], settings: Settings) -> list[tuple[str, str]]:

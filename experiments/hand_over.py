@@ -137,7 +137,8 @@ def load_pieces(stores: list[Store], paradigm: Paradigm, settings: Settings, lau
 
 def opened(settings: Settings, paradigm: Paradigm) -> Engine:
     """Open the engine at the address or folder given in the settings."""
-    encoder, options = paradigm.encoder.settings, dict(settings.options)
+    encoder = paradigm.encoder.settings
+    options = dict(settings.options)
     options["single"] = {encoder.query_vectors, encoder.document_vectors} == {"pooled"}
     dim = paradigm.encoder.dim
     if settings.engine == "qdrant":

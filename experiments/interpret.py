@@ -67,9 +67,12 @@ def main(settings: Settings) -> None:
     split = collection.split(settings.split)
     if unknown := [query for query in settings.queries if query not in split.queries]:
         raise SystemExit(f"--queries: {', '.join(unknown)} not in split {settings.split}")
-    examples, notes, texts = [], list[str](), list[str]()
+    examples = []
+    notes = list[str]()
+    texts = list[str]()
     for query in settings.queries or chosen_queries(split, QUERIES):
-        judged, asked = split.judgements[query], split.queries[query]
+        judged = split.judgements[query]
+        asked = split.queries[query]
         document = min(judged, key=lambda d: (-judged[d], d))
         text = collection.corpus[collection.corpus.position(document)]
         texts.append(text)

@@ -10,7 +10,7 @@ import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from studies.settings import (
     Checkpoint,
@@ -58,6 +58,7 @@ from paradigms import load
 from paradigms.data import Collection, Run, best_first, check_answered, read_run, write_run
 from paradigms.data.identical import left_out, own_documents, without_own
 from paradigms.data.pieces import Pieces
+from paradigms.encoder.precision import native_precision
 from paradigms.evaluate import (
     MEASURES,
     csv_table,
@@ -105,12 +106,15 @@ def rerank_run(settings: Settings, state: PartialState, console: Terminal) -> No
         return
     for run, wanted, (part, _) in zip(scored, pools, asked, strict=True):
         check_answered(run, [query for query, documents in wanted.items() if documents], part.run)
-    pool, reranked, weights = pools[0], scored[0], (1.0, 1.0)
+    pool = pools[0]
+    reranked = scored[0]
+    weights = (1.0, 1.0)
     if settings.dev_run:
         judged = collection.split("dev").only(pools[1])
         judgements = with_judgements(judged, collection.corpus, [pools[1]])
         weights = tune_weights([pools[1], scored[1]], judgements)
-    name, before = model.name, f"run {Path(settings.run).name}"
+    name = model.name
+    before = f"run {Path(settings.run).name}"
     split = with_judgements(collection.split(settings.split), collection.corpus, [pool])
     measures = collection.measures or MEASURES
     runs = {before: pool, name: reranked}
@@ -140,7 +144,9 @@ def rescored(
     console: Terminal,
 ) -> Run:
     """Rescore the pool with the model, using all processes."""
-    queries, corpus, main = collection.split(settings.split).queries, pieces.corpus, state.is_main_process
+    queries = collection.split(settings.split).queries
+    corpus = pieces.corpus
+    main = state.is_main_process
     retriever: Retriever
     with ExitStack() as stack:
         if settings.index:
@@ -159,8 +165,9 @@ def rescored(
                 temporary = stack.enter_context(tempfile.TemporaryDirectory())
                 [folder] = broadcast_object_list([f"{temporary}/index"])
                 check_shared(Path(folder).parent, state)
-            how: dict[str, Any] = {"precision": settings.precision, "progress": main, "launch": state}
-            retriever = retriever_of(model, part, folder, **how)
+            automatic = settings.precision == "auto"
+            precision = native_precision(state.device) if automatic else settings.precision
+            retriever = retriever_of(model, part, folder, precision=precision, progress=main, launch=state)
         documents = Passages(AllProcesses(retriever, state), pieces, settings.best_passages)
         reranked = documents.rerank(queries, pool, progress=main)
         state.wait_for_everyone()  # all processes must have read the folder before it is deleted

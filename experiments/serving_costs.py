@@ -104,7 +104,8 @@ Costs = tuple[int, float, np.ndarray, Answers]  # bytes, seconds to build, milli
 
 
 def main(settings: Settings) -> None:
-    console, folder = Terminal(), held(settings.output)
+    console = Terminal()
+    folder = held(settings.output)
     torch.set_num_threads(settings.threads)
     before = os.getloadavg()[0]
     rows: Rows = []
@@ -133,7 +134,8 @@ def main(settings: Settings) -> None:
 
 def measured_once(name: str, collection: Collection, settings: Settings, folder: Path) -> Rows:
     """Return a paradigm's rows; rows that an earlier run with these settings saved are not measured again."""
-    file, chosen = folder / "rows" / f"{name}.json", asdict(settings) | {"paradigms": [name], "output": ""}
+    file = folder / "rows" / f"{name}.json"
+    chosen = asdict(settings) | {"paradigms": [name], "output": ""}
     kept = json_or_empty(file)
     if kept.get("settings") != chosen:
         kept = {"settings": chosen, "ended": False, "wanted": None, "rows": []}
@@ -161,18 +163,20 @@ def measure(
     texts, asked = drawn(collection, settings)
     if name == BM25:
         base, queries, kept["wanted"] = weighed(texts, list(asked.values()), K)
-        recipe, vectors, dim = Recipe(BM25, EqualIds(), "one"), float(np.diff(base.offsets).mean()), 1
+        recipe = Recipe(BM25, EqualIds(), "one")
+        vectors = float(np.diff(base.offsets).mean())
+        dim = 1
         indexed = partial(measure_index, base, recipe, queries, work, settings)
         jobs: dict[str, Callable[[], Costs]] = {
             f"inverted, {bits} bits": partial(indexed, kinds.inverted(bits)) for bits in (8, 16)
         }
     else:
         model = opened(name, settings)
-        base, recipe, dim = encoded(model, texts, place), model.recipe, model.encoder.dim
-        queries, vectors = (
-            model.encode_queries(list(asked.values())).to("cpu"),
-            int(base.offsets[-1]) / len(base),
-        )
+        base = encoded(model, texts, place)
+        recipe = model.recipe
+        dim = model.encoder.dim
+        queries = model.encode_queries(list(asked.values())).to("cpu")
+        vectors = int(base.offsets[-1]) / len(base)
         indexed = partial(measure_index, base, recipe, queries, work, settings)
         jobs = {"exact": partial(indexed, kinds.exact()), "FAISS": partial(indexed, kinds.faiss())}
         for bits in settings.bits:
@@ -219,7 +223,8 @@ def encoded(model: Paradigm, texts: Mapping[str, str], place: Path) -> Store:
 def weighed(texts: Mapping[str, str], asked: Sequence[str], k: int) -> tuple[Store, Tokens, Answers]:
     """Return BM25's document weights as a store, the queries' weights, and BM25's results."""
     bm25 = baselines.BM25(Corpus.of(texts))
-    matrix, ids = bm25.matrix(), list(texts)
+    matrix = bm25.matrix()
+    ids = list(texts)
     blocks = (slice(n, n + BLOCK) for n in range(0, len(ids), BLOCK))
     parts = ((ids[block], as_tokens(matrix[block], 0)) for block in blocks)
     store = Store.build_from(kinds.inverted(16), parts, paradigm=BM25, dim=1, fields=("vectors", "ids"))
@@ -232,8 +237,10 @@ def as_tokens(rows: Any, axis: int) -> Tokens:
     """Convert rows of a CSR matrix to the terms of documents (axis 0) or queries (axis 1)."""
     lengths = np.diff(rows.indptr)
     mask = np.arange(max(1, lengths.max())) < lengths[:, None]
-    ids, weights = np.zeros(mask.shape, np.int64), np.zeros(mask.shape, np.float32)
-    ids[mask], weights[mask] = rows.indices, rows.data
+    ids = np.zeros(mask.shape, np.int64)
+    weights = np.zeros(mask.shape, np.float32)
+    ids[mask] = rows.indices
+    weights[mask] = rows.data
     vectors, there, terms = (torch.from_numpy(part).unsqueeze(axis) for part in (weights, mask, ids))
     return Tokens(vectors[..., None], there, terms)
 
@@ -245,8 +252,7 @@ def opened(name: str, settings: Settings) -> Paradigm:
     """
     if name not in settings.load:
         torch.manual_seed(0)  # seed of projections
-        options = lengths_of(settings)
-        return PARADIGMS[name](settings.backbone, **options).eval()
+        return PARADIGMS[name](settings.backbone, **lengths_of(settings)).eval()
     loaded = as_paradigm(load(settings.load[name]), settings.load[name])
     if loaded.name != name:
         raise ValueError(f"{settings.load[name]} holds {loaded.name}, not {name}")
@@ -256,7 +262,8 @@ def opened(name: str, settings: Settings) -> Paradigm:
 def drawn(collection: Collection, settings: Settings) -> tuple[dict[str, str], dict[str, str]]:
     """Draw random documents and queries, the same for all paradigms. A limit of 0 keeps all, in order."""
     draw = np.random.default_rng(0)
-    corpus, asked = collection.corpus, collection.split(settings.split).queries
+    corpus = collection.corpus
+    asked = collection.split(settings.split).queries
     rows = draw.permutation(len(corpus))[: settings.documents].tolist() or range(len(corpus))
     ids = list(asked)
     chosen = draw.permutation(len(ids))[: settings.queries].tolist() or range(len(ids))
@@ -332,14 +339,17 @@ def measure_engine(
     name: str, base: Store, model: Paradigm, queries: Tokens, work: Path, settings: Settings
 ) -> Costs:
     """Load the vectors in `base` into an engine, embedded or as a server, and measure it."""
-    folder, dim, single = work / name, model.encoder.dim, one_vector(model)
+    folder = work / name
+    dim = model.encoder.dim
+    single = one_vector(model)
     with ExitStack() as servers:
         engine: Engine
         if name == "Qdrant":
             engine = QdrantEdgeEngine(folder, dim, single=single, exact=True)
             servers.callback(engine.close)
         elif name.startswith("pgvector"):
-            address, nearest = servers.enter_context(postgres()), NEAREST if "HNSW" in name else 0
+            address = servers.enter_context(postgres())
+            nearest = NEAREST if "HNSW" in name else 0
             engine = PgvectorEngine(address, dim, schema="public", single=single, nearest=nearest)
         else:
             engine = LanceEngine(str(folder), dim, single=single)

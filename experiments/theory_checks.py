@@ -75,7 +75,8 @@ def verdict(theorem: Theorem, evidence: Evidence) -> str:
 
 def check(name: str, samples: int, seed: int) -> Result:
     """Run one theorem's check; a check that raises an exception fails."""
-    theorem, start = THEOREMS[name], time.perf_counter()
+    theorem = THEOREMS[name]
+    start = time.perf_counter()
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     try:
         evidence = theorem.check(rng, samples)
@@ -91,7 +92,8 @@ def worst(first: Result, second: Result) -> Result:
     """
 
     def nearness(result: Result) -> tuple[bool, float]:
-        violation, tolerance = result.evidence.violation, result.evidence.tolerance
+        violation = result.evidence.violation
+        tolerance = result.evidence.tolerance
         return not violation <= tolerance, violation / (tolerance or 1)
 
     both = first, second
@@ -104,7 +106,8 @@ def worst(first: Result, second: Result) -> Result:
         allowed=as_printed.evidence.allowed,
         curves=first.evidence.curves,
     )
-    word, seconds = verdict(first.theorem, evidence), first.seconds + second.seconds
+    word = verdict(first.theorem, evidence)
+    seconds = first.seconds + second.seconds
     return kept._replace(verdict=word, evidence=evidence, seconds=seconds)
 
 
@@ -171,8 +174,11 @@ def as_json(result: Result) -> dict[str, Any]:
 
 
 def main(settings: Settings) -> int:
-    names, console, found = select_theorems(settings.only), Terminal(), dict[str, Result]()
-    folder, seeds = held(settings.output), range(settings.seed, settings.seed + settings.seeds)
+    names = select_theorems(settings.only)
+    console = Terminal()
+    found = dict[str, Result]()
+    folder = held(settings.output)
+    seeds = range(settings.seed, settings.seed + settings.seeds)
     with progress_bar() as progress:
         for seed, name in progress.track([*product(seeds, names)], description="checking"):
             result = check(name, settings.samples, seed)

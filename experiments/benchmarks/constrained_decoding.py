@@ -93,7 +93,8 @@ def beam_searches(settings: Settings) -> Section:
     with tempfile.TemporaryDirectory() as folder:
         backbone = settings.backbone or small_t5(corpus, Path(folder, "t5"), seed=settings.seed)
         model = genre(backbone, corpus).eval()
-    valid, allowed = GenerativeRetriever(model).valid, followers(model)
+    valid = GenerativeRetriever(model).valid
+    allowed = followers(model)
     queries = [model.tokenize([text]) for text in texts[: settings.queries]]
     width: dict[str, Any] = {"beams": BEAMS, "length": model.identifiers.longest}
 

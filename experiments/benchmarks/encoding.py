@@ -89,7 +89,8 @@ class Absent(Exception):
 
 def main(settings: Settings) -> None:
     torch.set_num_threads(settings.threads)
-    console, folder = Terminal(), held(settings.output)
+    console = Terminal()
+    folder = held(settings.output)
     sections = {}
     if settings.documents:
         rows, absent = speeds(settings)
@@ -111,7 +112,8 @@ def main(settings: Settings) -> None:
 def speeds(settings: Settings) -> tuple[Rows, dict[str, str]]:
     """Time all systems. Returns one row per system, and a dict from each missing peer to the reason."""
     texts = long_documents(load_collection(settings.collection).corpus, settings)
-    systems, absent = ours(settings), {}
+    systems = ours(settings)
+    absent = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, make in PEERS.items():
             try:
@@ -216,7 +218,8 @@ def exported(texts: Sequence[str], folder: Path) -> Path:
             def forward(self, ids: Tensor, attention: Tensor, types: Tensor) -> Tensor:
                 return self.model(input_ids=ids, attention_mask=attention, token_type_ids=types)[0]
 
-        rows, names = tokens(texts[:2]), ["input_ids", "attention_mask", "token_type_ids"]
+        rows = tokens(texts[:2])
+        names = ["input_ids", "attention_mask", "token_type_ids"]
         axes = {name: {0: "texts", 1: "tokens"} for name in (*names, "states")}
         torch.onnx.export(
             States(),
@@ -238,10 +241,12 @@ def onnx_runtime(bits: int) -> Callable[..., Encode]:
         if bits == 8:
             from onnxruntime.quantization import QuantType, quantize_dynamic
 
-            whole, file = file, folder / "int8.onnx"
+            whole = file
+            file = folder / "int8.onnx"
             quantize_dynamic(whole, file, weight_type=QuantType.QInt8, per_channel=True)
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = settings.threads, 1
+        options.intra_op_num_threads = settings.threads
+        options.inter_op_num_threads = 1
         session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
         names = [node.name for node in session.get_inputs()]
 
@@ -321,8 +326,11 @@ def timings(settings: Settings, systems: dict[str, Encode], texts: list[str]) ->
 
 def products(settings: Settings) -> list[dict[str, Any]]:
     """Measure the rate of the product x Wᵀ, in GFLOP/s, for the shape of the encoder's widest layer."""
-    rows, wide, narrow = BATCH * LENGTH, 1536, 384
-    x, weight = torch.randn(rows, narrow), torch.randn(wide, narrow)
+    rows = BATCH * LENGTH
+    wide = 1536
+    narrow = 384
+    x = torch.randn(rows, narrow)
+    weight = torch.randn(wide, narrow)
     packed = int8.quantised(weight)
     whole = torch.randint(1, 256, x.shape, dtype=torch.uint8)
     half = [t.bfloat16() for t in (x, weight)]
@@ -341,7 +349,8 @@ def quality(settings: Settings, collection: Collection, name: str, folder: Path,
 
     Each precision's values are saved in the results folder, so that an interrupted run resumes.
     """
-    split, corpus = collection.split("test"), collection.corpus
+    split = collection.split("test")
+    corpus = collection.corpus
     if settings.most:
         judged = dict.fromkeys(id for grades in split.judgements.values() for id in grades)
         ids = list(dict.fromkeys([*(id for id in corpus.ids if id in judged), *corpus.ids]))[: settings.most]

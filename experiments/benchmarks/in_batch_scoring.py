@@ -91,7 +91,8 @@ def measure(settings: Settings, name: str, batch: int, way: str) -> tuple[float,
     torch.set_num_threads(settings.threads)
     torch.set_float32_matmul_precision("high" if settings.dtype == "tf32" else "highest")
     in_batch.FUSED = {"cuda"} if way == "fused" else set()
-    align, normalise = CASES[name][0], NORMALISERS[CASES[name][1]]
+    align = CASES[name][0]
+    normalise = NORMALISERS[CASES[name][1]]
     score: Callable[..., torch.Tensor] = rel if way == "plain" else in_batch.in_batch_rel
     documents, queries = random_tokens(settings, batch)
     on_gpu = chosen_device().type == "cuda"

@@ -83,7 +83,8 @@ def main(settings: Settings) -> None:
     for bits in (8, 16):
         index = built(documents, bits)
         for weighting, weighted in (("", queries), (", query weights 1", ones)):
-            search, stored = inverted(index, weighted), held_by(index)
+            search = inverted(index, weighted)
+            stored = held_by(index)
             methods[f"inverted, {bits} bits{weighting}"] = Method(
                 search, index.store.bytes_per_document, stored, weighted
             )
@@ -143,9 +144,12 @@ def tokens_of(rows: Sparse) -> Tokens:
     """Convert the rows of a matrix to tokens [1, n, l, 1] with ids."""
     lengths = np.diff(rows.indptr)
     mask = np.arange(lengths.max()) < lengths[:, None]
-    ids, weights = np.zeros(mask.shape, np.int64), np.zeros(mask.shape, np.float32)
-    ids[mask], weights[mask] = rows.indices, rows.data
-    vectors, there = torch.from_numpy(weights)[None, ..., None], torch.from_numpy(mask)[None]
+    ids = np.zeros(mask.shape, np.int64)
+    weights = np.zeros(mask.shape, np.float32)
+    ids[mask] = rows.indices
+    weights[mask] = rows.data
+    vectors = torch.from_numpy(weights)[None, ..., None]
+    there = torch.from_numpy(mask)[None]
     return Tokens(vectors, there, torch.from_numpy(ids)[None])
 
 
@@ -155,8 +159,8 @@ def built(documents: Sparse, bits: int) -> Index:
         ([str(n) for n in range(s, min(s + PART, count))], tokens_of(documents[s : s + PART]))
         for s in range(0, count, PART)
     )
-    how = {"paradigm": "splade", "dim": 1, "fields": ("vectors", "ids")}
-    return Index(Store.build_from(kinds.inverted(bits), parts, **how))
+    kind = kinds.inverted(bits)
+    return Index(Store.build_from(kind, parts, paradigm="splade", dim=1, fields=("vectors", "ids")))
 
 
 def held_by(index: Index) -> Sparse:
@@ -186,7 +190,8 @@ def sparse_product(by_term: Sparse, queries: Sparse) -> Callable[[], Answers]:
 
 
 def lexical(documents: Sparse, queries: Sparse) -> Callable[[], Answers]:
-    model, columns = bm25s.BM25(backend="numba"), documents.tocsc()
+    model = bm25s.BM25(backend="numba")
+    columns = documents.tocsc()
     model.scores = {"data": columns.data, "indices": columns.indices, "indptr": columns.indptr}
     model.scores["num_docs"] = documents.shape[0]
     model.vocab_dict = {str(term): term for term in range(documents.shape[1])}

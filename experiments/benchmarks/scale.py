@@ -186,7 +186,8 @@ def measured(name: str, size: int, settings: Settings, stages: Stages) -> dict[s
 
 def report(rows: Rows, settings: Settings, stages: Stages) -> None:
     """Publish costs, searches, fitted power laws, the check of composed documents, and a figure."""
-    costs, searches = [], []
+    costs = []
+    searches = []
     for row in rows:
         built = row["build"]
         searched = row.get("search", {})
@@ -304,7 +305,8 @@ def beyond(name: str, what: str, exponent: Interval, last: int, value: float) ->
 
 def slope(sizes: Sequence[int], values: Sequence[float]) -> Interval:
     """Fit the slope of log values against log sizes; the interval is NaN if there are only two sizes."""
-    x, y = np.log(sizes), np.log(values)
+    x = np.log(sizes)
+    y = np.log(values)
     centred = x - x.mean()
     value = float(centred @ y / (centred**2).sum())
     if len(x) < 3:
@@ -320,7 +322,8 @@ def law(searches: Sequence[Mapping[str, Any]]) -> str:
 
     The difference is averaged over queries, with a bootstrap interval.
     """
-    said, composed = [], {row["setting"]: row for row in searches if row["system"] == COMPOSED}
+    said = []
+    composed = {row["setting"]: row for row in searches if row["system"] == COMPOSED}
     for row in searches:
         other = composed.get(row["setting"], row)
         same = row["system"] == "compressed" and row["documents"] == other["documents"]

@@ -290,7 +290,8 @@ def post(connection: http.client.HTTPConnection, path: str, body: dict[str, Any]
 def load(port: int, ask: Ask, clients: int, seconds: float) -> dict[str, Any]:
     """Measure queries/s, latency percentiles in milliseconds, and numbers of wrong and lost answers."""
     latencies: list[list[float]] = [[] for _ in range(clients)]
-    wrong, lost = [0] * clients, [0] * clients
+    wrong = [0] * clients
+    lost = [0] * clients
     until = time.perf_counter() + seconds
 
     def client(n: int) -> None:

@@ -204,7 +204,8 @@ def sentence_transformers(settings: Settings, case: Case, pairs: Pairs, folder: 
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
     from torch.utils.data import BatchSampler, SequentialSampler
 
-    encoder, scale = str(packaged(settings.backbone)), 1 / TEMPERATURES[case.paradigm]
+    encoder = str(packaged(settings.backbone))
+    scale = 1 / TEMPERATURES[case.paradigm]
     model: Any
     trainer_of: Any
     arguments: Any

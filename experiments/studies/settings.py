@@ -463,7 +463,8 @@ def _check(system: SystemSettings, fields: dict[str, Any], others: list[str], te
     from paradigms import GENERATIVE, PARADIGMS
     from paradigms.retrieve import fuse
 
-    known, fused = PARADIGMS | GENERATIVE, system.fuse
+    known = PARADIGMS | GENERATIVE
+    fused = system.fuse
     if fused:
         more = fields.keys() - {"fuse", "fusion", "weights"}
         if more or not set(fused) <= set(others) or len(fused) < 2 or len(set(fused)) < len(fused):

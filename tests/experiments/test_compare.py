@@ -12,7 +12,7 @@ from studies import model_runs
 from studies.system_runs import write_runs
 from transformers import BertForSequenceClassification
 
-from paradigms import PARADIGMS, Paradigm
+from paradigms import PARADIGMS
 from paradigms import load as load_paradigm
 from paradigms.align import DocumentToQuery
 from paradigms.data import load_collection, read_run
@@ -124,32 +124,19 @@ def test_results_are_files(finished: Path):
     untrained = {f"{name}.untrained" for name in PARADIGMS}
     assert {row["system"] for row in rows} == {"bm25", "bm25-cut", *SYSTEMS, *untrained}
     assert {row["stage"] for row in rows} == {"retrieve", "rerank"}
-    values = {
-        system: [
-            float(row["value"]) for row in rows if row["system"] == system and row["stage"] == "retrieve"
-        ]
-        for system in ("dpr", "dpr.untrained")
-    }
-    assert values["dpr"] != values["dpr.untrained"]
     with (finished / "retrieve.csv").open() as file:
         table = {row["system"]: row for row in csv.DictReader(file) if row["measure"] == "nDCG@10"}
-    first = [
-        float(row["value"])
-        for row in rows
-        if (row["system"], row["stage"], row["measure"]) == ("dpr.untrained", "retrieve", "nDCG@10")
-    ]
+    key = "dpr.untrained", "retrieve", "nDCG@10"
+    first = [float(row["value"]) for row in rows if (row["system"], row["stage"], row["measure"]) == key]
     assert float(table["dpr"]["untrained"]) == pytest.approx(sum(first) / len(first))
     assert [name for name, row in table.items() if not row["untrained"]] == ["bm25", "bm25-cut", SEEN]
     page = (finished / "report.html").read_text()
     assert all(name in page for name in SYSTEMS)
     assert "bm25-cut: BM25 on the first 12 tokens of each document, as dpr" in page
-    assert not (finished / "dpr.untrained" / "index").exists()
     assert "nDCG@10" in (finished / "table.md").read_text()
-    assert json.loads((finished / "config.json").read_text())["seeds"] == [0]
     drawn = {p.name for p in (finished / "pictures").iterdir()}
     assert drawn >= {"recall.png", "cost.png"}
     assert "What quality costs" in page
-    assert "torch" in json.loads((finished / "environment.json").read_text())
     (logged,) = (finished / "wandb").glob("offline-run-*")
     media = {file.name.rsplit("_", 2)[0] for file in (logged / "files" / "media").rglob("*.*")}
     assert {"recall", "cost", "retrieve"} <= media
@@ -187,12 +174,7 @@ def test_an_interrupted_run_ends_as_one_that_was_not(
     finished: Path, words: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     flags = settings(words, tiny_bert, tmp_path, systems="[dpr,xtr]")
-    for owner, name in (
-        (Indexed, "search"),
-        (Paradigm, "save_pretrained"),
-        (model_runs, "remove_folder"),
-        (compare, "make_report"),
-    ):
+    for owner, name in ((Indexed, "search"), (model_runs, "remove_folder"), (compare, "make_report")):
         with monkeypatch.context() as patch:
 
             def interrupt(*_: object, **__: object) -> None:
@@ -233,52 +215,26 @@ def test_a_run_of_few_minutes_pauses_and_ends_as_one_that_did_not(
 def test_checkpoints_widths_and_alignments_stand_side_by_side(
     finished: Path, words: Path, tiny_bert: Path, tmp_path: Path
 ):
-    """Two checkpoints, two widths of one paradigm and two alignments of one encoder, under their names."""
-    dpr, colbert = ({"checkpoint": str(finished / name / "checkpoint")} for name in ("dpr", "colbert"))
+    """A checkpoint as trained and under another alignment, and a width, which two seeds train."""
+    colbert = {"checkpoint": str(finished / "colbert" / "checkpoint")}
     named = {
-        "saved-dpr": dpr,
         "saved": colbert | {"paradigm": "colbert"},
         "reversed": colbert | {"options": {"align": "DocumentToQuery", "normalise": "document_tokens"}},
         "wide": {"paradigm": "colbert", "options": {"dim": 16}},
-        "narrow": {"paradigm": "colbert", "options": {"dim": 8}, "training": {"steps": 0}},
     }
-    run(settings(words, tiny_bert, tmp_path, systems=systems(**named), baseline="saved"))
-    for name, same in (("saved-dpr", "dpr"), ("saved", "colbert")):
-        for stage in ("retrieve", "rerank"):
-            found = read_run(tmp_path / "runs" / f"{name}.{stage}.run")
-            trained = read_run(finished / "runs" / f"{same}.{stage}.run")
-            for query, scores in found.items():  # with frozen layers kept in float16 in one of them
-                both = scores.keys() & trained[query].keys()
-                assert len(both) >= 0.9 * len(scores)
-                assert [scores[id] for id in both] == pytest.approx(
-                    [trained[query][id] for id in both], abs=2e-3
-                )
-        assert json.loads((tmp_path / name / "costs.json").read_text())["train s"] is None
+    flags = settings(words, tiny_bert, tmp_path, systems=systems(**named), baseline="saved", seeds="[0,1]")
+    run(flags)
+    assert json.loads((tmp_path / "saved" / "costs.json").read_text())["train s"] is None
     models = {name: load_paradigm(tmp_path / name / "checkpoint") for name in named}
     assert models["reversed"].recipe.align == DocumentToQuery()
-    assert [models[name].encoder.dim for name in ("wide", "narrow")] == [16, 8]
-    assert (tmp_path / "wide" / "training").is_dir() > (tmp_path / "narrow" / "training").is_dir()
-    page = (tmp_path / "report.html").read_text()
-    assert "saved-dpr loaded from" in page
-    assert set(re.findall(r'"system":\s*"([^"]+)"', page)) >= named.keys()
-    seeds = settings(words, tiny_bert, tmp_path, systems=systems(**named), baseline="saved", seeds="[0,1]")
-    run(seeds)  # trains what training changes once more, and takes the rest from before
+    assert models["wide"].encoder.dim == 16
+    assert "saved loaded from" in (tmp_path / "report.html").read_text()
     again = ["wide.seed-1", "wide.untrained.seed-1"]
     assert [path.name for path in sorted(tmp_path.glob("*.seed-*"))] == again
     assert "2 training seeds" in (tmp_path / "table.md").read_text()
-    with (tmp_path / "per_query.csv").open() as lines:
-        values = [
-            float(row["value"])
-            for row in csv.DictReader(lines)
-            if row["system"] in ("wide", "wide.seed-1")
-            and (row["stage"], row["measure"]) == ("retrieve", "nDCG@10")
-        ]
-    with (tmp_path / "retrieve.csv").open() as lines:
-        cells = {(row["system"], row["measure"]): float(row["mean"]) for row in csv.DictReader(lines)}
-    assert cells["wide", "nDCG@10"] == pytest.approx(sum(values) / len(values))
-    changed = systems(**named | {"wide": named["narrow"]})
+    changed = systems(**named | {"wide": {"paradigm": "colbert", "options": {"dim": 8}}})
     with pytest.raises(SystemExit, match=r"wide holds results with other settings \(dim: 16 then, 8 now"):
-        run(settings(words, tiny_bert, tmp_path, systems=changed, baseline="saved"))
+        run(flags | {"systems": changed})
 
 
 def test_a_paradigm_is_the_same_by_its_name_and_in_the_comparison(finished: Path, tiny_bert: Path):
@@ -313,24 +269,15 @@ def test_two_backbones_learn_side_by_side_under_one_configuration(
     folders = {"collection": words, "backbone": tiny_bert, "output": tmp_path}
     scripts.run("compare", f"--config={file}", **folders, **changed, **shorter)
     page = (tmp_path / "report.html").read_text()
-    assert "training pairs seen = 8" in page
+    assert re.search(r"after \d+ s of training", page)  # an equal budget for all
     study = json.loads((tmp_path / "study.json").read_text())["sections"]
     row = {row["system"]: row for row in study["overview"]["rows"]}["colbert-t5"]
     assert re.fullmatch(r"\.\d{3} [→↗↘] \.\d{3}[†‡]? \[.+, .+\]", row["nDCG@10, whole corpus"])
-    assert (row["training s"] > 0, (tmp_path / "learning.svg").is_file()) == (True, True)
-    assert re.search(r"after \d+ s of training", page)  # an equal budget for all
     for curve in study["learning"]["rows"]:  # DSI has another batch size, so it is measured at other pairs
         assert (curve["training pairs seen = 8"] == "–") == (curve["system"] == "dsi")
-    with (tmp_path / "retrieve.csv").open() as lines:
-        rows = {row["system"]: row for row in csv.DictReader(lines) if row["measure"] == "nDCG@10"}
-    assert [name for name, row in rows.items() if row["untrained"]] == ["colbert", "colbert-t5"]
-    widths = [
-        load_paradigm(tmp_path / name / "checkpoint").encoder.backbone.config.model_type
-        for name in ("colbert", "colbert-t5")
-    ]
-    assert widths == ["bert", "t5"]
+    models = [load_paradigm(tmp_path / name / "checkpoint") for name in ("colbert", "colbert-t5")]
+    assert [model.encoder.backbone.config.model_type for model in models] == ["bert", "t5"]
     assert [*dev_values(tmp_path / "colbert-t5" / "training")] == [0, 1, 2]
-    assert (tmp_path / "pictures" / "learning.png").is_file()
 
 
 @pytest.mark.slow

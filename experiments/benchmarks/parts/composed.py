@@ -46,7 +46,8 @@ class Composed:
         """Yield documents first … last − 1 in blocks: (number of the first document, (values, lengths))."""
         while first < last:
             number = first // BLOCK
-            begin, end = first - number * BLOCK, min(last - number * BLOCK, BLOCK)
+            begin = first - number * BLOCK
+            end = min(last - number * BLOCK, BLOCK)
             yield first, _between(self._block(number), begin, end)
             first = number * BLOCK + end
 
@@ -98,16 +99,21 @@ class Composed:
             values, lengths = self._documents(both)
             owners = np.repeat(np.repeat(np.arange(len(one)), 2), lengths)
             kept = random.random(len(values)) < 0.5
-            values, owners = values[kept], owners[kept]
+            values = values[kept]
+            owners = owners[kept]
             _, firsts = np.unique(owners * (1 << 32) + values["id"], return_index=True)
             return values[firsts], np.bincount(owners[firsts], minlength=len(one))
         if self.form == "pooled":
-            rows, lengths = one, np.ones(len(one), np.int64)
+            rows = one
+            lengths = np.ones(len(one), np.int64)
         else:
-            middle, begin = self._offsets[one] + (self._lengths[one] + 1) // 2, self._offsets[one]
-            half, end = self._offsets[other] + self._lengths[other] // 2, self._offsets[other + 1]
+            middle = self._offsets[one] + (self._lengths[one] + 1) // 2
+            begin = self._offsets[one]
+            half = self._offsets[other] + self._lengths[other] // 2
+            end = self._offsets[other + 1]
             spans = np.stack([begin, middle, half, end], 1).reshape(-1, 2)
-            rows, lengths = _ranged(*spans.T), (middle - begin) + (end - half)
+            rows = _ranged(*spans.T)
+            lengths = (middle - begin) + (end - half)
         cells = self._read("cells")[rows]
         begins = self._read("begins")
         sizes = begins[cells + 1] - begins[cells]
@@ -174,7 +180,8 @@ def cells_of(values: np.ndarray, count: int, seed: int) -> dict[str, np.ndarray]
     limits = {"min_points_per_centroid": 1, "max_points_per_centroid": 64}
     kmeans = faiss.Kmeans(values.shape[1], count, niter=4, seed=seed, **limits)
     kmeans.train(values[sample].astype(np.float32))
-    cells, centres = np.empty(len(values), np.int32), np.zeros((count, values.shape[1]), np.float64)
+    cells = np.empty(len(values), np.int32)
+    centres = np.zeros((count, values.shape[1]), np.float64)
     for start in range(0, len(values), 1 << 16):
         part = values[start : start + (1 << 16)].astype(np.float32)
         found = kmeans.index.search(part, 1)[1][:, 0]
