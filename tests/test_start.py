@@ -31,7 +31,7 @@ COMMANDS = ["index", "search", "rerank", "explain", "export", "compare", "dimens
 # that command and prints the slow modules that it brought, and then what it said.
 SERVER = """
 import contextlib, io, json, os, runpy, sys
-sys.path.insert(0, "experiments")
+sys.path[:0] = ["experiments", "experiments/benchmarks"]
 import jsonargparse, yaml
 for line in sys.stdin:
     (kind, what, *arguments), (read, write) = json.loads(line), os.pipe()

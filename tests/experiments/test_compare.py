@@ -233,7 +233,7 @@ def test_checkpoints_widths_and_alignments_stand_side_by_side(
     assert [path.name for path in sorted(tmp_path.glob("*.seed-*"))] == again
     assert "2 training seeds" in (tmp_path / "table.md").read_text()
     changed = systems(**named | {"wide": {"paradigm": "colbert", "options": {"dim": 8}}})
-    with pytest.raises(SystemExit, match=r"wide holds results with other settings \(dim: 16 then, 8 now"):
+    with pytest.raises(SystemExit, match=r"holds results with other settings \(dim: 16 then, 8 now"):
         run(flags | {"systems": changed})
 
 

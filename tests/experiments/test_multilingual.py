@@ -127,7 +127,7 @@ def trained(mt5: Path, swahili: Path, tmp_path_factory: pytest.TempPathFactory) 
     """experiments/train.py with the configuration of this project, on the tiny mT5."""
     output = tmp_path_factory.mktemp("trained")
     flags = {"config": CONFIG, "backbone": mt5, "collection": swahili, "output": output, "dev_queries": 0}
-    flags |= {"steps": 30, "batch_size": 10, "evaluate_every": 30, "workers": 0, "tracker": "none"}
+    flags |= {"steps": 30, "batch_size": 5, "evaluate_every": 30, "workers": 0, "tracker": "none"}
     flags |= {"options.dim": 16, "options.k_train": 32}
     flags |= {"options.query_length": 16, "options.document_length": 32}
     run("train", **flags)
