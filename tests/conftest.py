@@ -25,7 +25,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=50)
 hypothesis.settings.load_profile("fixed")
 # Rooms by the seconds that their files take: a worker that begins a long one last leaves the others idle.
-SLOW = ("train", "experiments", "attack", "engines", "data", "find", "store")
+SLOW = ("experiments", "attack", "train", "encoder", "generative", "engines", "find", "store")
 # Rooms of whole jobs, which take half the time without checks of shapes: the other rooms make these.
 JOBS = ("cli", "data", "experiments", "serve")
 

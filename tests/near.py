@@ -104,14 +104,24 @@ def _pairs(name: str, found: Any, expected: Any) -> Iterable[tuple[str, Tensor, 
     """(name, found, expected) of each tensor in two nested structures."""
     if isinstance(expected, Mapping):
         assert found.keys() == expected.keys(), name
+        if _are_numbers(found.values(), expected.values()):  # together: one by one is 20 times slower
+            yield name, *(_tensor([each[key] for key in expected]) for each in (found, expected))
+            return
         for key in expected:
             yield from _pairs(f"{name} {key}".strip(), found[key], expected[key])
     elif isinstance(expected, list | tuple):
         assert len(found) == len(expected), name
+        if _are_numbers(found, expected):
+            yield name, *map(_tensor, (found, expected))
+            return
         for n, pair in enumerate(zip(found, expected, strict=True)):
             yield from _pairs(f"{name} {n}".strip(), *pair)
     else:
         yield name, *(_tensor(each) for each in (found, expected))
+
+
+def _are_numbers(*values: Iterable[Any]) -> bool:
+    return all(isinstance(value, int | float) for each in values for value in each)
 
 
 def _tensor(values: Any) -> Tensor:

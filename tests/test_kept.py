@@ -23,6 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
+import compare
 import pytest
 import torch
 from accelerate import Accelerator
@@ -35,7 +36,7 @@ from paradigms import PARADIGMS, Paradigm, load
 from paradigms.baselines.bm25 import BM25
 from paradigms.cli.arguments import main
 from paradigms.cli.indexed import open_folder
-from paradigms.data import Corpus
+from paradigms.data import Corpus, read_run
 from paradigms.encoder.precision import autocast
 from paradigms.encoder.settings import SIDES
 from paradigms.encoder.text import ENCODERS
@@ -48,8 +49,10 @@ from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
 from paradigms.train.loop import Paused, TrainingSettings, train
 from paradigms.train.states import keep_states
+from tests.experiments.scripts import SMALL
+from tests.experiments.scripts import settings as settings_of
 from tests.near import assert_within_rounding
-from tests.tiny import write_checkpoint
+from tests.tiny import write_checkpoint, write_collection
 
 QUERIES = {"q": "the red cat", "r": "cold snow on ice", "s": "a river of the sea"}
 TEXTS = [
@@ -251,8 +254,10 @@ class InMemory(Kept):
 class OnDisk(Kept):
     """An index in a folder."""
 
+    kind: ClassVar[str] = "exact"
+
     def make(self) -> None:
-        Indexed.build(self.world.model, self.texts, self.folder)
+        Indexed.build(self.world.model, self.texts, self.folder, kind=self.kind)
 
     def opened(self) -> Indexed:
         return Indexed.open(self.folder, self.world.model)
@@ -263,7 +268,7 @@ class OnDisk(Kept):
     def anew(self) -> Any:
         model = self.world.anew()
         dim = min(model.encoder.dim, self.dim())
-        return Indexed.build(model, self.texts, dim=dim).search(QUERIES)
+        return Indexed.build(model, self.texts, dim=dim, kind=self.kind).search(QUERIES)
 
     def dim(self) -> int:
         return open_index(self.folder).store.dim
@@ -277,6 +282,12 @@ class OnDisk(Kept):
     def delete(self, id: str) -> None:
         self.store().delete([id]).compact()
         del self.texts[id]
+
+
+class Compressed(OnDisk):
+    """An index of codes, whose centroids are those of its first documents: it does not grow here."""
+
+    kind = "compressed"
 
 
 class Unkept(OnDisk):
@@ -412,6 +423,38 @@ class WholeTraining(Training):
     layers = 0
 
 
+class Comparison(Kept):
+    """A run of compare.py that paused before its first training; to open it is to go on."""
+
+    def now(self) -> str:
+        return json.dumps([self.world.edited, self.world.texts])
+
+    def make(self) -> None:
+        assert self.run(self.folder, minutes=1e-9) == os.EX_TEMPFAIL
+
+    def answer(self) -> Any:
+        return self.results(self.world.copied(self.folder))
+
+    def anew(self) -> Any:
+        return self.results(self.world.free())
+
+    def results(self, folder: Path) -> Any:
+        assert self.run(folder) == 0
+        return read_run(folder / "runs" / "dpr.retrieve.run")
+
+    def run(self, folder: Path, minutes: float = 0.0) -> int:
+        collection = self.world.root / "collection"
+        shutil.rmtree(collection, ignore_errors=True)
+        collection.mkdir()
+        texts = list(self.world.texts.values())
+        write_collection(collection, texts, texts, {"train": range(2), "test": range(2, len(texts))})
+        flags = SMALL | {"collection": collection, "backbone": self.world.here, "output": folder}
+        flags |= {"systems": '{"dpr": {}}', "depth": 3, "batch_size": 2, "minutes": minutes}
+        del flags["precision"]
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            return compare.main(settings_of("compare", **flags))
+
+
 class Command(Kept):
     """A folder of the command `paradigms index`, whose source and model are files."""
 
@@ -516,6 +559,7 @@ class Compiled(Kept):
 
 KINDS: dict[str, type[Kept]] = {
     "index": OnDisk,
+    "compressed index": Compressed,
     "index in memory": Unkept,
     "unfinished index": Unfinished,
     "states": States,
@@ -524,6 +568,7 @@ KINDS: dict[str, type[Kept]] = {
     "bm25": Lexical,
     "training": Training,
     "training of all layers": WholeTraining,
+    "comparison": Comparison,
     "folder of the command": Command,
     "qdrant": Handed,
     "lancedb": InLance,
@@ -534,11 +579,14 @@ KINDS: dict[str, type[Kept]] = {
 NEEDED = {"qdrant": "qdrant_edge", "lancedb": "lancedb"}  # modules, without which the others are drawn
 NEEDED |= dict.fromkeys(["server", "second on the server"], "qdrant_client")
 DRAWN = [what for what in KINDS if what not in NEEDED or find_spec(NEEDED[what])]
+if "KEPT_SEQUENCES" not in os.environ:
+    DRAWN.remove("comparison")  # seconds each
 GROWN = ("index", "index in memory", "qdrant", "lancedb", "server", "second on the server")
 COSTLY = (
     "model",
     "training",
     "training of all layers",
+    "comparison",
     "folder of the command",
     "unfinished index",
     "compiled code",

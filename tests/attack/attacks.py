@@ -128,12 +128,12 @@ def well_formed(found: Result, ids: Iterable[str]) -> None:
             raise Silent(f"{row}")
 
 
-def index_attack(kind: str, of: Callable[[random.Random, Path, Path, str], None], **settings: Any) -> Attack:
-    return Attack(
-        lambda folder: build(folder / "index", kind) and None,
-        lambda draw, sound, work: of(draw, sound, work, kind),
-        **settings,
-    )
+def sound_index(folder: Path, kind: str) -> None:
+    build(folder / "index", kind)
+
+
+def index_attack(kind: str, attempt: Callable[..., None], **settings: Any) -> Attack:
+    return Attack(partial(sound_index, kind=kind), partial(attempt, kind=kind), **settings)
 
 
 def files(folder: Path) -> list[Path]:
@@ -242,12 +242,18 @@ def added(store: Store, first: int, count: int, kind: str) -> Store:
 
 
 @contextlib.contextmanager
-def stop_at(number: int, stop: Callable[[], None], full: bool) -> Iterator[Callable[[], int]]:
-    """Call `stop` at write `number` and each later one, after half of the bytes; yield a count of the writes.
+def stop_at(number: float, full: Path | None) -> Iterator[Callable[[], int]]:
+    """Stop at write `number` and each later one, after half of the bytes; yield a count of the writes.
 
-    Other file operations than writes are counted too, unless `full`: a full disk does not hinder them.
+    full: a folder whose disk is full; None stops by kill -9. Other file operations than writes are counted
+    too, unless a disk is full, which does not hinder them.
     """
     count, append = 0, FolderWriter.append
+
+    def stop() -> None:
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(full))
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def counted() -> bool:
         nonlocal count
@@ -276,13 +282,13 @@ def changed(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
     """kill -9 or a full disk at any write of a series of changes: one of its states, and the rest goes on."""
     full, changes = draw.random() < 0.5, changes_of(draw, kind)
     few, unlisted = draw.choice([1, 1 << 10]), draw.choice([0, 1 << 20])
-    folder, log, number = copied(sound / "index", work), work / "log", 1 << 60
+    folder, log, number = copied(sound / "index", work), work / "log", math.inf
 
     def run(folder: Path, changes: list[Callable[[Store], Store]]) -> None:
         """Log the state before and after each change, and the number of writes until then."""
         store_module.FEW, store_module.GROWN, lists.UNLISTED = few, 1, unlisted
         warnings.simplefilter("ignore")
-        with log.open("w") as states, stop_at(number, stop, full) as writes:
+        with log.open("w") as states, stop_at(number, folder if full else None) as writes:
             print(json.dumps([0, state(opened(folder))]), file=states, flush=True)
             for change in changes:
                 reached = state(change(opened(folder)))
@@ -290,11 +296,6 @@ def changed(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
 
     def state(store: Store) -> list[Any]:
         return [sorted(store.rows_by_id), results(store)]
-
-    def stop() -> None:
-        if full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
-        os.kill(os.getpid(), signal.SIGKILL)
 
     def logged() -> list[Any]:
         return [json.loads(line) for line in log.read_text().splitlines()]
@@ -305,7 +306,7 @@ def changed(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
     number = draw.randrange(states[-1][0])
     with Process(lambda: run(folder, changes)) as child:
         said = child.error()
-    done, number = len(logged()) - 1, 1 << 60
+    done, number = len(logged()) - 1, math.inf
     try:
         found = state(opened(folder))
         if said is None or found not in [of for _, of in states[done : done + 2]]:
@@ -400,10 +401,15 @@ def replaced(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
 
 BIRDS = Corpus(["d0"], ["a bird over the sea"], ["bird"])
 BIRD = Split({"q0": "bird"}, {"q0": {"d0": 1}})
+
+
+def saved_bm25(folder: Path) -> None:
+    BM25(BIRDS).save(folder)
+
+
 # Kind of folder -> how to make one, and how it is replaced or removed.
 REPLACED: dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]] = {
-    kind: (lambda folder, kind=kind: build(folder, kind), lambda folder, kind=kind: build(folder, kind))  # type: ignore[misc]
-    for kind in KINDS
+    kind: (partial(build, kind=kind), partial(build, kind=kind)) for kind in KINDS
 }
 REPLACED |= {
     "copy": (
@@ -414,7 +420,7 @@ REPLACED |= {
         lambda folder: collections(folder.mkdir(parents=True) or folder),
         lambda folder: write_folder(Collection("birds", BIRDS, {"test": BIRD}, Problems(), "0"), folder),
     ),
-    "bm25": (lambda folder: BM25(BIRDS).save(folder), lambda folder: BM25(BIRDS).save(folder)),
+    "bm25": (saved_bm25, saved_bm25),
     "checkpoint": (
         lambda folder: write_json(folder / "progress.json", {}),
         lambda folder: remove_folder(folder, state.WRITTEN),
@@ -428,15 +434,8 @@ REPLACED |= {
         lambda folder: remove_folder(folder, KEPT),
     ),
 }
-THEIRS = (
-    "notes.txt",
-    "thesis.docx",
-    "src/app.js",
-    "photos.bin",
-    "annotations.xlsx",
-    ".git/HEAD",
-    "shards/a.npy",
-)
+THEIRS = ("notes.txt", "thesis.docx", "src/app.js", "photos.bin", "annotations.xlsx", ".git/HEAD")
+THEIRS += ("shards/a.npy",)
 MARKS = ("manifest.json", "corpus.jsonl", "params.index.json", "config.json")
 
 
@@ -466,23 +465,8 @@ def strangers(draw: random.Random, sound: Path, work: Path) -> None:
 # --- checkpoints --------------------------------------------------------------------------------------
 
 DEEP = "[" * 5000 + "]" * 5000
-VALUES: list[Any] = [
-    None,
-    True,
-    False,
-    -1,
-    0,
-    1,
-    3,
-    10**7,
-    10**9,
-    10**12,
-    -(10**12),
-    0.5,
-    -1e308,
-    math.nan,
-    math.inf,
-]
+VALUES: list[Any] = [None, True, False, -1, 0, 1, 3, 10**7, 10**9, 10**12, -(10**12)]
+VALUES += [0.5, -1e308, math.nan, math.inf]
 VALUES += ["", "x", "../x", "/etc/passwd", "a" * 10_000, "\x1b[2J", "\ud800"]
 VALUES += [[], {}, [1], ["x"], {"a": 1}, [[]]]
 MODELS = ("own", "published", "generative", "reranker")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
+import math
 import os
 import random
 import shutil
-import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,9 +43,7 @@ from tests.attack.attacks import (
     stop_at,
     well_formed,
 )
-from tests.attack.attacks import (
-    opened as opened_store,
-)
+from tests.attack.attacks import opened as opened_store
 from tests.attack.harness import Attack, Crashed, Lost, Process, Silent, copied, damaged, succeed, together
 from tests.experiments.scripts import from_command_line
 from tests.tiny import write_checkpoint, write_collection
@@ -219,10 +216,15 @@ def searchable(folder: Path, kind: str) -> None:
     succeed(lambda: index_notes(folder, kind))
 
 
-def index_notes(folder: Path, kind: str, model: str = "model") -> None:
+def silence() -> None:
+    """Print nothing more in this process."""
     with open(os.devnull, "w") as nowhere:
         for stream in (1, 2):
             os.dup2(nowhere.fileno(), stream)
+
+
+def index_notes(folder: Path, kind: str, model: str = "model") -> None:
+    silence()
     options = {"model": folder / model, "kind": kind, "output": folder / "notes.index"}
     main(["index", f"{folder}/notes", *(f"--{name}={value}" for name, value in options.items())])
 
@@ -243,18 +245,13 @@ def edit(draw: random.Random, folder: Path) -> None:
 def update_stopped(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
     """An update is refused, killed or out of disk space: a search finds all documents of the state before it
     or after it, and the update, also of a source that changed again, ends with what it does undisturbed."""
-    folder, whole, full, number = copied(sound, work), work / "whole", draw.random() < 0.5, 1 << 60
+    folder, whole, full, number = copied(sound, work), work / "whole", draw.random() < 0.5, math.inf
     model, again = draw.choice(["model"] * 4 + ["other"]), draw.random() < 0.5
     edit(draw, folder)
     shutil.copytree(folder, whole)
 
-    def stop() -> None:
-        if full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
-        os.kill(os.getpid(), signal.SIGKILL)
-
     def update(folder: Path, model: str = "model") -> None:
-        with stop_at(number, stop, full) as writes:
+        with stop_at(number, folder if full else None) as writes:
             index_notes(folder, kind, model)
             (work / "writes").write_text(str(writes()))
 
@@ -280,7 +277,7 @@ def update_stopped(draw: random.Random, sound: Path, work: Path, kind: str) -> N
         number = draw.randrange(int((work / "writes").read_text())) if model == "model" else number
         with Process(lambda: update(folder, model)) as child:
             said = child.error()
-        number = 1 << 60
+        number = math.inf
         found = state(folder)
         if not any(same(found, one) for one in states[: 1 + (model == "model")]):
             raise Silent("neither the documents before the update nor those after it")
@@ -301,14 +298,8 @@ def update_stopped(draw: random.Random, sound: Path, work: Path, kind: str) -> N
 # --- trainings and comparisons ------------------------------------------------------------------------
 
 LENGTHS = json.dumps({"query_length": 8, "document_length": 12})
-COMMON = {
-    "steps": 6,
-    "trained_layers": 1,
-    "batch_size": 2,
-    "evaluate_every": 2,
-    "dev_queries": 2,
-    "tracker": "none",
-}
+COMMON = {"steps": 6, "trained_layers": 1, "batch_size": 2, "evaluate_every": 2}
+COMMON |= {"dev_queries": 2, "tracker": "none"}
 
 
 def run(name: str, sound: Path, output: Path, **changes: Any) -> None:
@@ -320,13 +311,11 @@ def run(name: str, sound: Path, output: Path, **changes: Any) -> None:
     else:
         flags |= {"paradigm": "dpr", "precision": "no"}
     flags |= {"output": output} | changes
-    with open(os.devnull, "w") as nowhere:
-        for stream in (1, 2):
-            os.dup2(nowhere.fileno(), stream)
+    silence()
     script.main(from_command_line(script.Settings, "", [f"--{key}={value}" for key, value in flags.items()]))
 
 
-def trainings(folder: Path, *wanted: tuple[str, int]) -> None:
+def trainings(folder: Path, wanted: Sequence[tuple[str, int]]) -> None:
     """Run the scripts undisturbed, each with one seed; return what they write and how long they take."""
     write_checkpoint("bert", folder / "bert")
     texts = [f"a bird {n} over the sea" for n in range(26)]
@@ -361,6 +350,10 @@ def script_killed(draw: random.Random, sound: Path, work: Path, name: str) -> No
         raise Lost("the disk space of the states of frozen layers")
     if outcome(work / "output") != outcome(sound / f"{name}0"):
         raise Lost("other bytes than of a run that ended")
+
+
+def backbone(folder: Path) -> None:
+    write_checkpoint("bert", folder / "bert")
 
 
 def trained_again(draw: random.Random, sound: Path, work: Path) -> None:
@@ -445,58 +438,41 @@ def finished_run(folder: Path) -> None:
 
 
 SLOW: dict[str, Any] = {"fast": 0, "cost": 20, "forks": True, "seconds": 600}
+TRAINED = partial(trainings, wanted=(("train", 0),))
+BOTH_TRAINED = partial(trainings, wanted=(("train", 0), ("train", 1)))
+COMPARED = partial(trainings, wanted=(("compare", 0),))
 WRITERS: dict[str, Attack] = {
     f"two writers and two readers, {kind}": index_attack(
         kind, crowd, fast=1, cost=1000, forks=True, seconds=SUSTAINED
     )
     for kind in KINDS
 }
-WRITERS |= {
-    f"{title}, {kind}": Attack(
-        lambda folder, kind=kind: engines(folder, kind),  # type: ignore[misc]
-        lambda draw, sound, work, of=of, kind=kind: of(draw, sound, work, kind),  # type: ignore[misc]
-        fast=2 if kind == "qdrant" else 0,
-        cost=4 if kind == "qdrant" else 16,
-        forks=True,
-        seconds=240,
-    )
-    for title, of in {
+for kind in [kind for kind in ENGINES if find_spec(PACKAGES[kind])]:
+    fast, cost = (2, 4) if kind == "qdrant" else (0, 16)
+    for title, attempt in {
         "bytes of an engine": engine_bytes,
         "killed writer or full disk": engine_stopped,
         "two writers and two readers": engine_crowd,
-    }.items()
-    for kind in ENGINES
-    if find_spec(PACKAGES[kind])
-}
+    }.items():
+        WRITERS[f"{title}, {kind}"] = Attack(
+            partial(engines, kind=kind),
+            partial(attempt, kind=kind),
+            fast=fast,
+            cost=cost,
+            forks=True,
+            seconds=240,
+        )
 WRITERS |= {
     f"updates refused, {kind}": Attack(
-        lambda folder, kind=kind: searchable(folder, kind),  # type: ignore[misc]
-        lambda draw, sound, work, kind=kind: update_stopped(draw, sound, work, kind),  # type: ignore[misc]
-        fast=1,
-        cost=20,
-        forks=True,
+        partial(searchable, kind=kind), partial(update_stopped, kind=kind), fast=1, cost=20, forks=True
     )
     for kind in ("exact", "faiss")
 }
 WRITERS |= {
     "cut run of a comparison": Attack(finished_run, cut_run, forks=True),
-    "killed training": Attack(
-        lambda folder: trainings(folder, ("train", 0)),
-        lambda draw, sound, work: script_killed(draw, sound, work, "train"),
-        **SLOW,
-    ),
-    "killed comparison": Attack(
-        lambda folder: trainings(folder, ("compare", 0)),
-        lambda draw, sound, work: script_killed(draw, sound, work, "compare"),
-        **SLOW,
-    ),
-    "trainings of one model": Attack(
-        lambda folder: write_checkpoint("bert", folder / "bert") and None, trained_again, **SLOW
-    ),
-    "two trainings": Attack(
-        lambda folder: trainings(folder, ("train", 0), ("train", 1)), two_trainings, **SLOW
-    ),
-    "deleted training": Attack(
-        lambda folder: trainings(folder, ("train", 0), ("train", 1)), deleted_training, **SLOW
-    ),
+    "killed training": Attack(TRAINED, partial(script_killed, name="train"), **SLOW),
+    "killed comparison": Attack(COMPARED, partial(script_killed, name="compare"), **SLOW),
+    "trainings of one model": Attack(backbone, trained_again, **SLOW),
+    "two trainings": Attack(BOTH_TRAINED, two_trainings, **SLOW),
+    "deleted training": Attack(BOTH_TRAINED, deleted_training, **SLOW),
 }
