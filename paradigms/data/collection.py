@@ -103,6 +103,10 @@ class Corpus(Sequence[str]):
     def __iter__(self) -> Iterator[str]:
         return iter(self._texts)
 
+    def has(self, id: str) -> bool:
+        """Return whether a document has this id."""
+        return id in self._positions
+
     def position(self, id: str) -> int:
         """Return the i with ids[i] == id. Raises KeyError if the id is unknown."""
         try:
@@ -380,7 +384,7 @@ def assemble(
         for query, document, value in judgements.get(split, ()):
             if query not in every:
                 problems.add("judgement for an absent query (left out)", f"{split}: {query}")
-            elif document not in corpus._positions:
+            elif not corpus.has(document):
                 problems.add("judgement for an absent document (left out)", f"{split}: {query} -> {document}")
             elif document in judged.get(query, {}):
                 problems.add("repeated judgement (first one kept)", f"{split}: {query} -> {document}")

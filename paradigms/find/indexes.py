@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from paradigms.core import TENSORS, Tokens
-from paradigms.data import best_first
+from paradigms.data import Corpus, best_first
 from paradigms.find.encodings import NearDocuments
 from paradigms.find.index import Index
 from paradigms.find.ranking import Ranked, best, by_id, retrieved_each, scanned
@@ -68,6 +68,11 @@ class Stores:
         """Call `Store.check` on each store."""
         for store in self.stores:
             store.check(paradigm)
+
+    def check_texts(self, corpus: Corpus) -> None:
+        """Call `Store.check_texts` on each store."""
+        for store in self.stores:
+            store.check_texts(corpus)
 
     def owner(self, id: str) -> int:
         """Return the position of the store that contains a document. Raises KeyError if there is none."""

@@ -32,7 +32,8 @@ class Indexed:
 
     model: the model that made the index, possibly with another alignment. corpus: the documents' texts, for
     `explain`. keep: β^q, the share of each query's tokens to search with; the most salient tokens are kept.
-    precision: precision for encoding queries; see `encoder.precision`.
+    precision: precision for encoding queries; see `encoder.precision`. Raises ValueError, naming documents,
+    if the index was built from other texts than the corpus has (`Store.check_texts`).
     """
 
     index: Index | Indexes
@@ -40,6 +41,10 @@ class Indexed:
     corpus: Corpus | None = None
     keep: float = 1.0
     precision: str = AUTO
+
+    def __post_init__(self) -> None:
+        if self.corpus is not None:
+            self.index.store.check_texts(self.corpus)
 
     @classmethod
     def build(

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
+from functools import partial
 from glob import escape
 from itertools import chain
 from pathlib import Path
@@ -32,10 +33,23 @@ from paradigms.store.building import (
     estimated,
     grown,
     in_codes,
+    sampled,
     trained,
 )
 from paradigms.store.columns import FILES, MANIFEST, ColumnFolder, ColumnMemory, Writer
-from paradigms.store.kind import DELETED, DOCUMENTS, DTYPES, ERRORS, KEY, KEYS, LENGTHS, Codec, Kind, Rows
+from paradigms.store.kind import (
+    DELETED,
+    DOCUMENTS,
+    DTYPES,
+    ERRORS,
+    KEY,
+    KEYS,
+    LENGTHS,
+    TEXTS,
+    Codec,
+    Kind,
+    Rows,
+)
 from paradigms.store.pruning import TokenReduction
 from paradigms.store.shards import SHARD, Shard, different
 
@@ -89,7 +103,10 @@ def build_memory(
         first: list[Rows] = []
         documents = taken = 0
         if sample is not None and count is not None and count > HELD * SHARD:
-            parts, tokens = sampled(kind, sample, files.manifest, str(files), count)
+            encode = partial(
+                encoded, kind.codec, manifest=files.manifest, place=str(files), advance=lambda n: None
+            )
+            _, parts, tokens = sampled(kind.quantiser, sample, encode, count)
         else:
             for columns in rows:
                 first.append(columns)
@@ -133,8 +150,8 @@ def build_folder(
     If more than HELD * SHARD documents are expected (`count`), process 0 encodes `sample`, a random sample of
     documents, and trains the quantiser on it. Otherwise the quantiser is trained on the first shards with as
     many documents, or on all shards if there are fewer; these are stored as float16. All other shards are
-    quantised as they are encoded. A quantiser that was trained before an interruption is kept, even if
-    documents have changed since.
+    quantised as they are encoded. A quantiser that was trained before an interruption is kept unless one of
+    the documents that trained it has changed.
     """
     made = entries(kind, reduction, manifest)
     launch = launch or Alone()
@@ -151,14 +168,10 @@ def build_folder(
             writer = stack.enter_context(begun(hidden, {"building": building, **made}))
         launch.wait_for_everyone()
         work = Building(hidden, files, writer, kind.quantiser, made["dim"])
-        launch.wait_for_everyone()  # before process 0 may train the codec that the others look for
         documents = 0
         if work.untrained and sample is not None and count is not None and count > HELD * SHARD:
-            if writer is not None:
-                parts, tokens = sampled(kind, sample, made, str(folder), count)
-                work.train(parts, sum(map(len, parts)), tokens)
-            launch.wait_for_everyone()
-            work.open_codec()
+            encode = partial(encoded, kind.codec, manifest=made, place=str(folder), advance=lambda n: None)
+            work.train_on_sample(launch, sample, encode, count)
         for n, shard in enumerate(different(shards)):
             if work.untrained and documents >= HELD * SHARD:
                 work.train_on_stored(launch, sources, documents, count)
@@ -184,26 +197,6 @@ def build_folder(
     launch.wait_for_everyone()
 
 
-def sampled(
-    kind: Kind, sample: Iterable[Shard], manifest: Mapping[str, Any], place: str, count: int
-) -> tuple[list[np.ndarray], int]:
-    """Encode documents until they have enough tokens to train the quantiser.
-
-    place: name of the store in error messages. Returns the vectors of these documents, and the estimated
-    number of tokens in all `count` documents.
-    """
-    parts: list[np.ndarray] = []
-    documents = tokens = 0
-    for shard in sample:
-        parts.append(encoded(kind.codec, shard, manifest, place, lambda n: None)[VECTORS])
-        documents += len(shard.ids)
-        tokens = estimated(sum(map(len, parts)), documents, count)
-        assert kind.quantiser is not None
-        if sum(map(len, parts)) >= kind.quantiser.wanted(tokens):
-            break
-    return parts, tokens
-
-
 def encoded(codec: Codec, shard: Shard, manifest: Mapping[str, Any], place: str, advance: Advance) -> Rows:
     """Encode a shard as the rows to append to each file, in document order.
 
@@ -223,7 +216,7 @@ def encoded(codec: Codec, shard: Shard, manifest: Mapping[str, Any], place: str,
     columns = codec.encode({name: np.concatenate(parts) for name, parts in pieces.items()})
     ids, keys = np.frombuffer(lines(shard.ids), np.uint8), np.concatenate([key_of(id) for id in shard.ids])
     files = {f"{name}.bin": column for name, column in columns.items()}
-    return files | {LENGTHS: lengths, DOCUMENTS: ids, KEYS: keys.view(np.uint8)}
+    return files | {LENGTHS: lengths, DOCUMENTS: ids, KEYS: keys.view(np.uint8), TEXTS: shard.texts}
 
 
 def lines(ids: Iterable[str]) -> bytes:

@@ -24,7 +24,7 @@ from numpy.typing import DTypeLike
 from paradigms.io.checks import parse_json
 from paradigms.io.files import locked, read_settled, settle, write_json
 
-FORMAT = 4
+FORMAT = 5
 CHUNK = 1 << 22  # bytes read at once for a checksum
 MANIFEST = "manifest.json"
 SHARDS = "shards"  # subfolder of a build's hidden folder, for encoded shards

@@ -24,6 +24,7 @@ from safetensors.numpy import load_file
 from torch import Tensor
 
 from paradigms.core import Tokens
+from paradigms.data import Corpus
 from paradigms.encoder.precision import AUTO, resolved
 from paradigms.identity import Identity, differing, identity
 from paradigms.io.checks import check_several, naming, parse_json
@@ -32,9 +33,30 @@ from paradigms.model import Paradigm
 from paradigms.store.build import Advance, build_folder, build_memory, encoded, key_of, lines
 from paradigms.store.building import TRAINED, Launch, ShardFiles, grown, in_codes, put
 from paradigms.store.columns import CHUNK, MANIFEST, ColumnFolder, Files, Writer
-from paradigms.store.kind import DELETED, DOCUMENTS, ERRORS, KEY, KEYS, LENGTHS, Codec, Kind, Kinds, kind_of
+from paradigms.store.kind import (
+    DELETED,
+    DOCUMENTS,
+    ERRORS,
+    KEY,
+    KEYS,
+    LENGTHS,
+    TEXTS,
+    Codec,
+    Kind,
+    Kinds,
+    kind_of,
+)
 from paradigms.store.pruning import TokenReduction, directed_distances
-from paradigms.store.shards import Shard, check_ids, different, text_shards, token_shards
+from paradigms.store.shards import (
+    Batch,
+    Batches,
+    Shard,
+    check_ids,
+    different,
+    text_digest,
+    text_shards,
+    token_shards,
+)
 
 LIKE = 4096  # documents that are sorted by length together, so that blocks have little padding
 ROUNDING = 1e-5  # maximum rounding error of a similarity, relative to the longer vector's norm
@@ -52,7 +74,8 @@ class Store:
     """Documents and their tokens, by row. Only `compact` changes a document's row; its id never changes.
 
     `ids` and `offsets` cover all rows, including deleted documents until `compact`. `living` marks the
-    documents that are not deleted, and len() counts these. columns: the stored fields of all tokens. errors:
+    documents that are not deleted, and len() counts these. columns: the stored fields of all tokens. texts:
+    a digest of each document's text (`shards.text_digest`), or 0 if the document was given as tokens. errors:
     one row per document (`certify`).
     """
 
@@ -68,9 +91,11 @@ class Store:
         self.living = np.ones(len(lengths), bool)
         self.living[deleted[(deleted >= 0) & (deleted < len(lengths))]] = False
         self.keys, self.lines = files.array(KEYS, KEY), files.array(DOCUMENTS, "uint8")
+        self.texts = files.array(TEXTS, "int64")
         self.errors = files.array(ERRORS, ("float32", (2,)))
         self._whole: Store | None = None  # the store that this one restricts
         self._made: dict[Callable[[Any], Any], Any] = {}
+        self._corpus: Corpus | None = None  # the last texts of `check_texts`
         self._scans = 0  # number of scans of `keys` so far
 
     def __str__(self) -> str:
@@ -146,14 +171,14 @@ class Store:
     def build_from(
         cls,
         kind: Kind,
-        parts: Iterable[tuple[list[str], Tokens]],
+        parts: Batches,
         folder: str | Path | None = None,
         *,
         paradigm: str,
         dim: int,
         fields: Sequence[str] = ("vectors",),
         count: int | None = None,
-        sample: Iterable[tuple[list[str], Tokens]] | None = None,
+        sample: Batches | None = None,
         identity: Identity | None = None,
         keep: float = 1.0,
         pool: int = 1,
@@ -161,7 +186,8 @@ class Store:
     ) -> "Store":
         """Build a store from documents that are already encoded.
 
-        parts: batches of ids and Tokens [1, n, i, h]. paradigm: name of the paradigm. fields: the fields of
+        parts: batches of ids and Tokens [1, n, i, h], with the texts' digests if known (`shards.Batch`).
+        paradigm: name of the paradigm. fields: the fields of
         Tokens to store: vectors, ids, salience. count: number of documents, if known. sample: documents drawn
         at random to train the centroids of a large compressed index; None means the first documents.
         identity: what made the vectors (`identity.identity`). See `build` for the other arguments and for
@@ -190,9 +216,7 @@ class Store:
         living = np.flatnonzero(self.living)
         drawn = np.random.default_rng(0).permutation(living)
         parts, sample = (
-            token_shards(
-                ((self.names(part), self.tokens(part)) for part in self.blocks(BLOCK, rows)), reduction
-            )
+            token_shards((self.batch(part) for part in self.blocks(BLOCK, rows)), reduction)
             for rows in (living, drawn)
         )
         entries = ("paradigm", "identity", "dim", "fields")
@@ -229,6 +253,8 @@ class Store:
             raise files.damaged(DELETED, f"it names rows beyond {count} documents")
         if len(store.keys) != count or store.keys["bytes"].sum(dtype=np.int64) != len(store.lines):
             raise files.damaged(KEYS, f"it does not fit {len(store.lines)} bytes of ids of {count} documents")
+        if len(store.texts) != count:
+            raise files.damaged(TEXTS, f"it has {len(store.texts)} digests of {count} documents")
         if len(store.errors) not in (0, count) or not (store.errors >= 0).all():
             raise files.damaged(ERRORS, f"it does not hold two distances for each of {count} documents")
         if kind.quantiser is not None and type(files.manifest.get(TRAINED)) is not int:
@@ -256,9 +282,14 @@ class Store:
 
     @property
     def bytes_per_document(self) -> float:
-        """Bytes per document that is not deleted, with 12 for looking up its id, without ids and manifest."""
+        """Bytes per document that is not deleted, with 12 for looking up its id.
+
+        Ids, digests of texts and the manifest are not counted.
+        """
         files = self.files.entries.items()
-        return sum(entry["bytes"] for name, entry in files if name != DOCUMENTS) / max(1, len(self))
+        return sum(entry["bytes"] for name, entry in files if name not in (DOCUMENTS, TEXTS)) / max(
+            1, len(self)
+        )
 
     @property
     def ids(self) -> list[str]:
@@ -329,6 +360,10 @@ class Store:
     def tokens_of(self, ids: Sequence[str], device: torch.device | str = "cpu") -> Tokens:
         """Read the stored tokens [1, n, i, h] of documents, by id, in the order of `ids`."""
         return self.tokens(self.positions(ids), device)
+
+    def batch(self, rows: np.ndarray) -> Batch:
+        """Read the documents at `rows` as `build_from` and `add_from` take them."""
+        return Batch(self.names(rows), self.tokens(rows), self.texts[rows])
 
     def decoded(self, tokens: slice | np.ndarray) -> dict[str, np.ndarray]:
         """Decode the fields of some tokens: vectors [t, h], ids [t], salience [t]."""
@@ -430,6 +465,37 @@ class Store:
                 "or build the index again"
             )
 
+    def check_texts(self, corpus: Corpus) -> None:
+        """Raise ValueError, naming documents, if the corpus has other texts than the stored documents.
+
+        Documents that only the corpus or only the store contains are not compared. Warns if documents were
+        stored without their texts (`build_from`). Takes about 3 s per million documents; a repeated call with
+        the same corpus takes no time.
+        """
+        whole = self.whole
+        if whole._corpus is corpus:
+            return
+        digests = whole.texts.tolist()
+        unknown = 0
+        other: list[str] = []
+        for id, text in zip(corpus.ids, corpus, strict=True):
+            row = whole.rows_by_id.get(id)
+            if row is None:
+                continue
+            if not digests[row]:
+                unknown += 1
+            elif digests[row] != text_digest(text):
+                other.append(id)
+        if other:
+            raise ValueError(other_texts(str(self), other))
+        if unknown:
+            warnings.warn(
+                f"{self} was given {unknown:,} of its documents as vectors, without their texts: nothing "
+                "tells whether the corpus has the same texts",
+                stacklevel=3,
+            )
+        whole._corpus = corpus
+
     def fits(self, paradigm: Paradigm) -> bool:
         """Whether the paradigm makes these vectors, possibly truncated to fewer dimensions."""
         known = "identity" in self.manifest and self.dim <= paradigm.encoder.dim
@@ -478,10 +544,8 @@ class Store:
             task = bar.add_task(f"encode {paradigm.recipe.name}", total=count)
             return self._add(shards, instead_of, state, files, lambda n: bar.advance(task, n))
 
-    def add_from(
-        self, parts: Iterable[tuple[list[str], Tokens]], *, instead_of: Iterable[str] = ()
-    ) -> "Store":
-        """Store more documents, like `add`, but from batches of ids and Tokens [1, n, i, h]."""
+    def add_from(self, parts: Batches, *, instead_of: Iterable[str] = ()) -> "Store":
+        """Store more documents, like `add`, but from batches as in `build_from`."""
         return self._add(token_shards(parts, TokenReduction.kept_by(self.manifest)), instead_of, {})
 
     def _add(
@@ -570,6 +634,8 @@ class Store:
             writer.append(DOCUMENTS, lines(now.names(rows_left)))
             writer.remove(KEYS)
             writer.append(KEYS, now.keys[rows_left])
+            writer.remove(TEXTS)
+            writer.append(TEXTS, now.texts[rows_left])
             writer.remove(DELETED)
             writer.remove(ERRORS)
             now._derive(writer, anew=True)
@@ -681,6 +747,16 @@ def _how(paradigm: Paradigm, batch_size: int, precision: str) -> dict[str, Any]:
         "dim": paradigm.encoder.dim,
         **identity(paradigm.encoder),
     }
+
+
+def other_texts(place: str, ids: Sequence[str]) -> str:
+    """Return an error message for documents whose stored vectors were made from other texts."""
+    listed = ", ".join(map(repr, ids[:3])) + (", …" if len(ids) > 3 else "")
+    return (
+        f"{place} holds vectors of other texts for {len(ids):,} of these documents: {listed}. Use the texts "
+        "that it was built from, build it again, or replace these documents with "
+        "store.add(model, ids, texts, instead_of=ids)"
+    )
 
 
 def fields_of(paradigm: Paradigm) -> list[str]:

@@ -282,6 +282,7 @@ def test_equal_seeds_give_equal_bytes_however_lists_are_sorted(tmp_path, monkeyp
     assert set(expected) == {
         *("begins.bin", "centroids.bin", "codec.safetensors", "codes.bin", "documents.jsonl"),
         *("entries.bin", "ids.bin", "keys.bin", "lengths.bin", "manifest.json", "salience.bin", "scales.bin"),
+        "texts.bin",
     }
     for sorted_ in (1, 7, 40):
         monkeypatch.setattr(lists, "SORTED", sorted_)
