@@ -63,8 +63,8 @@ class Settings(Results, CollectionName, StudyTraining, Backbone, Seeds):
     options: dict[str, Any] = field(default_factory=dict)
     """settings of every paradigm that is trained here, such as '{"document_length": 256}'"""
     index: str = "exact"
-    """index of encoded documents: exact (for splade an exact inverted index); faiss; fixed (MUVERA); lemur;
-    inverted, in 8 bits; or compressed, which approximates in a quarter of the bytes"""
+    """index of encoded documents: exact (for splade an exact inverted index); faiss; lemur; inverted, in 8
+    bits; or compressed, which approximates in a quarter of the bytes"""
     passages: int = 0
     """split documents into passages of at most this many words, with their titles, for all encoders; 0:
     truncate documents at the paradigm's document_length"""

@@ -38,7 +38,7 @@ class Settings(OneCollection):
     """split documents into passages of at most this many words, with their titles; 0: truncate documents at
     the paradigm's document_length"""
     index: str = "exact"
-    """exact, faiss, fixed (MUVERA), lemur, inverted (for splade), or compressed, which approximates in a
+    """exact, faiss, lemur, inverted (for splade), or compressed, which approximates in a
     quarter of the bytes"""
     options: dict[str, Any] = field(default_factory=dict)
     """settings of the index, such as '{"bits": 2}'"""

@@ -5,8 +5,8 @@
     index.search_tokens(model.recipe, model.encode_queries(["a query"]), 10)
 
 `kinds` defines every kind of index: a codec for the tokens, files derived from the rows, and a finder. The
-finders are in `scan` (exact), `near_tokens` (FAISS), `lists` (codes), `terms` (postings) and `encodings`
-(MUVERA, LEMUR); they share the functions in `ranking`. `index` defines `Index`, which searches one store, and
+finders are in `scan` (exact), `near_tokens` (FAISS), `lists` (codes), `terms` (postings) and `predictors`
+(LEMUR); they share the functions in `ranking`. `index` defines `Index`, which searches one store, and
 `indexes` defines `Indexes`, which searches several stores together.
 """
 

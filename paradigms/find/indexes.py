@@ -18,8 +18,8 @@ from torch import Tensor
 
 from paradigms.core import TENSORS, Tokens
 from paradigms.data import Corpus, best_first
-from paradigms.find.encodings import NearDocuments
 from paradigms.find.index import Index
+from paradigms.find.predictors import NearDocuments
 from paradigms.find.ranking import Ranked, best, by_id, retrieved_each, scanned
 from paradigms.find.scan import Exact
 from paradigms.identity import differing

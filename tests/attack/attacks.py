@@ -65,7 +65,7 @@ DIM, COUNT = 32, 24
 GATHER = Recipe("colbert", QueryToDocument(), "one")
 IMPUTE = Recipe("xtr", PoolTopK(k=8), "retrieved", search="impute", search_tokens=12)
 KINDS = {"exact": kinds.exact(), "compressed": kinds.compressed(lists=4), "faiss": kinds.faiss("Flat")}
-KINDS |= {"fixed": kinds.fixed(planes=2, factory="Flat"), "inverted": kinds.inverted()}
+KINDS |= {"inverted": kinds.inverted()}
 KINDS |= {"lemur": kinds.lemur(width=8, factory="Flat")}
 TERMS = Recipe("splade", EqualIds(), "one")
 Result = list[dict[str, float]]

@@ -195,7 +195,7 @@ def test_wrong_arguments_are_told(indexed, source, models):
     assert not (source.parent / "void.index").exists()
 
 
-@pytest.mark.parametrize("kind", ["exact", "faiss", "compressed", "fixed"])
+@pytest.mark.parametrize("kind", ["exact", "faiss", "compressed"])
 def test_indexing_again_brings_an_index_up_to_date(source, models, capsys, kind):
     command = "index", "notes", "--model", models["colbert"], "--kind", kind
     main([str(word) for word in command])

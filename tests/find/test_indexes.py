@@ -22,7 +22,7 @@ QUERIES = {"a": "bird over the sea", "b": "fire and wood in winter", "none": "",
 SMALL = {"query_length": 12, "document_length": 16}
 PARTS = (range(0, 40, 3), range(1, 40, 3), range(2, 40, 3))
 ALL = {"faiss": {"factory": "Flat"}, "compressed": {"bits": 8, "lists": 4, "probes": 4, "candidates": 40}}
-ALL |= {"exact": {}, "fixed": {"candidates": 5}, "lemur": {"width": 16, "candidates": 20}}
+ALL |= {"exact": {}, "lemur": {"width": 16, "candidates": 20}}
 
 
 def model(name: str, backbone: Path, **options: object) -> Paradigm:
@@ -73,7 +73,7 @@ def test_missing_similarities_come_from_all_indexes(tiny_bert, kind, k, imputati
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("colbert", "compressed"), ("xtr", "compressed"), ("xtr", "fixed")]
+    ("name", "kind"), [("colbert", "compressed"), ("xtr", "compressed"), ("xtr", "lemur")]
 )
 def test_other_kinds_of_index_rank_what_each_finds(tiny_bert, name, kind):
     """With all lists probed and 8 bits, as one index but for the error of the codes."""

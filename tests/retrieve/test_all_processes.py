@@ -22,7 +22,6 @@ SYSTEMS = [
     ("xtr", "exact"),
     ("dpr", "exact"),
     ("colbert", "compressed"),
-    ("colbert", "fixed"),
     ("colbert", "lemur"),
     ("colbert", "folders"),
     ("xtr", "folders"),
@@ -39,7 +38,7 @@ def search(backbone: Path, folder: Path, answers: str) -> None:
         paradigm = PARADIGMS[name](backbone, query_length=12, document_length=16)
         place = folder / f"{name}-{kind}"
         index = open_indexes([place / "0", place / "1"] if kind == "folders" else place)
-        if kind in ("fixed", "lemur"):
+        if kind == "lemur":
             index = index.with_finder(candidates=7)  # the half of the documents would bring as many again
         retriever = AllProcesses(Indexed(index, paradigm), state)
         found[f"{name} {kind} search"] = retriever.search(QUERIES, 7)

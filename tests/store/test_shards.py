@@ -43,7 +43,6 @@ BUILT = (
     kinds.exact(),
     kinds.compressed(lists=4),
     kinds.faiss(),
-    kinds.fixed(planes=2),
     kinds.lemur(width=16),
 )
 KINDS = {kind.name: kind for kind in BUILT}
