@@ -26,13 +26,13 @@ from paradigms.data.beir import read_corpus, write_corpus
 from paradigms.data.collection import Digest, Document
 from paradigms.data.pieces import Pieces
 from paradigms.data.texts import CORPUS, INDEX, MARKER, WORDS, visible
-from paradigms.find import INDEXES, Index, Indexes, open_index
+from paradigms.find import INDEXES, open_index
 from paradigms.io.checks import read_settings
 from paradigms.io.device import chosen_device
 from paradigms.io.files import locked, replace_file, write_json
 from paradigms.model import Paradigm
 from paradigms.registry import as_paradigm, load
-from paradigms.retrieve import Indexed, Passages, Retriever
+from paradigms.retrieve import Indexed, Merged, Passages, Retriever
 
 BEGUN = ".begun"
 FRESH = ".fresh.jsonl"  # during an update, the source's current documents
@@ -113,7 +113,7 @@ class Opened:
     folder: Path
     made: Made
     corpus: Corpus
-    index: Indexed  # of pieces.corpus
+    index: Indexed | Merged  # of pieces.corpus
     pieces: Pieces
     best: int  # number of passages per document whose scores are summed
 
@@ -321,11 +321,11 @@ def open_folders(folders: Sequence[str | Path], *, pickled: bool = False, best: 
     for other in opened:
         if (other.made.passages, other.made.words) != (first.made.passages, first.made.words):
             raise ValueError(f"the passages of {other.folder} and {first.folder} differ in length")
-    indexes = Indexes([part for one in opened if isinstance(part := one.index.index, Index)])
+    parts = [one.index for one in opened if isinstance(one.index, Indexed)]
     corpus = Corpus.joined([one.corpus for one in opened])
     pieces = Pieces(corpus, first.pieces.words)
-    joined = replace(first.index, index=indexes, corpus=pieces.corpus)
-    return replace(first, made=replace(first.made, source=""), corpus=corpus, index=joined, pieces=pieces)
+    made = replace(first.made, source="")
+    return replace(first, made=made, corpus=corpus, index=Merged(parts), pieces=pieces)
 
 
 def _check_made(folder: Path, kept: Made, made: Made) -> None:

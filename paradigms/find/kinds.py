@@ -3,12 +3,10 @@
 Plug-ins can add kinds to `INDEXES`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
 
 from paradigms.find.index import Index
-from paradigms.find.indexes import Indexes
 from paradigms.find.lists import Lists, Probing
 from paradigms.find.near_tokens import NearTokens, TokenFile
 from paradigms.find.nearest import FLAT
@@ -88,14 +86,3 @@ INDEXES: dict[str, Callable[..., Kind]] = Named(
 def open_index(folder: str | Path, *, verify: bool | None = None) -> Index:
     """Open the index in a folder, whatever its kind; see `store.open_store` for arguments and errors."""
     return Index(open_store(folder, INDEXES, verify=verify))
-
-
-Folders: TypeAlias = str | Path | Sequence[str | Path]
-
-
-def open_indexes(folders: Folders, *, verify: bool = True) -> Index | Indexes:
-    """Open the index in a folder, or the indexes in several folders as one (`Indexes`); see `open_index`."""
-    if isinstance(folders, str | Path):
-        return open_index(folders, verify=verify)
-    opened = [open_index(folder, verify=verify) for folder in folders]
-    return opened[0] if len(opened) == 1 else Indexes(opened)

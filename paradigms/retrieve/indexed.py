@@ -14,7 +14,7 @@ from paradigms.data import Corpus, Run, check_queries
 from paradigms.encoder.batches import by_length
 from paradigms.encoder.precision import AUTO, autocast
 from paradigms.explanation import Explanation
-from paradigms.find import INDEXES, Folders, Index, Indexes, open_indexes
+from paradigms.find import INDEXES, Index, open_index
 from paradigms.find.scan import Exact
 from paradigms.io.checks import check_texts
 from paradigms.io.progress import progress_bar
@@ -36,7 +36,7 @@ class Indexed:
     if the index was built from other texts than the corpus has (`Store.check_texts`).
     """
 
-    index: Index | Indexes
+    index: Index
     model: Paradigm
     corpus: Corpus | None = None
     keep: float = 1.0
@@ -73,16 +73,15 @@ class Indexed:
         return cls(Index(store), model, corpus, precision=precision)
 
     @classmethod
-    def open(cls, folder: Folders, model: Paradigm, corpus: Corpus | None = None) -> Indexed:
-        """Open the index in a folder, or the indexes in several folders as one (`find.Indexes`).
+    def open(cls, folder: str | Path, model: Paradigm, corpus: Corpus | None = None) -> Indexed:
+        """Open the index in a folder; for several folders, see `Merged.open`.
 
-        The model is truncated if the index was built with fewer dimensions. Raises ValueError if an index was
-        built by another model or if two indexes contain the same document.
+        The model is truncated if the index was built with fewer dimensions. Raises ValueError if the index
+        was built by another model or from other texts.
         """
-        index = open_indexes(folder)
-        first = index.indexes[0].store if isinstance(index, Indexes) else index.store
-        if first.dim < model.encoder.dim and first.fits(model):
-            model = model.truncated(first.dim)
+        index = open_index(folder)
+        if index.store.dim < model.encoder.dim and index.store.fits(model):
+            model = model.truncated(index.store.dim)
         index.store.check(model)
         return cls(index, model, corpus)
 
@@ -139,12 +138,7 @@ class Indexed:
 
         Returns None if parts of the documents cannot be searched separately.
         """
-        if self.model.recipe.search != "gather":
-            return None
-        if isinstance(self.index, Indexes):
-            folders = self.index.indexes[n::count] if len(self.index.indexes) >= count else ()
-            return replace(self, index=Indexes(folders)) if folders else None
-        if not isinstance(self.index.finder, Exact):
+        if self.model.recipe.search != "gather" or not isinstance(self.index.finder, Exact):
             return None
         rows = np.array_split(np.flatnonzero(self.index.store.living), count)[n]
         return self.only(self.index.store.names(rows))

@@ -14,6 +14,7 @@ from paradigms.data.pieces import Pieces
 from paradigms.explanation import Explanation
 from paradigms.io.checks import check_texts
 from paradigms.retrieve.indexed import Indexed
+from paradigms.retrieve.merged import Merged
 from paradigms.retrieve.retriever import Retriever
 from paradigms.store.building import Launch
 
@@ -120,7 +121,7 @@ class AllProcesses(Wrapper):
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
         check_texts(queries, "query")
         rank, count, whole = self.launch.process_index, self.launch.num_processes, self.retriever
-        if count > 1 and isinstance(whole, Indexed) and (part := whole.part(rank, count)):
+        if count > 1 and isinstance(whole, Indexed | Merged) and (part := whole.part(rank, count)):
             return self._merged(queries, part.search(queries, k, progress=progress), k)
         mine = {query: queries[query] for query in list(queries)[rank::count]}
         return self._merged(queries, whole.search(mine, k, progress=progress))
