@@ -24,7 +24,7 @@ from paradigms.recipe import Recipe
 from paradigms.retrieve.indexed import text_of
 from paradigms.store import Store
 from paradigms.store.shards import text_digest
-from paradigms.store.store import other_texts
+from paradigms.store.view import other_texts
 
 BLOCK = 1 << 16  # padded tokens written at once
 

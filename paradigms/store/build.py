@@ -9,25 +9,25 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict
-from functools import partial
+from dataclasses import asdict, dataclass, field
+from functools import cached_property, partial
 from glob import escape
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 
 from paradigms.core import Tokens
+from paradigms.identity import Identity
 from paradigms.io.checks import parse_json
 from paradigms.io.files import atomic_folder, check_replaceable, locked
 from paradigms.store.building import (
     VECTORS,
-    Alone,
     Building,
     Launch,
+    OneProcess,
     ShardFiles,
     begun,
     estimated,
@@ -73,128 +73,150 @@ def store_files(folder: Path) -> Collection[str] | None:
     return MANIFEST, *map(str, names), *(f"{name.stem}.[0-9]*{name.suffix}" for name in names)
 
 
-def entries(kind: Kind, reduction: TokenReduction, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an empty store's manifest with these entries. Raises ValueError if `kind` rejects one."""
-    made = {"kind": kind.name, "settings": kind.settings} | asdict(reduction) | dict(manifest)
-    kind.check(made)
-    return made
+@dataclass(frozen=True, kw_only=True)
+class Build:
+    """A store to build from shards of documents.
 
+    paradigm, dim, fields, identity: manifest entries (`Store.build_from`). count: number of documents, if
+    known. sample: documents drawn at random, which train the quantiser of a large store. source: anything
+    else that determines the tokens, besides the manifest's entries and the shards' sources. launch: processes
+    that share the build. advance: callback that receives the number of documents just completed.
+    """
 
-def build_memory(
-    kind: Kind,
-    shards: Iterator[Shard],
-    reduction: TokenReduction,
-    derive: Callable[[Writer], None],
-    *,
-    count: int | None = None,
-    sample: Iterable[Shard] | None = None,
-    source: Mapping[str, Any] = MappingProxyType({}),
-    launch: Launch | None = None,
-    advance: Advance = lambda n: None,
-    **manifest: Any,
-) -> ColumnMemory:
-    """Build a store's columns in memory. Takes the same arguments as `build_folder`, except `folder`."""
-    if launch is not None and launch.num_processes > 1:
-        raise ValueError("only one process can build a store in memory: give a folder that all processes see")
-    files = ColumnMemory({"documents": 0, "tokens": 0} | entries(kind, reduction, manifest))
-    codec, each = None, different(shards)
-    rows: Iterator[Rows] = (encoded(kind.codec, s, files.manifest, str(files), advance) for s in each)
-    if kind.quantiser is not None:
+    kind: Kind
+    shards: Iterator[Shard]
+    reduction: TokenReduction
+    paradigm: str
+    dim: int
+    fields: Sequence[str]
+    identity: Identity | None = None
+    count: int | None = None
+    sample: Iterable[Shard] | None = None
+    source: Mapping[str, Any] = field(default_factory=dict)
+    launch: Launch = field(default_factory=OneProcess)
+    advance: Advance = lambda n: None
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        """The manifest of the empty store. Raises ValueError if `kind` rejects an entry."""
+        made_by = {} if self.identity is None else {"identity": self.identity}
+        manifest = {"kind": self.kind.name, "settings": self.kind.settings, **asdict(self.reduction)}
+        manifest |= {"paradigm": self.paradigm, "dim": self.dim, "fields": list(self.fields), **made_by}
+        self.kind.check(manifest)
+        return manifest
+
+    @property
+    def _samples(self) -> bool:
+        """Whether a sample trains the quantiser, instead of the first documents."""
+        return self.sample is not None and self.count is not None and self.count > HELD * SHARD
+
+    def in_memory(self, derive: Callable[[Writer], None]) -> ColumnMemory:
+        """Build the columns in memory. derive: function that writes the kind's derived files."""
+        if self.launch.num_processes > 1:
+            raise ValueError(
+                "only one process can build a store in memory: give a folder that all processes see"
+            )
+        files = ColumnMemory({"documents": 0, "tokens": 0, **self.manifest})
+        rows = (self._encoded(shard, str(files)) for shard in different(self.shards))
+        codec = None
+        if self.kind.quantiser is not None:
+            first, parts, tokens = self._training(rows, str(files))
+            codec = trained(self.kind.quantiser, files, parts, sum(map(len, parts)), tokens, self.dim)
+            rows = chain(first, rows)
+        for columns in rows:
+            final = in_codes(codec, columns)
+            for name, values in final.items():
+                files.append(name, values)
+            files.commit(**grown(files.manifest, final))
+        derive(files)
+        return files
+
+    def _training(self, rows: Iterator[Rows], place: str) -> tuple[list[Rows], list[np.ndarray], int]:
+        """Return the rows read from `rows`, the vectors to train on, and the estimated number of tokens."""
+        assert self.kind.quantiser is not None
+        if self._samples:
+            assert self.sample is not None
+            assert self.count is not None
+            encode = partial(self._encoded, place=place, advance=lambda n: None)
+            _, parts, tokens = sampled(self.kind.quantiser, self.sample, encode, self.count)
+            return [], parts, tokens
         first: list[Rows] = []
         documents = taken = 0
-        if sample is not None and count is not None and count > HELD * SHARD:
-            encode = partial(
-                encoded, kind.codec, manifest=files.manifest, place=str(files), advance=lambda n: None
-            )
-            _, parts, tokens = sampled(kind.quantiser, sample, encode, count)
-        else:
-            for columns in rows:
-                first.append(columns)
-                if documents >= HELD * SHARD:  # the shards before this one are enough
-                    break
-                documents += len(columns[LENGTHS])
-                taken += 1
-            parts = [columns[VECTORS] for columns in first[:taken]]
-            tokens = estimated(sum(map(len, parts)), documents, documents if taken == len(first) else count)
-        held = sum(map(len, parts))
-        codec = trained(kind.quantiser, files, parts, held, tokens, files.manifest["dim"])
-        rows = chain(first, rows)
-    for columns in rows:
-        final = in_codes(codec, columns)
-        for name, values in final.items():
-            files.append(name, values)
-        files.commit(**grown(files.manifest, final))
-    derive(files)
-    return files
+        for columns in rows:
+            first.append(columns)
+            if documents >= HELD * SHARD:  # the shards before this one are enough
+                break
+            documents += len(columns[LENGTHS])
+            taken += 1
+        parts = [columns[VECTORS] for columns in first[:taken]]
+        total = documents if taken == len(first) else self.count
+        return first, parts, estimated(sum(map(len, parts)), documents, total)
 
+    def in_folder(self, folder: str | Path, derive: Callable[[Writer], None]) -> None:
+        """Encode all shards into files of a hidden folder, using all processes, and make the store.
 
-def build_folder(
-    kind: Kind,
-    shards: Iterator[Shard],
-    folder: str | Path,
-    reduction: TokenReduction,
-    derive: Callable[[Writer], None],
-    *,
-    count: int | None = None,
-    sample: Iterable[Shard] | None = None,
-    source: Mapping[str, Any] = MappingProxyType({}),
-    launch: Launch | None = None,
-    advance: Advance = lambda n: None,
-    **manifest: Any,
-) -> None:
-    """Encode all shards into files of a hidden folder, using all processes of the launch, and make the store.
+        derive: function that writes the kind's derived files.
 
-    derive: function that writes the kind's derived files. count: number of documents, if known. source:
-    anything else that determines the tokens, besides the manifest's entries and the shards' sources.
-
-    If more than HELD * SHARD documents are expected (`count`), process 0 encodes `sample`, a random sample of
-    documents, and trains the quantiser on it. Otherwise the quantiser is trained on the first shards with as
-    many documents, or on all shards if there are fewer; these are stored as float16. All other shards are
-    quantised as they are encoded. A quantiser that was trained before an interruption is kept unless one of
-    the documents that trained it has changed.
-    """
-    made = entries(kind, reduction, manifest)
-    launch = launch or Alone()
-    target = Path(os.path.realpath(folder))
-    check_replaceable(target, store_files)
-    hidden = ColumnFolder(target.with_name(f".{target.name}.building"))
-    how = {name: value for name, value in made.items() if name not in ("kind", "settings")} | dict(source)
-    files = ShardFiles(hidden.folder, kind, how)
-    sources: list[bytes] = []
-    with ExitStack() as stack:
-        writer = None
-        if launch.process_index == 0:
-            building = hashlib.sha256(json.dumps(how, sort_keys=True, default=dict).encode()).hexdigest()
-            writer = stack.enter_context(begun(hidden, {"building": building, **made}))
+        If more than HELD * SHARD documents are expected (`count`), process 0 encodes `sample` and trains the
+        quantiser on it. Otherwise the quantiser is trained on the first shards with as many documents, or on
+        all shards if there are fewer; these are stored as float16. All other shards are quantised as they are
+        encoded. A quantiser that was trained before an interruption is kept unless one of the documents that
+        trained it has changed.
+        """
+        manifest, launch = self.manifest, self.launch
+        target = Path(os.path.realpath(folder))
+        check_replaceable(target, store_files)
+        hidden = ColumnFolder(target.with_name(f".{target.name}.building"))
+        described = {name: value for name, value in manifest.items() if name not in ("kind", "settings")}
+        described |= self.source
+        files = ShardFiles(hidden.folder, self.kind, described)
+        with ExitStack() as stack:
+            writer = None
+            if launch.process_index == 0:
+                checksum = hashlib.sha256(json.dumps(described, sort_keys=True, default=dict).encode())
+                entries = {"building": checksum.hexdigest(), **manifest}
+                writer = stack.enter_context(begun(hidden, entries))
+            launch.wait_for_everyone()
+            work = Building(hidden, files, writer, self.kind.quantiser, self.dim)
+            sources = self._store_shards(work, str(folder))
+            launch.wait_for_everyone()
+            if writer is not None:
+                busy = locked(target) if target.exists() else nullcontext()
+                with busy, atomic_folder(target, store_files) as fresh:
+                    table = ColumnFolder(fresh)
+                    with table.writing(lambda: table.begin(manifest)) as whole:
+                        counts = work.append(whole, sources)
+                        derive(whole)
+                        whole.commit(**counts)
+                files.clear()
         launch.wait_for_everyone()
-        work = Building(hidden, files, writer, kind.quantiser, made["dim"])
+
+    def _store_shards(self, work: Building, place: str) -> list[bytes]:
+        """Train the quantiser, and store this process's share of the shards; return all shards' sources."""
+        launch = self.launch
+        if work.untrained and self._samples:
+            assert self.sample is not None
+            assert self.count is not None
+            encode = partial(self._encoded, place=place, advance=lambda n: None)
+            work.train_on_sample(launch, self.sample, encode, self.count)
+        sources: list[bytes] = []
         documents = 0
-        if work.untrained and sample is not None and count is not None and count > HELD * SHARD:
-            encode = partial(encoded, kind.codec, manifest=made, place=str(folder), advance=lambda n: None)
-            work.train_on_sample(launch, sample, encode, count)
-        for n, shard in enumerate(different(shards)):
+        for n, shard in enumerate(different(self.shards)):
             if work.untrained and documents >= HELD * SHARD:
-                work.train_on_stored(launch, sources, documents, count)
+                work.train_on_stored(launch, sources, documents, self.count)
             mine = n % launch.num_processes == launch.process_index
             if mine and not work.holds(shard.source):
-                work.put(shard.source, encoded(kind.codec, shard, made, str(folder), advance))
+                work.put(shard.source, self._encoded(shard, place))
             else:
-                advance(len(shard.ids))
+                self.advance(len(shard.ids))
             documents += len(shard.ids)
             sources.append(shard.source)
         if work.untrained:
             work.train_on_stored(launch, sources, documents, documents)
-        launch.wait_for_everyone()
-        if writer is not None:
-            busy = locked(target) if target.exists() else nullcontext()
-            with busy, atomic_folder(target, store_files) as fresh:
-                table = ColumnFolder(fresh)
-                with table.writing(lambda: table.begin(made)) as whole:
-                    counts = work.append(whole, sources)
-                    derive(whole)
-                    whole.commit(**counts)
-            files.clear()
-    launch.wait_for_everyone()
+        return sources
+
+    def _encoded(self, shard: Shard, place: str, advance: Advance | None = None) -> Rows:
+        return encoded(self.kind.codec, shard, self.manifest, place, advance or self.advance)
 
 
 def encoded(codec: Codec, shard: Shard, manifest: Mapping[str, Any], place: str, advance: Advance) -> Rows:

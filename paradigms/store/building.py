@@ -47,7 +47,7 @@ class Launch(Protocol):
     def wait_for_everyone(self) -> None: ...
 
 
-class Alone:
+class OneProcess:
     """A launch of one process."""
 
     process_index, num_processes = 0, 1
