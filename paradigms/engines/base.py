@@ -169,11 +169,11 @@ def hand_over(
     store.check(model)
     engine.check(model)
     engine.claim(identity(model.encoder, anew=True))
-    count, wanted = 0, np.arange(len(store.ids)) if rows is None else np.asarray(rows, np.int64)
-    wanted = wanted[store.living[wanted]]
+    count, chosen = 0, np.arange(len(store.ids)) if rows is None else np.asarray(rows, np.int64)
+    chosen = chosen[store.living[chosen]]
     with progress_bar(progress) as bar:
-        task = bar.add_task(f"hand over {model.name}", total=len(wanted))
-        for block in store.blocks(BLOCK, wanted):
+        task = bar.add_task(f"hand over {model.name}", total=len(chosen))
+        for block in store.blocks(BLOCK, chosen):
             count += engine.write(store.names(block), store.tokens(block), store.texts[block].tolist())
             bar.advance(task, len(block))
     return count
@@ -243,8 +243,8 @@ class EngineRetriever:
         corpus = self.corpus
         if corpus is None:
             return
-        known = [hit for hit in hits if hit.text and corpus.has(hit.id)]
-        if other := [hit.id for hit in known if hit.text != text_digest(text_of(corpus, hit.id))]:
+        digested = [hit for hit in hits if hit.text and corpus.has(hit.id)]
+        if other := [hit.id for hit in digested if hit.text != text_digest(text_of(corpus, hit.id))]:
             raise ValueError(other_texts(self.engine.place, other))
 
 

@@ -149,12 +149,12 @@ def _points(
 ) -> Iterator[list[Any]]:
     """Yield documents as lists of Qdrant points; a list's vectors have at most REQUEST numbers in total."""
     points: list[Any] = []
-    held = 0
+    numbers = 0
     for id, d, text in zip(ids, documents, texts, strict=True):
-        if points and held + d.size > REQUEST:
+        if points and numbers + d.size > REQUEST:
             yield points
-            points, held = [], 0
-        held += d.size
+            points, numbers = [], 0
+        numbers += d.size
         vector = d[0].tolist() if single else d.tolist()
         points.append(point(id=key(_uuid(id)), vector=vector, payload={"id": id, "text": text}))
     yield points

@@ -160,14 +160,14 @@ class Probing:
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         codec: Any = store.codec
-        near = padded(vectors.cpu(), codec.bits) @ codec.centroids.T
-        probed = near.topk(min(self.probes, near.shape[1])).indices.tolist()
+        products = padded(vectors.cpu(), codec.bits) @ codec.centroids.T
+        probed = products.topk(min(self.probes, products.shape[1])).indices.tolist()
         values = vectors.new_full((len(vectors), min(k, int(store.offsets[-1]))), -torch.inf)
         tokens = torch.full(values.shape, -1, device=values.device)
         for n, (vector, chosen) in enumerate(zip(vectors, probed, strict=True)):
             rows = _tokens(store, chosen)
-            near = torch.from_numpy(store.decoded(rows)["vectors"]).to(vectors) @ vector
-            top = near.topk(min(values.shape[1], len(near)))
+            similarities = torch.from_numpy(store.decoded(rows)["vectors"]).to(vectors) @ vector
+            top = similarities.topk(min(values.shape[1], len(similarities)))
             values[n, : len(top.values)] = top.values
             tokens[n, : len(top.values)] = torch.from_numpy(rows).to(tokens.device)[top.indices]
         return values, tokens
@@ -303,8 +303,8 @@ def _each(parts: Sequence[Tokens], advance: Advance, search: Callable[[Tokens], 
     """Call `search` for each query without its padding, in parallel if there are enough queries."""
 
     def one(query: Tokens) -> dict[str, float]:
-        there = query.mask[0, 0]
-        row = search(query.map(lambda t: t[:, :, there].cpu())) if there.any() else {}
+        real = query.mask[0, 0]
+        row = search(query.map(lambda t: t[:, :, real].cpu())) if real.any() else {}
         advance(1)
         return row
 

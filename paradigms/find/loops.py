@@ -196,14 +196,14 @@ def largest(documents, state, count):
     histogram = np.zeros(BINS, np.int64)
     for d in documents:
         histogram[int((state[d, 0] - low) * scale)] += 1
-    last, kept = place(histogram, count), 0
+    last, used = place(histogram, count), 0
     bounds = np.empty(histogram[last:].sum(), np.float32)
     for d in documents:
         if int((state[d, 0] - low) * scale) >= last:
-            documents[kept], bounds[kept] = d, state[d, 0]
-            kept += 1
+            documents[used], bounds[used] = d, state[d, 0]
+            used += 1
         state[d] = 0
-    return documents[:kept], bounds
+    return documents[:used], bounds
 
 
 @no_type_check

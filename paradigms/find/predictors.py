@@ -151,8 +151,8 @@ class NearDocuments:
     ) -> Ranked:
         ranked = []
         for queries in parts:
-            _, near = self.nearest(store, queries, max(k, self.candidates or max(64, 4 * k)))
-            for n, rows in enumerate(near):
+            _, candidates = self.nearest(store, queries, max(k, self.candidates or max(64, 4 * k)))
+            for n, rows in enumerate(candidates):
                 rows = np.sort(rows[rows >= 0])
                 ranked.append(best(store, scores(store, [recipe], queries[n : n + 1], rows)[0], rows, k))
                 advance(1)

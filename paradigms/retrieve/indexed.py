@@ -67,9 +67,10 @@ class Indexed:
         progress.
         """
         model = model if dim is None else model.truncated(dim)
-        corpus, made = Corpus.of(texts), INDEXES[kind]() if isinstance(kind, str) else kind
+        corpus = Corpus.of(texts)
+        index_kind = INDEXES[kind]() if isinstance(kind, str) else kind
         settings["precision"] = precision
-        store = Store.build(made, model, corpus.ids, corpus, folder, **settings)
+        store = Store.build(index_kind, model, corpus.ids, corpus, folder, **settings)
         return cls(Index(store), model, corpus, precision=precision)
 
     @classmethod
@@ -150,10 +151,10 @@ def encoded_queries(
     """Yield batches of ids and Q, with at most QUERIES queries of similar length."""
     names = list(queries)
     for places in by_length([len(text) for text in queries.values()], rows=QUERIES):
-        some = [names[n] for n in places]
+        ids = [names[n] for n in places]
         with autocast(model.encoder.device, precision):
-            encoded = model.encode_queries([queries[name] for name in some])
-        yield some, encoded
+            encoded = model.encode_queries([queries[name] for name in ids])
+        yield ids, encoded
 
 
 def text_of(corpus: Corpus | None, document: str) -> str:

@@ -66,11 +66,11 @@ class Merged:
         check_queries(run, queries)
         divided: list[Run] = [{} for _ in self.parts]
         for query, documents in run.items():
-            for some, ids in zip(divided, self._divided(documents), strict=True):
-                some[query] = dict.fromkeys(ids, 0.0)
+            for part_run, ids in zip(divided, self._divided(documents), strict=True):
+                part_run[query] = dict.fromkeys(ids, 0.0)
         runs = [
-            part.rerank(queries, some, progress=progress)
-            for part, some in zip(self.parts, divided, strict=True)
+            part.rerank(queries, part_run, progress=progress)
+            for part, part_run in zip(self.parts, divided, strict=True)
         ]
         return {query: best_first(_joined(runs, query)) for query in run}
 

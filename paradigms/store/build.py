@@ -264,16 +264,16 @@ def _rows(tokens: Tokens, ids: Sequence[str], manifest: Mapping[str, Any], place
         values = getattr(tokens, name)
         if values is None:
             raise ValueError(f"{place} stores the tokens' {name}, but the documents have none")
-        kept = values[0][tokens.mask[0]].to(getattr(torch, DTYPES[name]))  # on their device: less to copy
-        if kept.is_floating_point() and not kept.sum(dtype=torch.float64).isfinite():
-            wrong = (~kept.isfinite()).view(len(kept), -1).any(1).nonzero()[0].cpu()
+        used = values[0][tokens.mask[0]].to(getattr(torch, DTYPES[name]))  # on their device: less to copy
+        if used.is_floating_point() and not used.sum(dtype=torch.float64).isfinite():
+            wrong = (~used.isfinite()).view(len(used), -1).any(1).nonzero()[0].cpu()
             ends = tokens.mask[0].sum(-1).cumsum(0).cpu()
             owner = int(torch.searchsorted(ends, wrong, right=True))
             raise ValueError(
                 f"the {name} of document {ids[owner]!r} do not fit {DTYPES[name]}: not finite, or too large, "
                 f"as {manifest['paradigm']} makes them"
             )
-        rows[name] = kept.cpu().numpy()
+        rows[name] = used.cpu().numpy()
     dim = rows["vectors"].shape[1]
     if dim != manifest["dim"]:
         raise ValueError(f"{place} stores vectors of {manifest['dim']} dimensions, not of {dim}")

@@ -130,12 +130,12 @@ class Building:
         launch.wait_for_everyone()
         if self._writer is not None and not self._trained_on(sources, count):
             files = [self._files.file(source) for source in sources]
-            held = 0
+            total = 0
             for file in files:
                 with safe_open(file, "np") as tensors:
-                    held += int(tensors.get_tensor(LENGTHS).sum(dtype=np.int64))
+                    total += int(tensors.get_tensor(LENGTHS).sum(dtype=np.int64))
             parts = (load_file(file)[VECTORS] for file in files)
-            self._train(parts, held, estimated(held, documents, count), sources, count)
+            self._train(parts, total, estimated(total, documents, count), sources, count)
         launch.wait_for_everyone()
         self._open_codec()
 

@@ -300,15 +300,15 @@ class ColumnMemory:
         """Return a column's bytes, starting on a memory page so that rows are aligned with cache lines."""
         column, pieces = self._columns.get(name, np.zeros(0, np.uint8)), self._pieces.pop(name, [])
         if size := sum(piece.nbytes for piece in pieces):
-            whole = np.frombuffer(mmap.mmap(-1, column.nbytes + size), np.uint8)
+            joined = np.frombuffer(mmap.mmap(-1, column.nbytes + size), np.uint8)
             start = column.nbytes
-            whole[:start] = column
+            joined[:start] = column
             while pieces:  # free each piece once it is copied
                 piece = pieces.pop(0)
-                whole[start : start + piece.nbytes] = piece
+                joined[start : start + piece.nbytes] = piece
                 start += piece.nbytes
-            whole.setflags(write=False)
-            column = self._columns[name] = whole
+            joined.setflags(write=False)
+            column = self._columns[name] = joined
         return column
 
 

@@ -188,7 +188,7 @@ def _checksum(tokens: Tokens) -> bytes:
     checksum = hashlib.sha256(tokens.mask.sum(-1).cpu().numpy().tobytes())
     for values in (tokens.vectors, tokens.ids, tokens.salience):
         if values is not None:
-            kept = values[tokens.mask].cpu()
-            kept = kept.float() if kept.is_floating_point() else kept
-            checksum.update(kept.numpy().tobytes())
+            used = values[tokens.mask].cpu()
+            used = used.float() if used.is_floating_point() else used
+            checksum.update(used.numpy().tobytes())
     return checksum.digest()

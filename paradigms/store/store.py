@@ -413,8 +413,8 @@ def _sample(
 ) -> Iterator[Shard]:
     """Encode up to SAMPLED documents, drawn at random, from texts that can be read more than once."""
     chosen = np.random.default_rng(0).choice(count, min(count, SAMPLED), replace=False).tolist()
-    wanted = set(chosen)
-    pairs = {n: pair for n, pair in enumerate(zip(ids, texts, strict=True)) if n in wanted}
+    positions = set(chosen)
+    pairs = {n: pair for n, pair in enumerate(zip(ids, texts, strict=True)) if n in positions}
     yield from encode((pairs[n][0] for n in chosen), (pairs[n][1] for n in chosen))
 
 

@@ -321,8 +321,8 @@ class View:
 
     def fits(self, paradigm: Paradigm) -> bool:
         """Whether the paradigm makes these vectors, possibly truncated to fewer dimensions."""
-        known = "identity" in self.manifest and self.dim <= paradigm.encoder.dim
-        return known and not self._differing(paradigm)
+        recorded = "identity" in self.manifest and self.dim <= paradigm.encoder.dim
+        return recorded and not self._differing(paradigm)
 
     def _differing(self, paradigm: Paradigm) -> str:
         """Name the parts of the recorded identity that the paradigm does not share; "" without a record."""
