@@ -321,11 +321,11 @@ def open_folders(folders: Sequence[str | Path], *, pickled: bool = False, best: 
     for other in opened:
         if (other.made.passages, other.made.words) != (first.made.passages, first.made.words):
             raise ValueError(f"the passages of {other.folder} and {first.folder} differ in length")
-    parts = [one.index for one in opened if isinstance(one.index, Indexed)]
+    merged = Merged([one.index for one in opened if isinstance(one.index, Indexed)])
     corpus = Corpus.joined([one.corpus for one in opened])
     pieces = Pieces(corpus, first.pieces.words)
     made = replace(first.made, source="")
-    return replace(first, made=made, corpus=corpus, index=Merged(parts), pieces=pieces)
+    return replace(first, made=made, corpus=corpus, index=merged, pieces=pieces)
 
 
 def _check_made(folder: Path, kept: Made, made: Made) -> None:

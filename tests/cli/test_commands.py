@@ -411,7 +411,7 @@ def test_folders_are_searched_as_one(source, models, capsys, name):
     assert [(row["query"], row["id"], row["document"]) for row in found] == [
         (row["query"], row["id"], row["document"]) for row in whole
     ]
-    assert "document 'd0' is both in" in refused("search", "one.jsonl.index", "one.jsonl.index", "cold")
+    assert "is also in another index" in refused("search", "one.jsonl.index", "one.jsonl.index", "cold")
     assert "--split needs an index" in refused("search", *parts, "--split", "test")
 
 
