@@ -346,7 +346,7 @@ class Store(View):
         """
         with self._writing() as (now, writer):
             errors = np.zeros((len(now.ids), 2), np.float32)
-            for rows in now._living_blocks():
+            for rows in now.blocks(BLOCK, np.flatnonzero(now.living)):
                 parts = whole.tokens_of(now.names(rows)), now.tokens(rows)
                 norms = [part.vectors.norm(dim=-1).where(part.mask, 0).amax(-1)[0] for part in parts]
                 longest = torch.maximum(*norms).clamp(min=1)[:, None]
@@ -364,10 +364,6 @@ class Store(View):
 
     def _derive(self, writer: Writer, anew: bool) -> None:
         self.kind.derived.write(writer, Store(writer, self.kind, self.manifest), anew)
-
-    def _living_blocks(self) -> Iterator[np.ndarray]:
-        """Yield the rows of the documents that are not deleted, in order, in blocks of `BLOCK` tokens."""
-        return self.blocks(BLOCK, np.flatnonzero(self.living))
 
 
 def open_store(folder: str | Path, kinds: Kinds, *, verify: bool | None = None) -> Store:

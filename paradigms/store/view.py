@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -114,30 +115,36 @@ class View:
             1, len(self)
         )
 
-    @property
+    @cached_property
     def ids(self) -> list[str]:
         """The documents' ids by row, including deleted documents."""
-        return self.whole.once(_read_ids)
+        if self._whole is not None:
+            return self._whole.ids
+        return parsed_ids(self.files, self.lines, len(self.living))
 
-    @property
+    @cached_property
     def rows_by_id(self) -> dict[str, int]:
         """Id → row, for documents that are not deleted."""
-        return self.once(_rows_by_id)
+        ids = self.ids
+        rows = {ids[n]: n for n in np.flatnonzero(self.living).tolist()}
+        if len(rows) != len(self):
+            raise self.files.damaged(DOCUMENTS, f"{len(rows)} different ids of {len(self)} documents")
+        return rows
 
     @property
     def longest(self) -> int:
         """The number of tokens in the longest document."""
         return int(np.diff(self.offsets).max(initial=0))
 
-    @property
+    @cached_property
     def living_tokens(self) -> int:
         """The number of tokens in documents that are not deleted."""
-        return self.once(_living_tokens)
+        return int(np.diff(self.offsets)[self.living].sum())
 
-    @property
+    @cached_property
     def dead(self) -> np.ndarray | None:
         """Whether each token belongs to a deleted document [tokens]; None if no document is deleted."""
-        return self.once(_dead)
+        return None if self.living.all() else np.repeat(~self.living, np.diff(self.offsets))
 
     @property
     def whole(self: AnyView) -> AnyView:
@@ -223,7 +230,7 @@ class View:
 
     def names(self, rows: np.ndarray) -> list[str]:
         """Return the ids of the documents at `rows`."""
-        stops = self.whole.once(_line_ends)[rows]
+        stops = self._line_ends[rows]
         places = ranges(stops - self.keys["bytes"][rows], stops)
         return parsed_ids(self.files, self.lines[places], len(rows))
 
@@ -266,7 +273,13 @@ class View:
     def _restricted(self: AnyView, living: np.ndarray) -> AnyView:
         part = copy.copy(self)
         part.living, part._computed, part._whole = living, {}, self.whole
+        for name in ("rows_by_id", "living_tokens", "dead"):  # which depend on `living`
+            part.__dict__.pop(name, None)
         return part
+
+    @cached_property
+    def _line_ends(self) -> np.ndarray:
+        return np.cumsum(self.keys["bytes"], dtype=np.int64)
 
     def check(self, paradigm: Paradigm) -> None:
         """Raise ValueError if the paradigm cannot score these tokens, or encodes documents differently."""
@@ -372,27 +385,3 @@ def parsed_ids(files: Files, lines: np.ndarray, count: int) -> list[str]:
     if len(ids) != count or not all(isinstance(id, str) for id in ids):
         raise files.damaged(DOCUMENTS, f"it does not hold the ids of {count} documents")
     return list(ids)
-
-
-def _read_ids(store: View) -> list[str]:
-    return parsed_ids(store.files, store.lines, len(store.living))
-
-
-def _rows_by_id(store: View) -> dict[str, int]:
-    ids = store.ids
-    rows = {ids[n]: n for n in np.flatnonzero(store.living).tolist()}
-    if len(rows) != len(store):
-        raise store.files.damaged(DOCUMENTS, f"{len(rows)} different ids of {len(store)} documents")
-    return rows
-
-
-def _line_ends(store: View) -> np.ndarray:
-    return np.cumsum(store.keys["bytes"], dtype=np.int64)
-
-
-def _living_tokens(store: View) -> int:
-    return int(np.diff(store.offsets)[store.living].sum())
-
-
-def _dead(store: View) -> np.ndarray | None:
-    return None if store.living.all() else np.repeat(~store.living, np.diff(store.offsets))
