@@ -117,7 +117,7 @@ class Build:
                 "only one process can build a store in memory: give a folder that all processes see"
             )
         files = ColumnMemory({"documents": 0, "tokens": 0, **self.manifest})
-        rows = (self._encoded(shard, str(files)) for shard in different(self.shards))
+        rows: Iterator[Rows] = (self._encoded(shard, str(files)) for shard in different(self.shards))
         codec = None
         if self.kind.quantiser is not None:
             first, parts, tokens = self._training(rows, str(files))

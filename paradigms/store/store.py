@@ -28,7 +28,7 @@ from paradigms.io.progress import progress_bar
 from paradigms.model import Paradigm
 from paradigms.store.build import Advance, Build, encoded, lines
 from paradigms.store.building import TRAINED, Launch, OneProcess, ShardFiles, grown, in_codes, put
-from paradigms.store.columns import CHUNK, ColumnFolder, Writer
+from paradigms.store.columns import CHUNK, MANIFEST, ColumnFolder, Files, Writer
 from paradigms.store.kind import DELETED, DOCUMENTS, ERRORS, KEYS, LENGTHS, TEXTS, Kind, Kinds, kind_of
 from paradigms.store.pruning import TokenReduction, directed_distances
 from paradigms.store.shards import Batches, Shard, check_ids, different, text_shards, token_shards
@@ -186,6 +186,30 @@ class Store(View):
         build.in_folder(folder, derive)
         return _open(folder, lambda files: build.kind, verify=False)
 
+    @classmethod
+    def opened(cls, files: Files, kind: Kind) -> "Store":
+        """Open the store in `files`. Raises ValueError, naming the file, if a file has invalid content."""
+        store = cls(files, kind, files.manifest)
+        count, total = files.manifest["documents"], files.manifest["tokens"]
+        lengths, deleted = np.diff(store.offsets), files.array(DELETED, "int64")
+        if len(lengths) != count or store.offsets[-1] != total or (lengths < 0).any():
+            raise files.damaged(LENGTHS, f"not {count!r:.40} lengths of {total!r:.40} tokens")
+        if ((deleted < 0) | (deleted >= count)).any():
+            raise files.damaged(DELETED, f"it names rows beyond {count} documents")
+        if len(store.keys) != count or store.keys["bytes"].sum(dtype=np.int64) != len(store.lines):
+            raise files.damaged(KEYS, f"it does not fit {len(store.lines)} bytes of ids of {count} documents")
+        if len(store.texts) != count:
+            raise files.damaged(TEXTS, f"it has {len(store.texts)} digests of {count} documents")
+        if len(store.errors) not in (0, count) or not (store.errors >= 0).all():
+            raise files.damaged(ERRORS, f"it does not hold two distances for each of {count} documents")
+        if kind.quantiser is not None and type(files.manifest.get(TRAINED)) is not int:
+            raise files.damaged(MANIFEST, f"{TRAINED} is not a number")
+        for name, values in store.columns.items():
+            if len(values) != total:
+                raise files.damaged(f"{name}.bin", f"it has {len(values)} rows, not {total}")
+        store.derived = kind.derived.open(store)
+        return store
+
     def add(
         self,
         paradigm: Paradigm,
@@ -294,7 +318,7 @@ class Store(View):
                 return self.opened(writer.files, self.kind)
             rows = np.flatnonzero(now.living)
             tokens = now._rewrite(writer, renewed)
-            documents = {
+            documents: dict[str, bytes | np.ndarray] = {
                 LENGTHS: np.diff(now.offsets)[rows].astype(np.int32),
                 DOCUMENTS: lines(now.names(rows)),
                 KEYS: now.keys[rows],

@@ -18,7 +18,7 @@ from paradigms.io.checks import check_several, parse_json
 from paradigms.model import Paradigm
 from paradigms.store.build import key_of
 from paradigms.store.building import TRAINED
-from paradigms.store.columns import MANIFEST, Files, Writer
+from paradigms.store.columns import Files, Writer
 from paradigms.store.kind import DELETED, DOCUMENTS, ERRORS, KEY, KEYS, LENGTHS, TEXTS, Kind
 from paradigms.store.shards import Batch, text_digest
 
@@ -66,30 +66,6 @@ class View:
 
     def __contains__(self, id: object) -> bool:
         return isinstance(id, str) and self._row(id) is not None
-
-    @classmethod
-    def opened(cls: type[AnyView], files: Files, kind: Kind) -> AnyView:
-        """Open the store in `files`. Raises ValueError, naming the file, if a file has invalid content."""
-        store = cls(files, kind, files.manifest)
-        count, total = files.manifest["documents"], files.manifest["tokens"]
-        lengths, deleted = np.diff(store.offsets), files.array(DELETED, "int64")
-        if len(lengths) != count or store.offsets[-1] != total or (lengths < 0).any():
-            raise files.damaged(LENGTHS, f"not {count!r:.40} lengths of {total!r:.40} tokens")
-        if ((deleted < 0) | (deleted >= count)).any():
-            raise files.damaged(DELETED, f"it names rows beyond {count} documents")
-        if len(store.keys) != count or store.keys["bytes"].sum(dtype=np.int64) != len(store.lines):
-            raise files.damaged(KEYS, f"it does not fit {len(store.lines)} bytes of ids of {count} documents")
-        if len(store.texts) != count:
-            raise files.damaged(TEXTS, f"it has {len(store.texts)} digests of {count} documents")
-        if len(store.errors) not in (0, count) or not (store.errors >= 0).all():
-            raise files.damaged(ERRORS, f"it does not hold two distances for each of {count} documents")
-        if kind.quantiser is not None and type(files.manifest.get(TRAINED)) is not int:
-            raise files.damaged(MANIFEST, f"{TRAINED} is not a number")
-        for name, values in store.columns.items():
-            if len(values) != total:
-                raise files.damaged(f"{name}.bin", f"it has {len(values)} rows, not {total}")
-        store.derived = kind.derived.open(store)
-        return store
 
     derived: Any = None
     """content of the derived files, which the finder reads"""
