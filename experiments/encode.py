@@ -9,9 +9,9 @@ interruptions. The output folder must be on a disk that all processes share. It 
 config.json and environment.json. compare.py takes this folder as the `index` of a system, and rerank.py with
 --index.
 
---parts 4 writes four indexes, each with a quarter of the documents, which are searched as one index. Machines
-without a shared disk each encode one part, with --part 0, 1, …; then copy or link the folders index-N-of-4
-into one folder, with one of the config.json files.
+--parts 4 writes four indexes, each with a quarter of the documents, which `retrieve.Merged` searches as one.
+Machines without a shared disk each encode one part, with --part 0, 1, …; then copy or link the folders
+index-N-of-4 into one folder, with one of the config.json files.
 """
 
 import json
@@ -42,7 +42,7 @@ class Settings(OneCollection, Checkpoint, PassageLength, IndexKind, Output, Comp
     options: dict[str, Any] = field(default_factory=dict)
     """settings of the index, such as '{"bits": 2}'"""
     parts: int = 0
-    """number of indexes among which to divide the documents; 0: one index"""
+    """number of indexes among which to divide the documents (`retrieve.Merged`); 0: one index"""
     part: int = -1
     """encode only this part, from 0; -1: all parts"""
     keep: float = 1.0
@@ -61,12 +61,13 @@ from accelerate import Accelerator
 from rich.console import Console
 
 from paradigms import Paradigm, load
-from paradigms.data import Collection
+from paradigms.data import Collection, Corpus
 from paradigms.data.pieces import Pieces
-from paradigms.find import INDEXES, Index, Indexes, Store, open_indexes
+from paradigms.find import INDEXES, Store
 from paradigms.identity import identity
 from paradigms.io.files import write_json
 from paradigms.registry import as_paradigm
+from paradigms.retrieve import Indexed, Merged
 from paradigms.train.processes import by_main
 from paradigms.train.script import begin, environment, keep_settings, open_collection
 
@@ -102,8 +103,8 @@ def encode(
     places = index_places(folder, settings.parts)
     wanted = [n for n in range(len(places)) if settings.part in (-1, n)]
     if all(places[n].is_dir() for n in wanted):
-        index = open_checked([places[n] for n in wanted], paradigm)
-        console.print(f"Encoded before: {len(index):,} documents in {index.store}")
+        count, _ = measured([places[n] for n in wanted], paradigm)
+        console.print(f"Encoded before: {count:,} documents in {folder}")
         return
     corpus = Pieces(collection.corpus, settings.passages).corpus
     if len(corpus) < len(places):
@@ -131,10 +132,10 @@ def encode(
     if launch.is_main_process:
         seconds = time.perf_counter() - began
         write_json(folder / "environment.json", environment(launch) | {"seconds": seconds})
-        index = open_checked([places[n] for n in wanted], paradigm)
+        count, size = measured([places[n] for n in wanted], paradigm)
         console.print(
-            f"{len(index):,} documents in {seconds:.0f} s with {launch.num_processes} process(es), "
-            f"{index.store.bytes_per_document:,.0f} bytes each. Index: {index.store}"
+            f"{count:,} documents in {seconds:.0f} s with {launch.num_processes} process(es), "
+            f"{size / max(1, count):,.0f} bytes each. Index: {', '.join(str(places[n]) for n in wanted)}"
         )
 
 
@@ -143,17 +144,22 @@ def index_places(folder: Path, parts: int) -> list[Path]:
     return [folder / f"index-{n}-of-{parts}" for n in range(parts)] if parts else [folder / "index"]
 
 
-def open_checked(folders: Sequence[Path], paradigm: Paradigm) -> Index | Indexes:
-    """Open index folders as one index. Raises ValueError if one of them was built by another model."""
-    index = open_indexes(folders)
-    index.store.check(paradigm)
-    return index
+def measured(folders: Sequence[Path], paradigm: Paradigm) -> tuple[int, int]:
+    """Return the documents and bytes of indexes. Raises ValueError if another model built one of them."""
+    indexes = [Indexed.open(folder, paradigm) for folder in folders]
+    return sum(len(one.index) for one in indexes), sum(one.size_in_bytes() for one in indexes)
 
 
 def open_encoded(
-    folder: str | Path, paradigm: Paradigm, collection: Collection, passages: int = 0
-) -> Index | Indexes:
+    folder: str | Path,
+    paradigm: Paradigm,
+    collection: Collection,
+    passages: int = 0,
+    corpus: Corpus | None = None,
+) -> Indexed | Merged:
     """Open an index that this script made in a folder, including all of its parts.
+
+    corpus: the documents or passages, for explanations.
 
     Raises ValueError if the index was built from other weights, documents or passage lengths, and
     FileNotFoundError if there is no finished index.
@@ -162,10 +168,12 @@ def open_encoded(
     if not file.is_file():
         raise FileNotFoundError(f"{file} is missing: {folder} is not what experiments/encode.py writes")
     kept = json.loads(file.read_text(encoding="utf-8"))
-    index = open_checked(index_places(Path(folder), kept.get("parts", 0)), paradigm)
+    places = index_places(Path(folder), kept.get("parts", 0))
     if (words := kept.get("passages", 0)) != passages:
         other = f"{words} words, not {passages} (0: whole documents): give both the same --passages"
         raise ValueError(f"{folder} holds passages of {other}")
     if kept["fingerprint"] != collection.fingerprint:
         raise ValueError(f"{folder} holds another version of {collection.name}: encode the collection again")
-    return index
+    if len(places) == 1:
+        return Indexed.open(places[0], paradigm, corpus)
+    return Merged.open(places, paradigm, corpus)

@@ -1,11 +1,10 @@
-"""Measure nDCG@10 and bytes per document for fewer tokens, dimensions or bits, and for fixed encodings.
+"""Measure nDCG@10 and bytes per document for fewer tokens, dimensions or bits.
 
 One ColBERT encodes a sample of each collection once; all other indexes are made from these vectors. Each way
 of replacing a document's tokens D by D′ has a certificate: the Hausdorff distance between D and D′ bounds the
 error of a score, and a query's ten best documents are certified if errors within the bounds cannot change
-them. Fixed-dimensional encodings (MUVERA) find candidates for exact reranking. The recall of the candidates
-is compared with the prediction of `theory.buckets` from the angles between token vectors, with and without
-subtraction of their mean.
+them. The recall of candidates by fixed-dimensional encodings (MUVERA) is compared with the prediction of
+`theory.buckets` from the angles between token vectors, with and without subtraction of their mean.
 """
 
 from __future__ import annotations
@@ -34,13 +33,11 @@ launch(__name__, Settings, __doc__)  # before the slow imports
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from time import process_time
 from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from serving_costs import timed
 from studies import byte_tables
 from studies.bucket_recall import CANDIDATES, FIRST, draw_law, law
 from studies.pages import Rows, Section, publish, shown
@@ -50,7 +47,6 @@ from paradigms.core import Tokens
 from paradigms.data import Collection, Run, Split
 from paradigms.evaluate import per_query, seeds_interval
 from paradigms.find import Index, Store, kinds, open_index
-from paradigms.find.encodings import NearDocuments
 from paradigms.io.checks import read_json
 from paradigms.io.files import write_json
 from paradigms.io.terminal import Terminal
@@ -77,7 +73,6 @@ def main(settings: Settings) -> None:
         queries = model.encode_queries(list(split.queries.values()))
         parts: dict[str, Callable[[], Rows]] = {
             "fewer": partial(fewer, store, model.recipe, split, queries),
-            "fixed": partial(fixed, store, model.recipe, queries),
             "law": partial(law, store, queries),
         }
         for part, measure in parts.items():
@@ -202,50 +197,11 @@ def fewer(exact: Store, recipe: Recipe, split: Split, queries: Tokens) -> Rows:
     return rows
 
 
-def fixed(exact: Store, recipe: Recipe, queries: Tokens) -> Rows:
-    """For token codes and fixed encodings, measure bytes, query times, and recall of the exact top ten."""
-    wanted = Index(exact).search_tokens(recipe, queries, FIRST)
-    rows: Rows = []
-
-    def add(bits: int, name: str, size: float, search: Callable[[Tokens], dict[str, float]]) -> None:
-        milliseconds, runs = timed(lambda n: search(queries[n : n + 1]), len(wanted), ROUNDS, process_time)
-        shares = [len(f.keys() & w.keys()) / max(1, len(w)) for f, w in zip(runs, wanted, strict=True)]
-        row = {"bits": bits, "index": name, "documents": len(exact), "queries": len(wanted)}
-        row |= {"bytes/document": size, f"recall@{FIRST}": shares, "CPU ms": float(np.median(milliseconds))}
-        rows.append(row)
-
-    def first(index: Index) -> Callable[[Tokens], dict[str, float]]:
-        return lambda query: index.search_tokens(recipe, query, FIRST)[0]
-
-    add(16, "exact", exact.bytes_per_document, first(Index(exact)))
-    for bits in (4, 2, 1):
-        coded = exact.copy(kinds.compressed(bits, LISTS))
-        add(bits, "compressed", coded.bytes_per_document, first(Index(coded)))
-        size = int(coded.bytes_per_document) // 2  # float16 numbers
-        for centre in (True, False):
-            settings = {"planes": 4, "inner": 32, "final": size, "factory": "SQfp16", "centre": centre}
-            store = exact.copy(kinds.fixed(**settings))
-            index = Index(store)
-            alone_bytes = store.files.entries["tokens.faiss"]["bytes"] / len(store)
-            mark = "" if centre else ", not centred"
-
-            def alone(query: Tokens, store: Store = store) -> dict[str, float]:
-                return dict.fromkeys(store.names(NearDocuments().nearest(store, query, FIRST)[1][0]), 0.0)
-
-            add(bits, f"encodings alone{mark}", alone_bytes, alone)
-            add(bits, f"encodings, 64 reranked{mark}", store.bytes_per_document, first(index))
-    return rows
-
-
 def described(results: Mapping[str, Rows]) -> dict[str, Section]:
     """Return the page's sections, keyed by file name: means over collections, then each collection."""
     errors = (
         "error: distance of a document's worst token to the nearest stored one, mean over documents. "
         "violations: certificates of first tens that are others."
-    )
-    alone = (
-        f"recall of the exact first {FIRST}. bits: of the compressed index with as many bytes as encodings. "
-        "alone: nothing reranked, and the bytes of the encodings."
     )
     shares = (
         f"Share of the exact first {FIRST} among the first {CANDIDATES} by encodings; predicted from angles "
@@ -257,10 +213,8 @@ def described(results: Mapping[str, Rows]) -> dict[str, Section]:
     return {
         "ways": byte_tables.ways(results["fewer"]),
         "same_bytes": byte_tables.same_bytes(results["fewer"]),
-        "encodings": byte_tables.encodings(results["fixed"]),
         "recalls": byte_tables.recalls(results["law"]),
         "fewer": Section("Fewer bytes", errors, rows["fewer"], figures["fewer"]),
-        "fixed": Section("Fixed-dimensional encodings", alone, rows["fixed"]),
         "law": Section("Predicted recall", shares, rows["law"], figures["law"]),
     }
 

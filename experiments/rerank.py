@@ -73,7 +73,7 @@ from paradigms.evaluate.tuning import tune_weights
 from paradigms.io.files import held, write_json, write_text
 from paradigms.io.terminal import Terminal
 from paradigms.registry import as_paradigm
-from paradigms.retrieve import AllProcesses, Indexed, Model, Passages, Retriever, fuse, retriever_of
+from paradigms.retrieve import AllProcesses, Model, Passages, Retriever, fuse, retriever_of
 from paradigms.train.processes import check_shared
 from paradigms.train.script import PATIENCE, open_collection
 
@@ -151,8 +151,7 @@ def rescored(
     with ExitStack() as stack:
         if settings.index:
             paradigm = as_paradigm(model, settings.checkpoint)
-            stored = open_encoded(settings.index, paradigm, collection, settings.passages)
-            retriever = Indexed(stored, paradigm)
+            retriever = open_encoded(settings.index, paradigm, collection, settings.passages)
         else:
             part = corpus.only(
                 piece for documents in pool.values() for d in documents for piece in pieces.of(d)

@@ -184,7 +184,7 @@ def measure(
             jobs[f"compressed, {bits} bit{'s'[: bits - 1]}"] = partial(indexed, coded)
         scored = as_maxima(model)
         if scored and not one_vector(model):
-            jobs |= {"fixed": partial(indexed, kinds.fixed()), "lemur": partial(indexed, kinds.lemur())}
+            jobs["lemur"] = partial(indexed, kinds.lemur())
         for engine in engines(scored) if scored and settings.engines else ():
             jobs[engine] = partial(measure_engine, engine, base, scored, queries, work, settings)
     done = {row["engine"] for row in kept["rows"]}

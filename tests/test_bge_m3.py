@@ -14,15 +14,14 @@ from paradigms.bge_m3 import DENSE, PARTS, TOKEN, part_of
 from paradigms.core import Tokens, interact, pad_tokens, rel
 from paradigms.data import Corpus
 from paradigms.encoder.precision import autocast
-from paradigms.find import kinds
-from paradigms.retrieve import Indexed, Readouts
+from paradigms.retrieve import Indexed
 from paradigms.saving.card import model_card
 from paradigms.scoring.in_batch import in_batch_rel
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
 from paradigms.train.losses import LossSettings
 from tests import needs
-from tests.near import SCORES, assert_same, assert_within_rounding, same_run
+from tests.near import SCORES, assert_same, assert_within_rounding
 from tests.tiny import TERMS, WIDTH, _save, _size, words_of, write_checkpoint
 
 QUERIES = ["where is the quick fox, the fox", "[PAD] [MASK] the sea, the sea", ""]
@@ -196,7 +195,7 @@ def test_the_loss_is_that_of_the_sum_and_of_each_part(model):
         Contrastive(model, corpus, examples).configure(LossSettings(matryoshka=[8]))
 
 
-def test_one_index_or_three(model, tmp_path):
+def test_one_index_has_all_three(model):
     texts = dict(zip("abcd", DOCUMENTS, strict=True))
     queries = {"q": QUERIES[0], "r": QUERIES[1], "s": QUERIES[2]}
     whole = Indexed.build(model, texts, precision="no")
@@ -205,36 +204,11 @@ def test_one_index_or_three(model, tmp_path):
     wanted = dict(zip("abcd", model.score(D, Q)[0].tolist(), strict=True))
     assert run["q"] == pytest.approx({id: wanted[id] for id in "acd"}, abs=5e-3)
     assert run["s"] == {}
-    of = {"dense": kinds.exact(), "sparse": kinds.inverted(16), "tokens": kinds.exact()}
-    calls = []
-    encode = model.encode_queries
-    model.encode_queries = lambda texts: calls.append(texts) or encode(texts)
-    three = Readouts.build(model, texts, tmp_path / "three", of=of, precision="no")
-    found = three.search(queries, 4)
-    assert len(calls) == 1  # one pass for three searches and their sum
-    for query in ("q", "r"):
-        assert found[query] == pytest.approx(run[query], abs=5e-3)
-    again = Readouts.open(tmp_path / "three", model, Corpus.of(texts))
-    same_run(again.search(queries, 4), found)
-    reranked = again.rerank(queries, {"q": dict.fromkeys("dcba", 0.0)})["q"]
-    assert list(reranked)[:3] == list(found["q"])
-    assert reranked["b"] == -torch.inf
-    assert sorted(path.name for path in (tmp_path / "three").iterdir()) == ["dense", "sparse", "tokens"]
-    assert again.size_in_bytes() > 0
-    (explained,) = again.explain(QUERIES[0], "a")
+    (explained,) = whole.explain(QUERIES[0], "a")
     total = sum(s * a for _, _, s, a in explained.links)
     assert total == pytest.approx(explained.rel, rel=1e-4)
     joined = {(explained.query_tokens[j], explained.document_tokens[i]) for i, j, _, _ in explained.links}
     assert {("[dense]", "[dense]"), ("=fox", "=fox")} <= joined
-    other = PARADIGMS["bge_m3"](write_m3(tmp_path / "other"))
-    nn.init.normal_(other.encoder.term_projection.weight)
-    with pytest.raises(ValueError, match="not made by this bge_m3"):
-        Readouts.open(tmp_path / "three", other)
-    with pytest.raises(FileNotFoundError, match="none of the folders"):
-        Readouts.open(tmp_path, model)
-    (tmp_path / "three" / "whole").mkdir()
-    with pytest.raises(ValueError, match="was not finished"):
-        Readouts.open(tmp_path / "three", model)
 
 
 def test_written_in_its_layout_and_in_ours(model, folder, tmp_path):

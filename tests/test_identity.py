@@ -197,7 +197,7 @@ class InMemory(Engine):
     def __init__(self, dim):
         self.dim, self.single, self.documents = dim, False, {}
 
-    def _add(self, ids, documents):
+    def _add(self, ids, documents, texts):
         self.documents |= zip(ids, documents, strict=True)
 
     def _top(self, query, k, among):

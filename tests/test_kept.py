@@ -290,6 +290,25 @@ class Compressed(OnDisk):
     kind = "compressed"
 
 
+class WithTexts(OnDisk):
+    """An index in a folder, opened with the texts of the moment."""
+
+    def now(self) -> str:
+        return json.dumps([self.world.content(), self.world.texts])
+
+    def shared(self) -> Texts:
+        return {id: text for id, text in self.world.texts.items() if id in self.texts}
+
+    def opened(self) -> Indexed:
+        index = Indexed.open(self.folder, self.world.model, Corpus.of(self.world.texts))
+        return index.only(self.shared())
+
+    def anew(self) -> Any:
+        model = self.world.anew()
+        dim = min(model.encoder.dim, self.dim())
+        return Indexed.build(model, self.shared(), dim=dim).search(QUERIES)
+
+
 class Unkept(OnDisk):
     """An index in memory."""
 
@@ -560,6 +579,7 @@ class Compiled(Kept):
 KINDS: dict[str, type[Kept]] = {
     "index": OnDisk,
     "compressed index": Compressed,
+    "index with texts": WithTexts,
     "index in memory": Unkept,
     "unfinished index": Unfinished,
     "states": States,
@@ -581,7 +601,15 @@ NEEDED |= dict.fromkeys(["server", "second on the server"], "qdrant_client")
 DRAWN = [what for what in KINDS if what not in NEEDED or find_spec(NEEDED[what])]
 if "KEPT_SEQUENCES" not in os.environ:
     DRAWN.remove("comparison")  # seconds each
-GROWN = ("index", "index in memory", "qdrant", "lancedb", "server", "second on the server")
+GROWN = (
+    "index",
+    "index with texts",
+    "index in memory",
+    "qdrant",
+    "lancedb",
+    "server",
+    "second on the server",
+)
 COSTLY = (
     "model",
     "training",
@@ -790,7 +818,7 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: any(isinstance(kept, OnDisk) for kept in self.kept.values()))
     @rule(data=st.data())
     def cut(self, data: st.DataObject) -> None:
-        kept = self.kept.get(data.draw(st.sampled_from(["index", "index in memory"])))
+        kept = self.kept.get(data.draw(st.sampled_from(["index", "index with texts", "index in memory"])))
         if kept is not None and len(kept.texts) > 1:
             kept.delete(data.draw(st.sampled_from(list(kept.texts))))
             self.changed("cut")

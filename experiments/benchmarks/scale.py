@@ -79,7 +79,6 @@ TERMS: list[dict[str, Any]] = [{}]
 # With 10 candidates, reranking only reorders the first ten by inner products, so recall is the vectors'
 # alone.
 RERANKED = [{"candidates": count} for count in (10, 64, 256)]
-BUCKETS = {"planes": 4, "inner": 32}
 XTR = "XTR, exact"
 
 
@@ -97,10 +96,8 @@ class System:
 SYSTEMS = {
     "compressed": System("tokens", "compressed", {"bits": 4}, GATHER),
     "exact": System("tokens", "exact", {}, [{}]),
-    "MUVERA, 1,024 numbers": System("tokens", "fixed", BUCKETS | {"final": 1024}, RERANKED),
     "LEMUR, 1,024 numbers": System("tokens", "lemur", {"width": 1024}, RERANKED),
     "LEMUR, random features": System("tokens", "lemur", {"width": 1024, "epochs": 0}, RERANKED),
-    "MUVERA, 256 numbers": System("tokens", "fixed", BUCKETS | {"final": 256}, RERANKED),
     "LEMUR, 256 numbers": System("tokens", "lemur", {"width": 256}, RERANKED),
     "one vector, exact": System("pooled", "exact", {}, [{}]),
     "one vector, 4 bits": System("pooled", "compressed", {"bits": 4}, GATHER[:3]),

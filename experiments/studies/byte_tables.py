@@ -113,24 +113,6 @@ def same_bytes(rows: Rows) -> Section:
     return Section("Two ways with the same bytes", text, table)
 
 
-def encodings(rows: Rows) -> Section:
-    """Make the table of recall by index, beside the compressed index with as many bytes."""
-    groups = by(rows, "bits", "index")
-    table: Rows = []
-    for (bits, name), measured in groups.items():
-        row = {"bits": bits, "index": name, BYTES: mean(measured, BYTES), RECALL: average(measured, RECALL)}
-        for title, other in (("compressed", "compressed"), ("not centred", f"{name}, not centred")):
-            those = groups.get((bits, other), measured)
-            row[f"minus {title}"] = "–" if those is measured else average(measured, RECALL, those)
-        table.append(row | {"CPU ms": mean(measured, "CPU ms")})
-    text = (
-        "Means over collections; recall of the exact first ten. bits: of the compressed index with as many "
-        "bytes as the encodings; tokens for reranking are stored beside these. CPU ms: median of single "
-        "queries."
-    )
-    return Section("Fixed-dimensional encodings, over collections", text, table)
-
-
 def recalls(rows: Rows) -> Section:
     """Make the table of predicted and measured recall, with two columns for each form of the vectors."""
     table: Rows = []

@@ -230,7 +230,7 @@ class IndexKind:
     """The kind of index."""
 
     index: str = "exact"
-    """index of encoded documents: exact (for splade an exact inverted index); faiss; fixed (MUVERA); lemur;
+    """index of encoded documents: exact (for splade an exact inverted index); faiss; lemur;
     inverted, in 8 bits; or compressed, which approximates in a quarter of the bytes"""
 
 

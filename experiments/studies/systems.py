@@ -258,8 +258,9 @@ def retriever(
     if not isinstance(model, Paradigm):
         return AllProcesses(retriever_of(model, corpus, first=data.bm25, **how), launch)
     if system.index:
-        stored = open_encoded(system.index, model, data.collection, settings.passages)
-        indexed = Indexed(stored, model, pieces.corpus)
+        indexed: Retriever = open_encoded(
+            system.index, model, data.collection, settings.passages, pieces.corpus
+        )
     else:
         how |= {"kind": settings.index, "launch": launch}
         if settings.index == "exact" and model.encoder.dim == 1 and "ids" in model.reads:

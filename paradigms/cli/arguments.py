@@ -25,7 +25,7 @@ from paradigms.io.terminal import interruptible, shown
 
 OFFLINE = "offline"  # all-MiniLM-L6-v2 as it was trained: one vector per text
 # Copied keys of `find.INDEXES`, `saved.SAVE_LAYOUTS` and `saving.FORMATS`, which are slow to import.
-INDEX_KINDS = ("exact", "faiss", "compressed", "inverted", "fixed", "lemur")
+INDEX_KINDS = ("exact", "faiss", "compressed", "inverted", "lemur")
 LAYOUT_NAMES = ("paradigms", "sentence-transformers", "bge-m3")
 FORMAT_NAMES = (
     *("xtr", "classifier", "bge-m3", "sentence-transformers", "stanford", "dpr", "coil", "splade", "plain"),

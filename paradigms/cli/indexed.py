@@ -27,13 +27,13 @@ from paradigms.data.beir import read_corpus, write_corpus
 from paradigms.data.collection import Document
 from paradigms.data.pieces import Pieces
 from paradigms.data.texts import CORPUS, INDEX, MARKER, WORDS, visible
-from paradigms.find import INDEXES, Index, Indexes, open_index
+from paradigms.find import INDEXES, open_index
 from paradigms.io.checks import read_settings
 from paradigms.io.device import chosen_device
 from paradigms.io.files import locked, replace_file, write_json
 from paradigms.model import Paradigm
 from paradigms.registry import as_paradigm, load
-from paradigms.retrieve import Indexed, Passages, Retriever
+from paradigms.retrieve import Indexed, Merged, Passages, Retriever
 
 BEGUN = ".begun"
 FRESH = ".fresh.jsonl"  # during an update, the source's current documents
@@ -114,7 +114,7 @@ class SearchFolder:
     folder: Path
     origin: Origin
     corpus: Corpus
-    index: Indexed  # of pieces.corpus
+    index: Indexed | Merged  # of pieces.corpus
     pieces: Pieces
     best: int  # number of passages per document whose scores are summed
 
@@ -333,11 +333,11 @@ def open_folders(folders: Sequence[str | Path], *, pickled: bool = False, best: 
     for other in opened:
         if (other.origin.passages, other.origin.words) != (first.origin.passages, first.origin.words):
             raise ValueError(f"the passages of {other.folder} and {first.folder} differ in length")
-    indexes = Indexes([part for one in opened if isinstance(part := one.index.index, Index)])
+    merged = Merged([one.index for one in opened if isinstance(one.index, Indexed)])
     corpus = Corpus.joined([one.corpus for one in opened])
     pieces = Pieces(corpus, first.pieces.words)
-    joined = replace(first.index, index=indexes, corpus=pieces.corpus)
-    return replace(first, origin=replace(first.origin, source=""), corpus=corpus, index=joined, pieces=pieces)
+    origin = replace(first.origin, source="")
+    return replace(first, origin=origin, corpus=corpus, index=merged, pieces=pieces)
 
 
 def _check_origin(folder: Path, origin: Origin) -> None:

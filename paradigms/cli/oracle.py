@@ -19,9 +19,9 @@ from paradigms.cli.indexed import open_folder
 from paradigms.core import Tokens
 from paradigms.data import Split, load_collection
 from paradigms.evaluate import seeds_interval
-from paradigms.find import Index
 from paradigms.io.progress import progress_bar
 from paradigms.model import Paradigm
+from paradigms.retrieve import Indexed
 from paradigms.store import Store
 from theory.answerable import Answer, max_over_tokens, maxima, one_vector, separates, sum_of_maxima, verified
 
@@ -127,10 +127,9 @@ def run_oracle(settings: argparse.Namespace) -> None:
     opened = open_folder(settings.folder, pickled=settings.pickled)
     if opened.origin.passages:
         raise ValueError(f"{settings.folder} holds passages, and judgements name documents: index them whole")
-    index = opened.index.index
+    assert isinstance(opened.index, Indexed)  # of one folder
     model = opened.index.model
-    assert isinstance(index, Index)  # of one folder
-    store = index.store
+    store = opened.index.index.store
     check(model, store.longest)
     split = load_collection(opened.origin.source).split(settings.split)
     tokens = stored(store)

@@ -97,6 +97,10 @@ class Corpus(Sequence[str]):
     def __iter__(self) -> Iterator[str]:
         return iter(self._texts)
 
+    def has(self, id: str) -> bool:
+        """Return whether a document has this id."""
+        return id in self._positions
+
     def position(self, id: str) -> int:
         """Return the i with ids[i] == id. Raises KeyError if the id is unknown."""
         try:

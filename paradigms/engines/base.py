@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,10 +23,20 @@ from paradigms.model import Paradigm
 from paradigms.recipe import Recipe
 from paradigms.retrieve.indexed import text_of
 from paradigms.store import Store
+from paradigms.store.shards import text_digest
+from paradigms.store.view import other_texts
 
 BLOCK = 1 << 16  # padded tokens written at once
 
 Vectors = Float[np.ndarray, "_ h"]
+
+
+class Hit(NamedTuple):
+    """A document that an engine found. text: `store.shards.text_digest`, or 0 if its text is not known."""
+
+    id: str
+    score: float
+    text: int = 0
 
 
 class Engine(ABC):
@@ -34,7 +45,9 @@ class Engine(ABC):
     single: whether each document and query has exactly one vector. place: how error messages name
     the engine, for example by its folder. made: what made the stored vectors (`paradigms.identity`), or None
     if no model has claimed the engine. Subclasses define `_add` and `_top`, whose arguments have already been
-    checked. They read `made` when they open, and define `_record` to store it.
+    checked. `_top` returns ids, scores and the digests of texts that `_add` received, or ids and scores alone
+    if the engine does not store digests. Subclasses read `made` when they open, and define `_record` to store
+    it.
     """
 
     dim: int
@@ -63,9 +76,12 @@ class Engine(ABC):
         if self.made is not None and (other := differing(self.made, made)):
             raise ValueError(f"{self.place} has vectors of another model ({other}): use another place")
 
-    def add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
+    def add(
+        self, ids: Sequence[str], documents: Sequence[Vectors], texts: Sequence[int] | None = None
+    ) -> None:
         """Store documents with at least one vector each, replacing stored documents with the same ids.
 
+        texts: digest of each document's text, or 0 if it is not known; None means that all are unknown.
         Raises ValueError if a document is listed twice or has no vectors, or if vectors have the wrong shape
         or are not finite. Also raises ValueError, naming the engine (`place`), if the engine fails, for
         example because the disk is full.
@@ -79,29 +95,33 @@ class Engine(ABC):
             self._check(f"document {id!r}", vectors)
         if ids:
             with naming(self.place):
-                self._add(ids, documents)
+                self._add(ids, documents, [0] * len(ids) if texts is None else texts)
 
     def check(self, model: Paradigm) -> None:
         """Raise ValueError unless the engine can score the model's vectors (`check_maxima`)."""
         check_maxima(model, self)
 
-    def write(self, ids: Sequence[str], documents: Tokens) -> int:
+    def write(self, ids: Sequence[str], documents: Tokens, texts: Sequence[int] | None = None) -> int:
         """Store documents [1, n, i, h] as `add` does; return how many had tokens, which the others lack."""
         pairs = zip(documents.vectors[0], documents.mask[0], strict=True)
-        vectors = {id: v[m].numpy() for id, (v, m) in zip(ids, pairs, strict=True) if m.any()}
-        self.add(list(vectors), list(vectors.values()))
-        return len(vectors)
+        vectors = [v[m].numpy() for v, m in pairs]
+        full = [n for n, rows in enumerate(vectors) if len(rows)]
+        texts = [0] * len(ids) if texts is None else texts
+        self.add([ids[n] for n in full], [vectors[n] for n in full], [texts[n] for n in full])
+        return len(full)
 
-    def rank(
-        self, query: Tokens, recipe: Recipe, k: int, among: Collection[str] | None = None
-    ) -> list[tuple[str, float]]:
-        """Return the k best documents and their rel for one query [1, 1, j, h]; among: see `top`."""
+    def rank(self, query: Tokens, recipe: Recipe, k: int, among: Collection[str] | None = None) -> list[Hit]:
+        """Return the k best documents and their rel for one query [1, 1, j, h]; among: see `hits`."""
         vectors = query.vectors[0, 0][query.mask[0, 0]].float().numpy()
         Z = float(recipe.normalise_function(torch.ones(1, 1, 1, 1), query, query))  # of the query alone
-        return [(id, score / Z) for id, score in self.top(vectors, k, among)]
+        return [hit._replace(score=hit.score / Z) for hit in self.hits(vectors, k, among)]
 
     def top(self, query: Vectors, k: int, among: Collection[str] | None = None) -> list[tuple[str, float]]:
-        """Return the k best documents and their scores for one query, or [] if the query has no vectors.
+        """Return the ids and scores of `hits`."""
+        return [(hit.id, hit.score) for hit in self.hits(query, k, among)]
+
+    def hits(self, query: Vectors, k: int, among: Collection[str] | None = None) -> list[Hit]:
+        """Return the k best documents for one query, or [] if the query has no vectors.
 
         among: ids of documents to score exactly, ignoring all others. Raises ValueError if the vectors have
         the wrong shape or are not finite.
@@ -110,7 +130,7 @@ class Engine(ABC):
             raise ValueError(f"k must be at least 1, got {k}")
         self._check("the query", query)
         with naming(self.place):
-            return self._top(query, k, among) if len(query) else []
+            return [Hit(*row) for row in self._top(query, k, among)] if len(query) else []
 
     def close(self) -> None:  # noqa: B027  most engines have nothing to release
         """Release locks and connections."""
@@ -119,10 +139,10 @@ class Engine(ABC):
         """Store `made`, as JSON, where other processes that open the engine read it."""
 
     @abstractmethod
-    def _add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None: ...
+    def _add(self, ids: Sequence[str], documents: Sequence[Vectors], texts: Sequence[int]) -> None: ...
 
     @abstractmethod
-    def _top(self, query: Vectors, k: int, among: Collection[str] | None) -> list[tuple[str, float]]: ...
+    def _top(self, query: Vectors, k: int, among: Collection[str] | None) -> Sequence[tuple[Any, ...]]: ...
 
     def _check(self, what: str, vectors: Vectors) -> None:
         if vectors.ndim != 2 or vectors.shape[1] != self.dim:
@@ -149,12 +169,12 @@ def hand_over(
     store.check(model)
     engine.check(model)
     engine.claim(identity(model.encoder, anew=True))
-    count, wanted = 0, np.arange(len(store.ids)) if rows is None else np.asarray(rows, np.int64)
-    wanted = wanted[store.living[wanted]]
+    count, chosen = 0, np.arange(len(store.ids)) if rows is None else np.asarray(rows, np.int64)
+    chosen = chosen[store.living[chosen]]
     with progress_bar(progress) as bar:
-        task = bar.add_task(f"hand over {model.name}", total=len(wanted))
-        for block in store.blocks(BLOCK, wanted):
-            count += engine.write(store.names(block), store.tokens(block))
+        task = bar.add_task(f"hand over {model.name}", total=len(chosen))
+        for block in store.blocks(BLOCK, chosen):
+            count += engine.write(store.names(block), store.tokens(block), store.texts[block].tolist())
             bar.advance(task, len(block))
     return count
 
@@ -164,7 +184,8 @@ class EngineRetriever:
     """Search and rerank the documents in an engine by rel.
 
     model: the model that encoded the documents; a search raises ValueError if another model did. corpus: the
-    documents' texts, for `explain`. Raises ValueError if the engine cannot score the model's vectors
+    documents' texts, for `explain`; a search raises ValueError if a document that it finds had another text
+    when it was encoded. Raises ValueError if the engine cannot score the model's vectors
     (`check_maxima`).
     """
 
@@ -194,7 +215,9 @@ class EngineRetriever:
         }
 
     def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
-        return [self.model.explain(query, text_of(self.corpus, document))]
+        text = text_of(self.corpus, document)
+        self.rerank({"": query}, {"": {document: 0.0}})  # checks the text
+        return [self.model.explain(query, text)]
 
     def _ranked(
         self,
@@ -210,9 +233,19 @@ class EngineRetriever:
         with progress_bar(progress) as bar:
             for name, count in bar.track(counts.items(), description=description):
                 query = self.model.encode_queries([queries[name]]).to("cpu")
-                ranking = self.engine.rank(query, self.model.recipe, count, among.get(name))
-                run[name] = best_first(dict(ranking))
+                hits = self.engine.rank(query, self.model.recipe, count, among.get(name))
+                self._check_texts(hits)
+                run[name] = best_first({hit.id: hit.score for hit in hits})
         return run
+
+    def _check_texts(self, hits: Sequence[Hit]) -> None:
+        """Raise ValueError if documents of the corpus were encoded from other texts."""
+        corpus = self.corpus
+        if corpus is None:
+            return
+        digested = [hit for hit in hits if hit.text and corpus.has(hit.id)]
+        if other := [hit.id for hit in digested if hit.text != text_digest(text_of(corpus, hit.id))]:
+            raise ValueError(other_texts(self.engine.place, other))
 
 
 def check_maxima(model: Paradigm, engine: Engine) -> None:

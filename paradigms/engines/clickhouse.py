@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from paradigms.align import PoolTopK, QueryToDocument, pool_count
 from paradigms.core import Tokens
-from paradigms.engines.base import Engine, Vectors
+from paradigms.engines.base import Engine, Hit, Vectors
 from paradigms.engines.sql import check_alignment, imputed, relevance, similarities, vector_of
 from paradigms.impute import IMPUTATIONS
 from paradigms.io.checks import naming
@@ -144,8 +144,8 @@ class ClickHouseEngine(Engine):
                 f"salience {precise}, vector Array({numbers})) ENGINE = MergeTree ORDER BY (document, place)"
             )
             self.run(
-                f"CREATE TABLE IF NOT EXISTS {self.documents} (document String, pooled Array(Float32), "
-                "metadata Map(String, String)) ENGINE = MergeTree ORDER BY document"
+                f"CREATE TABLE IF NOT EXISTS {self.documents} (document String, text Int64, "
+                "pooled Array(Float32), metadata Map(String, String)) ENGINE = MergeTree ORDER BY document"
             )
             self.run(f"CREATE TABLE IF NOT EXISTS {self.makers} (made String) ENGINE = MergeTree ORDER BY ()")
             types = {row["name"]: row["type"] for row in self.rows(f"DESCRIBE TABLE {self.tokens}")}
@@ -172,7 +172,7 @@ class ClickHouseEngine(Engine):
         if model.encoder.dim != self.dim:
             raise ValueError(f"{model.recipe.name} has {model.encoder.dim} dimensions, the engine {self.dim}")
 
-    def write(self, ids: Sequence[str], documents: Tokens) -> int:
+    def write(self, ids: Sequence[str], documents: Tokens, texts: Sequence[int] | None = None) -> int:
         import pyarrow as pa
 
         n, i = documents.mask[0].nonzero(as_tuple=True)
@@ -187,7 +187,8 @@ class ClickHouseEngine(Engine):
         )
         sizes = documents.mask[0].sum(1)
         pooled = (documents.vectors * documents.mask[..., None])[0].sum(1) / sizes.clamp(min=1)[:, None]
-        written = [id for id, size in zip(ids, sizes.tolist(), strict=True) if size]
+        full = sizes.nonzero()[:, 0].tolist()
+        written = [ids[row] for row in full]
         self.weighed |= bool((salience != 1).any())
         with naming(self.place):
             self.delete(written)
@@ -203,8 +204,10 @@ class ClickHouseEngine(Engine):
                     }
                 ),
             )
-            rows = {"document": written, "pooled": _lists(pooled[sizes > 0].float())}
-            self.connection.insert(f"{self.documents} (document, pooled)", pa.table(rows))
+            digests = [0 if texts is None else texts[row] for row in full]
+            rows = {"document": written, "text": pa.array(digests, pa.int64())}
+            rows["pooled"] = _lists(pooled[full].float())
+            self.connection.insert(f"{self.documents} (document, text, pooled)", pa.table(rows))
         return len(written)
 
     def approximate(self) -> None:
@@ -229,21 +232,20 @@ class ClickHouseEngine(Engine):
         import pyarrow as pa
 
         ids = ", ".join(map(_text, metadata))
-        stored = self.rows(f"SELECT document, pooled FROM {self.documents} WHERE document IN ({ids})")
+        stored = self.rows(f"SELECT document, text, pooled FROM {self.documents} WHERE document IN ({ids})")
         if missing := metadata.keys() - {row["document"] for row in stored}:
             raise ValueError(f"{self.place} has no document {min(missing)!r}")
         pairs = pa.map_(pa.string(), pa.string())
         rows = {
             "document": [row["document"] for row in stored],
+            "text": pa.array([row["text"] for row in stored], pa.int64()),
             "pooled": pa.array([row["pooled"] for row in stored], pa.list_(pa.float32())),
             "metadata": pa.array([list(metadata[row["document"]].items()) for row in stored], pairs),
         }
         self.run(f"DELETE FROM {self.documents} WHERE document IN ({ids})")
         self.connection.insert(self.documents, pa.table(rows))
 
-    def rank(
-        self, query: Tokens, recipe: Recipe, k: int, among: Collection[str] | None = None
-    ) -> list[tuple[str, float]]:
+    def rank(self, query: Tokens, recipe: Recipe, k: int, among: Collection[str] | None = None) -> list[Hit]:
         real = query.mask[0, 0]
         query = query.map(lambda t: t[:, :, real])
         self._check("the query", query.vectors[0, 0].numpy())
@@ -266,7 +268,10 @@ class ClickHouseEngine(Engine):
                     floors = self._retrieved(rows, query, count).amin(1).tolist()
                 scored = relevance(query, recipe.align, recipe.normalise, rows, floors, self.weighed)
             best = self.rows(f"SELECT * FROM ({scored}) ORDER BY score DESC, document LIMIT {k}")
-        return [(row["document"], row["score"]) for row in best]
+            names = ", ".join(_text(row["document"]) for row in best) or "''"
+            stored = self.rows(f"SELECT document, text FROM {self.documents} WHERE document IN ({names})")
+        texts = {row["document"]: row["text"] for row in stored}
+        return [Hit(row["document"], row["score"], texts[row["document"]]) for row in best]
 
     def close(self) -> None:
         self.connection.close()
@@ -274,14 +279,14 @@ class ClickHouseEngine(Engine):
     def _record(self, made: str) -> None:
         self.run(f"INSERT INTO {self.makers} SELECT {_text(made)}")
 
-    def _add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
+    def _add(self, ids: Sequence[str], documents: Sequence[Vectors], texts: Sequence[int]) -> None:
         tensors = [torch.from_numpy(vectors) for vectors in documents]
         padded = pad_sequence(tensors, batch_first=True)[None]
         lengths = torch.tensor([len(vectors) for vectors in documents])
         mask = torch.arange(padded.shape[2]) < lengths[:, None]
-        self.write(ids, Tokens(padded, mask[None]))
+        self.write(ids, Tokens(padded, mask[None]), texts)
 
-    def _top(self, query: Vectors, k: int, among: Collection[str] | None) -> list[tuple[str, float]]:
+    def _top(self, query: Vectors, k: int, among: Collection[str] | None) -> list[Hit]:
         vectors = torch.from_numpy(query)[None, None]
         tokens = Tokens(vectors, torch.ones(1, 1, len(query), dtype=torch.bool))
         return self.rank(tokens, Recipe("maxsim", QueryToDocument(), "one"), k, among)

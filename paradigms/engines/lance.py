@@ -43,9 +43,8 @@ class LanceEngine(Engine):
 
         self.place, self.dim, self.single, self.nprobes = place, dim, single, nprobes
         vector = pa.list_(pa.float32(), dim)
-        schema = pa.schema(
-            [pa.field("id", pa.string()), pa.field("vector", vector if single else pa.list_(vector))]
-        )
+        vectors = vector if single else pa.list_(vector)
+        schema = pa.schema({"id": pa.string(), "vector": vectors, "text": pa.int64()})
         with naming(place):
             self.database = database = lancedb.connect(place, storage_options=storage_options)
             try:
@@ -70,15 +69,17 @@ class LanceEngine(Engine):
                             f"{supported}: drop it, or use another place"
                         )
 
-    def _add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
-        vectors = [d[0] if self.single else list(d) for d in documents]
-        rows = [{"id": id, "vector": v} for id, v in zip(ids, vectors, strict=True)]
+    def _add(self, ids: Sequence[str], documents: Sequence[Vectors], texts: Sequence[int]) -> None:
+        rows = [
+            {"id": id, "vector": d[0] if self.single else list(d), "text": text}
+            for id, d, text in zip(ids, documents, texts, strict=True)
+        ]
         self.table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows)
 
     def _record(self, made: str) -> None:
         self.database.create_table(MADE, [{"made": made}])
 
-    def _top(self, query: Vectors, k: int, among: Collection[str] | None) -> list[tuple[str, float]]:
+    def _top(self, query: Vectors, k: int, among: Collection[str] | None) -> list[tuple[str, float, int]]:
         if self.metric == COSINE:
             _check_unit("the query", query)
         vectors = query[0] if self.single else query
@@ -89,7 +90,8 @@ class LanceEngine(Engine):
             names = ", ".join("'" + id.replace("'", "''") + "'" for id in among)
             search = search.where(f"id IN ({names})", prefilter=True).bypass_vector_index()
         rows = search.limit(k).to_list()
-        return [(row["id"], len(query) - row["_distance"]) for row in rows]  # distances are Σⱼ (1 − dᵀqⱼ)
+        # Distances are Σⱼ (1 − dᵀqⱼ).
+        return [(row["id"], len(query) - row["_distance"], row["text"]) for row in rows]
 
     def approximate(self, index_type: str = "IVF_PQ", **settings: Any) -> None:
         """Build an approximate index with LanceDB.

@@ -42,7 +42,8 @@ class PgvectorEngine(Engine):
                 "%40 and %2F"
             )
         self.place = f"PostgreSQL at {host}, {name}, schema {schema}"
-        self.columns = {"id": "text"} | ({} if single else {"n": "integer"}) | {"vector": f"vector({dim})"}
+        self.columns = {"id": "text"} | ({} if single else {"n": "integer"})
+        self.columns |= {"vector": f"vector({dim})", "text": "bigint"}
         lines = ", ".join(f"{name} {kind} NOT NULL" for name, kind in self.columns.items())
         key = "id" if single else "id, n"
         with naming(self.place):
@@ -70,22 +71,22 @@ class PgvectorEngine(Engine):
                 self.connection.close()
                 raise
 
-    def _add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
+    def _add(self, ids: Sequence[str], documents: Sequence[Vectors], texts: Sequence[int]) -> None:
         statement = f"COPY {TABLE} ({', '.join(self.columns)}) FROM STDIN (FORMAT BINARY)"
         with self.connection.transaction(), self.connection.cursor() as cursor:
             cursor.execute(f"DELETE FROM {TABLE} WHERE id = ANY(%s)", [list(ids)])
             with cursor.copy(statement) as copy:
                 copy.set_types([kind.partition("(")[0] for kind in self.columns.values()])
-                for id, vectors in zip(ids, documents, strict=True):
+                for id, vectors, text in zip(ids, documents, texts, strict=True):
                     for n, vector in enumerate(vectors):
-                        copy.write_row((id, vector) if self.single else (id, n, vector))
+                        copy.write_row((id, vector, text) if self.single else (id, n, vector, text))
 
     def _record(self, made: str) -> None:
         from psycopg import sql
 
         self.connection.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(sql.Identifier(TABLE), made))
 
-    def _top(self, query: Vectors, k: int, among: Collection[str] | None) -> list[tuple[str, float]]:
+    def _top(self, query: Vectors, k: int, among: Collection[str] | None) -> list[tuple[str, float, int]]:
         # rel = Σⱼ maxᵢ dᵢᵀqⱼ, where <#> is the negative inner product.
         rel = " + ".join(["max(-(vector <#> %s))"] * len(query))
         where, values = "", [*query]
@@ -94,7 +95,8 @@ class PgvectorEngine(Engine):
         elif self.nearest:
             near = f"(SELECT id FROM {TABLE} ORDER BY vector <#> %s LIMIT {self.nearest})"
             where, values = f"WHERE id IN ({' UNION '.join([near] * len(query))})", [*query] * 2
-        select = f"SELECT id, {rel} AS rel FROM {TABLE} {where} GROUP BY id ORDER BY rel DESC LIMIT {k}"
+        select = f"SELECT id, {rel} AS rel, max(text) FROM {TABLE} {where}"
+        select += f" GROUP BY id ORDER BY rel DESC LIMIT {k}"
         return self.connection.execute(select, values).fetchall()
 
     def approximate(self, m: int = 16, ef_construction: int = 64) -> None:

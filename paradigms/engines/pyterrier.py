@@ -37,8 +37,8 @@ class Retriever(pt.Transformer):
         run = self.retriever.search(queries, self.k)
         rows = [(q, d, score) for q, documents in run.items() for d, score in documents.items()]
         results = pd.DataFrame(rows, columns=["qid", "docno", "score"])
-        asked = inp[pt.model.query_columns(inp)].drop_duplicates("qid")
-        return pt.model.add_ranks(asked.merge(results, on="qid"))
+        topics = inp[pt.model.query_columns(inp)].drop_duplicates("qid")
+        return pt.model.add_ranks(topics.merge(results, on="qid"))
 
 
 class Reranker(pt.Transformer):

@@ -2,7 +2,7 @@
 
 import json
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -56,19 +56,18 @@ class QdrantEngine(Engine):
             self.client.close()
             raise
 
-    def _add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
-        for points in _points(ids, documents, self.single, self.models.PointStruct, str):
+    def _add(self, ids: Sequence[str], documents: Sequence[Vectors], texts: Sequence[int]) -> None:
+        for points in _points(ids, documents, texts, self.single, self.models.PointStruct, str):
             self.client.upsert(self.collection, points, wait=True)
 
-    def _top(self, query: Vectors, k: int, among: Collection[str] | None) -> list[tuple[str, float]]:
+    def _top(self, query: Vectors, k: int, among: Collection[str] | None) -> list[tuple[str, float, int]]:
         vector = query[0].tolist() if self.single else query.tolist()
         options: dict[str, Any] = {"search_params": self.parameters}
         if among is not None:
             ids = self.models.HasIdCondition(has_id=[str(_uuid(id)) for id in among])
             exact = self.models.SearchParams(exact=True)
             options = {"query_filter": self.models.Filter(must=[ids]), "search_params": exact}
-        points = self.client.query_points(self.collection, query=vector, limit=k, **options).points
-        return [((point.payload or {})["id"], point.score) for point in points]
+        return _hits(self.client.query_points(self.collection, query=vector, limit=k, **options).points)
 
     def _record(self, made: str) -> None:
         self.client.update_collection(self.collection, metadata={MADE: made})
@@ -108,12 +107,12 @@ class QdrantEdgeEngine(Engine):
             self.made = read_json(folder / MADE) if (folder / MADE).is_file() else None
             self._lock = lock.pop_all()
 
-    def _add(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
-        for points in _points(ids, documents, self.single, self.edge.Point, lambda id: id):
+    def _add(self, ids: Sequence[str], documents: Sequence[Vectors], texts: Sequence[int]) -> None:
+        for points in _points(ids, documents, texts, self.single, self.edge.Point, lambda id: id):
             self.shard.update(self.edge.UpdateOperation.upsert_points(points))
         self.shard.flush()
 
-    def _top(self, query: Vectors, k: int, among: Collection[str] | None) -> list[tuple[str, float]]:
+    def _top(self, query: Vectors, k: int, among: Collection[str] | None) -> list[tuple[str, float, int]]:
         edge, some = self.edge, None
         if among is not None:
             some = edge.Filter(must=[edge.HasIdCondition({_uuid(id) for id in among})])
@@ -124,7 +123,7 @@ class QdrantEdgeEngine(Engine):
             params=edge.SearchParams(exact=self.exact or among is not None),
             with_payload=True,
         )
-        return [((point.payload or {})["id"], point.score) for point in self.shard.query(request)]
+        return _hits(self.shard.query(request))
 
     def _record(self, made: str) -> None:
         write_text(Path(self.place, MADE), made)
@@ -143,21 +142,27 @@ class QdrantEdgeEngine(Engine):
 def _points(
     ids: Sequence[str],
     documents: Sequence[Vectors],
+    texts: Sequence[int],
     single: bool,
     point: Any,
     key: Callable[[uuid.UUID], Any],
 ) -> Iterator[list[Any]]:
     """Yield documents as lists of Qdrant points; a list's vectors have at most REQUEST numbers in total."""
     points: list[Any] = []
-    held = 0
-    for id, d in zip(ids, documents, strict=True):
-        if points and held + d.size > REQUEST:
+    numbers = 0
+    for id, d, text in zip(ids, documents, texts, strict=True):
+        if points and numbers + d.size > REQUEST:
             yield points
-            points, held = [], 0
-        held += d.size
+            points, numbers = [], 0
+        numbers += d.size
         vector = d[0].tolist() if single else d.tolist()
-        points.append(point(id=key(_uuid(id)), vector=vector, payload={"id": id}))
+        points.append(point(id=key(_uuid(id)), vector=vector, payload={"id": id, "text": text}))
     yield points
+
+
+def _hits(points: Iterable[Any]) -> list[tuple[str, float, int]]:
+    payloads = [(point.payload or {}, point.score) for point in points]
+    return [(payload["id"], score, payload.get("text", 0)) for payload, score in payloads]
 
 
 def _uuid(id: str) -> uuid.UUID:

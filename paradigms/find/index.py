@@ -85,14 +85,14 @@ class Index:
                 "which a search in blocks never sees: set the recipe's search to 'impute', or rerank"
             )
         parts = [self.checked(recipe, q) for q in ([queries] if isinstance(queries, Tokens) else queries)]
-        there = [any(row) for part in parts for row in part.mask.flatten(1).tolist()]
-        if not self.store.living_tokens or not any(there):
-            return [{} for _ in there]
+        full = [any(row) for part in parts for row in part.mask.flatten(1).tolist()]
+        if not self.store.living_tokens or not any(full):
+            return [{} for _ in full]
         with torch.inference_mode():
             weighed = [recipe.with_salience(part) for part in parts]
             recipe, parts = weighed[0][0], [part for _, part in weighed]
             ranked = self.finder.search(self.store, recipe, parts, min(k, len(self)), advance)
-        return [row if tokens else {} for row, tokens in zip(ranked, there, strict=True)]
+        return [row if tokens else {} for row, tokens in zip(ranked, full, strict=True)]
 
     @torch.inference_mode()
     def rerank_tokens(

@@ -3,17 +3,14 @@
 Plug-ins can add kinds to `INDEXES`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
 
-from paradigms.find.encodings import Encodings, NearDocuments
 from paradigms.find.index import Index
-from paradigms.find.indexes import Indexes
 from paradigms.find.lists import Lists, Probing
 from paradigms.find.near_tokens import NearTokens, TokenFile
 from paradigms.find.nearest import FLAT
-from paradigms.find.predictors import Predictors
+from paradigms.find.predictors import NearDocuments, Predictors
 from paradigms.find.scan import Exact
 from paradigms.find.terms import BlockMax
 from paradigms.io.checks import Named
@@ -58,29 +55,6 @@ def inverted(bits: int = 8) -> Kind:
     return Kind("inverted", Weights(bits), BlockMax())
 
 
-def fixed(
-    planes: int = 5,
-    repetitions: int = 20,
-    inner: int = 16,
-    final: int = 0,
-    fill: bool = True,
-    seed: int = 0,
-    factory: str = FLAT,
-    centre: bool = True,
-    probes: int = 16,
-    candidates: int = 0,
-) -> Kind:
-    """Store float16 vectors and a long vector per document (MUVERA), which selects the documents to score.
-
-    planes, repetitions, inner, final, fill, seed: see `muvera.FixedEncoding`. factory: FAISS index of the
-    long vectors, by default a flat one (`nearest.FLAT`). probes: number of lists to read per query, if it has
-    lists. centre: whether to subtract the mean of all tokens. candidates: number of documents to score in
-    full, raised to k if smaller; 0 means the larger of 64 and 4k.
-    """
-    derived = Encodings(planes, repetitions, inner, final, fill, seed, factory, centre)
-    return Kind("fixed", Float16(), NearDocuments(probes, candidates), derived)
-
-
 def lemur(
     width: int = 1024,
     epochs: int = 4,
@@ -91,8 +65,9 @@ def lemur(
 ) -> Kind:
     """Store float16 vectors and a vector per document that predicts MaxSim and selects documents to score.
 
-    width, epochs, seed: see `lemur` and `predictors.Predictors`. factory, probes, candidates: as in
-    `fixed`.
+    width, epochs, seed: see `lemur` and `predictors.Predictors`. factory: FAISS index of these vectors, by
+    default a flat one (`nearest.FLAT`). probes: number of lists to read per query, if it has lists.
+    candidates: number of documents to score in full, raised to k if smaller; 0 means the larger of 64 and 4k.
     """
     derived = Predictors(width, epochs, seed, factory)
     return Kind("lemur", Float16(), NearDocuments(probes, candidates), derived)
@@ -104,7 +79,6 @@ INDEXES: dict[str, Callable[..., Kind]] = Named(
     faiss=faiss,
     compressed=compressed,
     inverted=inverted,
-    fixed=fixed,
     lemur=lemur,
 )
 
@@ -112,14 +86,3 @@ INDEXES: dict[str, Callable[..., Kind]] = Named(
 def open_index(folder: str | Path, *, verify: bool | None = None) -> Index:
     """Open the index in a folder, whatever its kind; see `store.open_store` for arguments and errors."""
     return Index(open_store(folder, INDEXES, verify=verify))
-
-
-Folders: TypeAlias = str | Path | Sequence[str | Path]
-
-
-def open_indexes(folders: Folders, *, verify: bool = True) -> Index | Indexes:
-    """Open the index in a folder, or the indexes in several folders as one (`Indexes`); see `open_index`."""
-    if isinstance(folders, str | Path):
-        return open_index(folders, verify=verify)
-    opened = [open_index(folder, verify=verify) for folder in folders]
-    return opened[0] if len(opened) == 1 else Indexes(opened)

@@ -39,7 +39,8 @@ from paradigms.scoring.threads import shared, worth
 from paradigms.store.build import Advance
 from paradigms.store.columns import Files, Writer
 from paradigms.store.residuals import padded
-from paradigms.store.store import Store, ranges
+from paradigms.store.store import Store
+from paradigms.store.view import ranges
 
 SMALL = 100  # largest k' for which k' tokens are retrieved instead of estimating mⱼ
 CANDIDATES, EACH = 512, 8  # documents scored in full: the minimum, and the number per wanted document
@@ -53,8 +54,8 @@ NONE = np.zeros(0, np.float32)
 NONE.setflags(write=False)
 
 
-class Opened(NamedTuple):
-    """The opened lists of a store."""
+class OpenLists(NamedTuple):
+    """The lists of a store."""
 
     begins: np.ndarray  # int64 [lists + 1]: where each list begins in `entries`
     entries: np.ndarray  # uint32: the tokens' documents, list by list, in ascending order within a list
@@ -91,7 +92,7 @@ class Lists:
     def behind(self, store: Store) -> bool:
         return _unlisted(store.files, store) > 0
 
-    def open(self, store: Store) -> Opened:
+    def open(self, store: Store) -> OpenLists:
         """Open the lists. Document numbers are not checked until a search reads them."""
         codec: Any = store.codec
         begins, entries = store.files.array(BEGINS, "int64"), store.files.array(ENTRIES, "uint32")
@@ -102,7 +103,7 @@ class Lists:
             raise store.files.damaged(BEGINS, f"it does not describe {lists} lists of {listed} tokens")
         if listed > store.offsets[-1] or store.offsets[first] != listed:
             raise store.files.damaged(ENTRIES, f"its {listed} tokens do not end with a whole document")
-        return Opened(begins, entries, first, threading.local())
+        return OpenLists(begins, entries, first, threading.local())
 
 
 def _unlisted(files: Files | Writer, store: Store) -> int:
@@ -141,13 +142,13 @@ class Probing:
         def search(query: Tokens) -> dict[str, float]:
             # Eq. 4 knows no salience.
             packed = _read(store).packed(Tokens(query.vectors, query.mask) if imputes else query)
-            near = self._near(store, packed, recipe.search_tokens if imputes else 0, BOUNDED * wanted)
-            rows = _largest(near.rows, _f(store, packed, near, near.least), wanted)
+            probed = _probe(store, packed, self.probes, recipe.search_tokens if imputes else 0)
+            rows = _bounded(store, packed, probed, BOUNDED * wanted)
+            rows = _largest(rows, _f(store, packed, rows, probed.chosen, probed.least), wanted)
             if not imputes:
                 return best(store, scores(store, [recipe], query, rows, packed)[0], rows, k)
-            whole = near._replace(rows=rows, chosen=np.ones_like(near.chosen))
-            f = torch.from_numpy(_f(store, packed, whole, near.missing)) / query.mask.shape[-1]
-            return best(store, f, rows, k)
+            f = _f(store, packed, rows, np.ones_like(probed.chosen), probed.missing)
+            return best(store, torch.from_numpy(f) / query.mask.shape[-1], rows, k)
 
         return _each(parts, advance, search)
 
@@ -159,88 +160,108 @@ class Probing:
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         codec: Any = store.codec
-        near = padded(vectors.cpu(), codec.bits) @ codec.centroids.T
-        probed = near.topk(min(self.probes, near.shape[1])).indices.tolist()
+        products = padded(vectors.cpu(), codec.bits) @ codec.centroids.T
+        probed = products.topk(min(self.probes, products.shape[1])).indices.tolist()
         values = vectors.new_full((len(vectors), min(k, int(store.offsets[-1]))), -torch.inf)
         tokens = torch.full(values.shape, -1, device=values.device)
         for n, (vector, chosen) in enumerate(zip(vectors, probed, strict=True)):
             rows = _tokens(store, chosen)
-            near = torch.from_numpy(store.decoded(rows)["vectors"]).to(vectors) @ vector
-            top = near.topk(min(values.shape[1], len(near)))
+            similarities = torch.from_numpy(store.decoded(rows)["vectors"]).to(vectors) @ vector
+            top = similarities.topk(min(values.shape[1], len(similarities)))
             values[n, : len(top.values)] = top.values
             tokens[n, : len(top.values)] = torch.from_numpy(rows).to(tokens.device)[top.indices]
         return values, tokens
 
-    def _near(self, store: Store, packed: PackedQueries, k: int, wanted: int) -> "Near":
-        """Find the `wanted` documents with the largest bounds, weighted by the query's salience, if any.
 
-        k: rank of the similarity to estimate as `missing`; 0 means none.
-        """
-        from paradigms.find import loops
+class ProbedLists(NamedTuple):
+    """The lists that a query's tokens probe, as pairs of a query token j and a list c."""
 
-        query, count, lists = packed.query, int(packed.query.spans[-1]), store.derived
-        missing, least = np.empty(count, np.float32), np.empty(count, np.float32)
-        # Standard deviation of the products of residuals, whose spread is σ, with a query token.
-        noise = np.linalg.norm(packed.vectors, axis=1).astype(np.float32)
-        loops.select(query.near, store.once(list_sizes), self.probes, k, noise, least, missing)
-        tokens, probed = loops.probed(query.near, least)
-        chosen = np.zeros(len(query.near), np.bool_)
-        chosen[probed] = True
-        begins, ends = lists.begins[probed], lists.begins[probed + 1]
-        total = int((ends - begins).sum()) + int(store.offsets[-1]) - len(lists.entries)
-        threads = worth(total // 4)  # reading entries is faster than reading codes
-        # The documents are divided among the threads, so that no two threads update the same document.
-        documents, centroids = len(store.living), store.columns["centroids"]
-        cuts = np.empty((threads + 1, len(probed)), np.int64)
-        edges = [documents * n // threads for n in range(threads + 1)]
-        for n, document in enumerate(edges):
-            loops.cut(lists.entries, begins, ends, document, cuts[n])
-        cuts[0], cuts[threads] = begins, ends
-        given = query.near, least, query.weights
-
-        def bound(n: int) -> tuple[np.ndarray, np.ndarray]:
-            # Removed until it is cleared again, so that an interrupted search cannot leave a dirty state.
-            state = lists.states.__dict__.pop("state", None)
-            if state is None:
-                state = np.zeros((documents, 2), np.float32)
-            first, stop, listed = max(lists.first, edges[n]), edges[n + 1], store.living[: lists.first]
-            most = int(np.maximum(cuts[n + 1] - cuts[n], 0).sum()) + max(0, stop - first)
-            rows = np.empty(min(documents, most), np.int64)
-            met = loops.bound(
-                *given, tokens, probed, cuts[n], cuts[n + 1], lists.entries, listed, state, rows
-            )
-            tail = chosen, centroids, store.offsets, first, stop
-            met = loops.bound_unlisted(*given, *tail, store.living, state, rows, met)
-            found = loops.largest(rows[:met], state, wanted)
-            lists.states.state = state
-            return found
-
-        parts = shared(bound, range(threads), threads)
-        rows, bounds = (np.concatenate(values) for values in zip(*parts, strict=True))
-        return Near(np.unique(_largest(rows, bounds, wanted)), chosen, least, missing)
-
-
-class Near(NamedTuple):
-    """The documents in the lists that a query probes."""
-
-    rows: np.ndarray  # int64, ascending
-    chosen: np.ndarray  # bool [K]: the lists that any query token probes
+    tokens: np.ndarray  # int64 [pairs]: j, ascending
+    lists: np.ndarray  # int64 [pairs]: c, the most similar first
+    chosen: np.ndarray  # bool [K]: whether any query token probes the list
     least: np.ndarray  # float32 [j]: lⱼ, the similarity of the last list that query token j probes
-    missing: np.ndarray  # float32 [j]: the expected k'-th best similarity
+    missing: np.ndarray  # float32 [j]: the expected k-th best similarity
 
 
-def _f(store: Store, packed: PackedQueries, near: Near, missing: np.ndarray) -> np.ndarray:
-    """Compute N · f for each document of `near` with m = missing, weighted by the query's salience if any."""
+def _probe(store: Store, packed: PackedQueries, probes: int, k: int) -> ProbedLists:
+    """Select `probes` lists for each query token. k: rank of the similarity `missing`; 0 means none."""
+    from paradigms.find import loops
+
+    query = packed.query
+    count = int(query.spans[-1])
+    least = np.empty(count, np.float32)
+    missing = np.empty(count, np.float32)
+    # Standard deviation of the products of residuals, whose spread is σ, with a query token.
+    noise = np.linalg.norm(packed.vectors, axis=1).astype(np.float32)
+    loops.select(query.near, store.once(list_sizes), probes, k, noise, least, missing)
+    tokens, lists = loops.probed(query.near, least)
+    chosen = np.zeros(len(query.near), np.bool_)
+    chosen[lists] = True
+    return ProbedLists(tokens, lists, chosen, least, missing)
+
+
+def _bounded(store: Store, packed: PackedQueries, probed: ProbedLists, wanted: int) -> np.ndarray:
+    """Return, in ascending order, the `wanted` documents with the largest bounds.
+
+    Bounds are weighted by the query's salience, if any. The documents are divided among the threads, so that
+    no two threads update the same document.
+    """
+    from paradigms.find import loops
+
+    query = packed.query
+    lists: OpenLists = store.derived
+    begins = lists.begins[probed.lists]
+    ends = lists.begins[probed.lists + 1]
+    unlisted = int(store.offsets[-1]) - len(lists.entries)
+    threads = worth((int((ends - begins).sum()) + unlisted) // 4)  # entries are read faster than codes
+    documents = len(store.living)
+    edges = [documents * n // threads for n in range(threads + 1)]
+    cuts = np.empty((threads + 1, len(begins)), np.int64)  # where each thread's documents begin in each list
+    for n, document in enumerate(edges):
+        loops.cut(lists.entries, begins, ends, document, cuts[n])
+    cuts[0] = begins
+    cuts[threads] = ends
+    similarities = query.near, probed.least, query.weights
+
+    def bound(n: int) -> tuple[np.ndarray, np.ndarray]:
+        # Removed until it is cleared again, so that an interrupted search cannot leave a dirty state.
+        state = lists.states.__dict__.pop("state", None)
+        if state is None:
+            state = np.zeros((documents, 2), np.float32)
+        first = max(lists.first, edges[n])
+        most = int(np.maximum(cuts[n + 1] - cuts[n], 0).sum()) + max(0, edges[n + 1] - first)
+        rows = np.empty(min(documents, most), np.int64)
+        ranges = probed.tokens, probed.lists, cuts[n], cuts[n + 1], lists.entries
+        count = loops.bound(*similarities, *ranges, store.living[: lists.first], state, rows)
+        tail = probed.chosen, store.columns["centroids"], store.offsets, first, edges[n + 1], store.living
+        count = loops.bound_unlisted(*similarities, *tail, state, rows, count)
+        best_rows = loops.largest(rows[:count], state, wanted)
+        lists.states.state = state
+        return best_rows
+
+    parts = shared(bound, range(threads), threads)
+    rows, bounds = (np.concatenate(values) for values in zip(*parts, strict=True))
+    return np.unique(_largest(rows, bounds, wanted))
+
+
+def _f(
+    store: Store, packed: PackedQueries, rows: np.ndarray, chosen: np.ndarray, missing: np.ndarray
+) -> np.ndarray:
+    """Compute N · f of the documents at `rows` with m = missing, weighted by the query's salience if any.
+
+    chosen: the lists whose tokens are scored, bool [K].
+    """
     from paradigms.scoring import kernels
 
-    best = np.empty((len(near.rows), packed.query.near.shape[1]), np.float32)
-    starts, stops = store.offsets[near.rows], store.offsets[near.rows + 1]
+    best = np.empty((len(rows), packed.query.near.shape[1]), np.float32)
+    starts, stops = store.offsets[rows], store.offsets[rows + 1]
+    width = packed.vectors.shape[1]
 
     def probe(part: slice) -> None:
-        there, width = kernels.Documents(starts[part], stops[part], NONE), packed.vectors.shape[1]
-        kernels.probe(_read(store).tokens, packed.query, there, width, near.chosen, best[part])
+        documents = kernels.Documents(starts[part], stops[part], NONE)
+        kernels.probe(_read(store).tokens, packed.query, documents, width, chosen, best[part])
 
-    divided(probe, len(near.rows), int((stops - starts).sum()) // 4)
+    divided(probe, len(rows), int((stops - starts).sum()) // 4)
     filled = np.maximum(best[:, : len(missing)], missing)
     return np.einsum("nj, j -> n", filled, packed.query.weights[: len(missing)])
 
@@ -263,7 +284,7 @@ def list_sizes(store: Store) -> np.ndarray:
 
 def _tokens(store: Store, chosen: Sequence[int]) -> np.ndarray:
     """Return the tokens in the chosen lists in ascending order, excluding those of deleted documents."""
-    lists: Opened = store.derived
+    lists: OpenLists = store.derived
     entries = [lists.entries[lists.begins[c] : lists.begins[c + 1]] for c in chosen]
     documents = np.unique(np.concatenate([*entries, np.arange(lists.first, len(store.living))]))
     documents = documents[documents < len(store.living)].astype(np.int64)
@@ -282,8 +303,8 @@ def _each(parts: Sequence[Tokens], advance: Advance, search: Callable[[Tokens], 
     """Call `search` for each query without its padding, in parallel if there are enough queries."""
 
     def one(query: Tokens) -> dict[str, float]:
-        there = query.mask[0, 0]
-        row = search(query.map(lambda t: t[:, :, there].cpu())) if there.any() else {}
+        real = query.mask[0, 0]
+        row = search(query.map(lambda t: t[:, :, real].cpu())) if real.any() else {}
         advance(1)
         return row
 

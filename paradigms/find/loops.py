@@ -29,31 +29,42 @@ def select(similarities, sizes, probes, wanted, spread, least, missing):
     wanted = 0 saves the time of this estimate.
     """
     count = missing.shape[0]
-    low, high = similarities[0, :count].copy(), similarities[0, :count].copy()
+    low = similarities[0, :count].copy()
+    high = similarities[0, :count].copy()
     for c in range(similarities.shape[0]):
         for j in range(count):
-            low[j], high[j] = min(low[j], similarities[c, j]), max(high[j], similarities[c, j])
+            low[j] = min(low[j], similarities[c, j])
+            high[j] = max(high[j], similarities[c, j])
     scale = np.float32(BINS - 1) / np.maximum(high - low, np.float32(1e-9))
-    lists, counts = np.zeros((count, BINS), np.int64), np.zeros((count, BINS), np.int64)
+    lists = np.zeros((count, BINS), np.int64)
+    tokens = np.zeros((count, BINS), np.int64)
     half = low + (high - low) / 2  # few lists lie above; the others are only counted if needed
     for c in range(similarities.shape[0]):
         for j in range(count):
             if similarities[c, j] >= half[j]:
                 bin = int((similarities[c, j] - low[j]) * scale[j])
                 lists[j, bin] += 1
-                counts[j, bin] += sizes[c]
+                tokens[j, bin] += sizes[c]
     for j in range(count):
-        reached = blurred(counts[j], wanted, spread[j] * scale[j])
-        if lists[j].sum() < probes or (wanted and reached - 4 * spread[j] * scale[j] < BINS // 2):
-            for c in range(similarities.shape[0]):
-                if similarities[c, j] < half[j]:
-                    bin = int((similarities[c, j] - low[j]) * scale[j])
-                    lists[j, bin] += 1
-                    counts[j, bin] += sizes[c]
-            reached = blurred(counts[j], wanted, spread[j] * scale[j])
+        noise = spread[j] * scale[j]
+        reached = blurred(tokens[j], wanted, noise)
+        if lists[j].sum() < probes or (wanted and reached - 4 * noise < BINS // 2):
+            count_below(similarities[:, j], sizes, half[j], low[j], scale[j], lists[j], tokens[j])
+            reached = blurred(tokens[j], wanted, noise)
         missing[j] = low[j] + reached / scale[j]
         # The product of a list at the bin's edge may be rounded to the bin above.
         least[j] = low[j] + (place(lists[j], probes) - np.float32(1e-3)) / scale[j]
+
+
+@no_type_check
+@cached_njit(nogil=True)
+def count_below(similarities, sizes, half, low, scale, lists, tokens):
+    """Add the lists with similarities [K] below `half`, and their tokens, to histograms."""
+    for c in range(similarities.shape[0]):
+        if similarities[c] < half:
+            bin = int((similarities[c] - low) * scale)
+            lists[bin] += 1
+            tokens[bin] += sizes[c]
 
 
 @no_type_check
@@ -185,14 +196,14 @@ def largest(documents, state, count):
     histogram = np.zeros(BINS, np.int64)
     for d in documents:
         histogram[int((state[d, 0] - low) * scale)] += 1
-    last, kept = place(histogram, count), 0
+    last, used = place(histogram, count), 0
     bounds = np.empty(histogram[last:].sum(), np.float32)
     for d in documents:
         if int((state[d, 0] - low) * scale) >= last:
-            documents[kept], bounds[kept] = d, state[d, 0]
-            kept += 1
+            documents[used], bounds[used] = d, state[d, 0]
+            used += 1
         state[d] = 0
-    return documents[:kept], bounds
+    return documents[:used], bounds
 
 
 @no_type_check

@@ -58,8 +58,8 @@ class Factory:
             return
         faiss = _faiss()
         with _threads(faiss):
-            known = FILE in writer.entries
-            index = _parsed(writer.array(FILE, "uint8")) if known else self._trained(count, entries)
+            exists = FILE in writer.entries
+            index = _parsed(writer.array(FILE, "uint8")) if exists else self._trained(count, entries)
             if anew:
                 index.reset()
             step = max(1, NUMBERS // index.d)
@@ -125,20 +125,20 @@ class Nearest:
         lists = faiss.try_extract_index_ivf(index)
         if lists is not None:
             lists.nprobe = probes
-        asked = wanted
+        requested = wanted
         while True:
             with _threads(faiss):
-                scores, rows = index.search(queries, asked)
-            there = rows >= 0
+                scores, rows = index.search(queries, requested)
+            alive = rows >= 0
             if dead is not None:
-                there &= ~dead[rows]
-            ended = (rows[:, -1] < 0) | (there.sum(1) >= wanted)
-            if ended.all() or asked == index.ntotal:
+                alive &= ~dead[rows]
+            ended = (rows[:, -1] < 0) | (alive.sum(1) >= wanted)
+            if ended.all() or requested == index.ntotal:
                 break
-            asked = min(2 * asked, index.ntotal)
-        kept = np.argsort(~there, axis=1, kind="stable")[:, :wanted]
-        scores, rows = np.where(there, scores, -np.inf), np.where(there, rows, -1)
-        return np.take_along_axis(scores, kept, 1), np.take_along_axis(rows, kept, 1)
+            requested = min(2 * requested, index.ntotal)
+        order = np.argsort(~alive, axis=1, kind="stable")[:, :wanted]
+        scores, rows = np.where(alive, scores, -np.inf), np.where(alive, rows, -1)
+        return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
 
 
 def default_factory(tokens: int, sample: int = SAMPLE) -> str:

@@ -1,21 +1,39 @@
-"""Files for LEMUR: a vector per document, whose inner product with a query's features predicts MaxSim.
+"""Search with LEMUR (Jääsaari et al. 2026, arXiv:2601.21853): one inner product selects candidates for rel.
 
-`encodings.NearDocuments` searches them.
+Beside the token vectors, a FAISS index stores one vector per document, whose inner product with a query's
+features predicts MaxSim (`paradigms.lemur`). The documents with the largest inner products are scored from
+all their tokens: by `core.rel` or, if the paradigm imputes, as in reranking.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from paradigms.find.encodings import READ, WIDE, Opened
+from paradigms.core import Tokens
 from paradigms.find.nearest import FLAT, Factory, Nearest
-from paradigms.lemur import SAMPLE, TARGETS, TOKENS, Features, Regression, best, fit_features
+from paradigms.find.ranking import Ranked, best, scores
+from paradigms.lemur import SAMPLE, TARGETS, TOKENS, Features, Regression, fit_features
+from paradigms.lemur import best as best_tokens
+from paradigms.recipe import Recipe
+from paradigms.store.build import Advance
 from paradigms.store.columns import Files, Writer
 from paradigms.store.store import Store
 
 FEATURES, LEARNED = "features.bin", "learned.bin"  # ψ, and the tokens of the least squares
+WIDE = 1 << 20  # maximum number of features
+READ = 1 << 16  # padded tokens read at once
+
+
+class DocumentVectors(NamedTuple):
+    """The document vectors of a store. queries: converts queries [b, 1, j, h] to vectors [b, w], float32."""
+
+    queries: Callable[[Tokens], Tensor]
+    nearest: Nearest
 
 
 @dataclass(frozen=True)
@@ -60,11 +78,11 @@ class Predictors:
         order = np.argsort(chosen)
         rows = np.empty((len(chosen), store.dim), np.float16)
         rows[order] = stored[chosen[order]]  # read in the order of the file
-        vectors, there = torch.from_numpy(rows).float(), store.with_tokens()
+        vectors = torch.from_numpy(rows).float()
         targets = vectors.new_zeros((len(vectors), 0))
         if self.epochs:
-            sample = np.sort(random.permutation(there)[:TARGETS])
-            parts = [best(store.tokens(block), vectors) for block in store.blocks(READ, sample)]
+            sample = np.sort(random.permutation(store.with_tokens())[:TARGETS])
+            parts = [best_tokens(store.tokens(block), vectors) for block in store.blocks(READ, sample)]
             targets = torch.cat(parts, 1)
         features = fit_features(targets, vectors, self.width, self.epochs, self.seed)
         columns = [part if part.ndim == 2 else part[:, None] for part in astuple(features)]
@@ -74,13 +92,13 @@ class Predictors:
     def behind(self, store: Store) -> bool:
         return False
 
-    def open(self, store: Store) -> Opened:
+    def open(self, store: Store) -> DocumentVectors:
         fitted = _Fitted(store.files, store.dim)
         if int(store.offsets[-1]) and len(fitted.layer) != self.width - 1:
             raise store.files.damaged(FEATURES, f"{len(fitted.layer)} features, not {self.width - 1}")
         if int(store.offsets[-1]) and not len(fitted.vectors):
             raise store.files.damaged(LEARNED, "it is missing")
-        return Opened(fitted.features.queries, Nearest(store.files, (len(store.living), self.width)))
+        return DocumentVectors(fitted.features.queries, Nearest(store.files, (len(store.living), self.width)))
 
 
 class _Fitted:
@@ -104,3 +122,38 @@ class _Fitted:
     @cached_property
     def regression(self) -> Regression:
         return Regression.of(self.features, torch.from_numpy(self.vectors.astype(np.float32)))
+
+
+@dataclass(frozen=True)
+class NearDocuments:
+    """Score in full the documents whose vectors have the largest inner products with the query's vector.
+
+    probes: number of FAISS's inverted lists to read per query. candidates: number of documents to score,
+    raised to k if smaller; 0 means the larger of 64 and 4k.
+    """
+
+    probes: int = 16
+    candidates: int = 0
+
+    def nearest(self, store: Store, queries: Tokens, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the k largest inner products for each query [b, 1, j, h], and the rows of their documents.
+
+        If FAISS finds fewer than k documents, the remaining rows are −1.
+        """
+        hidden = np.ones(len(store.living), bool)
+        hidden[rows := store.with_tokens()] = False
+        vectors: DocumentVectors = store.derived
+        encoded = vectors.queries(queries.map(lambda t: t.cpu())).numpy()
+        return vectors.nearest(encoded, min(k, len(rows)), hidden if hidden.any() else None, self.probes)
+
+    def search(
+        self, store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance
+    ) -> Ranked:
+        ranked = []
+        for queries in parts:
+            _, candidates = self.nearest(store, queries, max(k, self.candidates or max(64, 4 * k)))
+            for n, rows in enumerate(candidates):
+                rows = np.sort(rows[rows >= 0])
+                ranked.append(best(store, scores(store, [recipe], queries[n : n + 1], rows)[0], rows, k))
+                advance(1)
+        return ranked

@@ -61,11 +61,11 @@ def retrieved_each(
     for queries in parts:
         step = max(1, most // max(1, queries.mask.shape[-1]))
         for start in range(0, len(queries.mask), step):
-            some = queries[start : start + step]
-            lengths = some.mask[:, 0].sum(-1).tolist()
-            retrieved = retrieve(store, some.vectors[:, 0][some.mask[:, 0]], k)
+            piece = queries[start : start + step]
+            lengths = piece.mask[:, 0].sum(-1).tolist()
+            retrieved = retrieve(store, piece.vectors[:, 0][piece.mask[:, 0]], k)
             similarities, tokens = (t.split(lengths) for t in retrieved)
-            single = (some[n : n + 1] for n in range(len(lengths)))
+            single = (piece[n : n + 1] for n in range(len(lengths)))
             yield from zip(single, similarities, tokens, strict=True)
 
 
@@ -85,15 +85,15 @@ def scores(
     if not len(rows):
         return values
     read = scanned(store, query.mask.device)
-    known = [n for n, recipe in enumerate(recipes) if read and compiled(recipe)]
-    others = [n for n in range(len(recipes)) if n not in known]
-    if read and known:
+    compilable = [n for n, recipe in enumerate(recipes) if read and compiled(recipe)]
+    others = [n for n in range(len(recipes)) if n not in compilable]
+    if read and compilable:
         packed = read.packed(query) if packed is None else packed
-        values[known] = read.relevances([recipes[n] for n in known], packed, rows)[:, 0]
+        values[compilable] = read.relevances([recipes[n] for n in compilable], packed, rows)[:, 0]
     if others:
-        whole, query = any(recipes[n].reads_pool for n in others), _trimmed(query)
+        pooled, query = any(recipes[n].reads_pool for n in others), _trimmed(query)
         parts = []
-        for block in [rows] if whole else store.blocks(CANDIDATES, rows):
+        for block in [rows] if pooled else store.blocks(CANDIDATES, rows):
             documents = store.tokens(block, query.mask.device)
             parts.append(torch.cat([score(recipes[n], documents, query) for n in others]))
         values[others] = torch.cat(parts, 1)
@@ -135,8 +135,8 @@ def best(store: Store, scores: Float[Tensor, " n"], rows: np.ndarray, k: int) ->
         return {}
     scores = scores.float().cpu() + 0.0  # adding 0 turns −0 into 0
     least = scores.topk(min(k, len(rows))).values[-1]
-    there = (scores >= least).numpy()
-    values = by_id(store, rows[there], scores[there].tolist()).items()
+    top = (scores >= least).numpy()
+    values = by_id(store, rows[top], scores[top].tolist()).items()
     return dict(sorted(values, key=lambda pair: (-pair[1], pair[0]))[:k])
 
 

@@ -42,7 +42,7 @@ class Exact:
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
-        stored, wanted = store.columns["vectors"], min(k, store.living_tokens)
+        stored, count = store.columns["vectors"], min(k, store.living_tokens)
         dead = None if store.dead is None else torch.from_numpy(store.dead)
         _, cells = ranking.SIZES.get(vectors.device.type, LARGE_SIZES)
         slices = vectors.split(max(1, 16 * cells // max(1, min(TOKEN_BLOCK, len(stored)))))
@@ -53,10 +53,10 @@ class Exact:
                 S = part @ block.T
                 if dead is not None:
                     S.masked_fill_(dead[start : start + TOKEN_BLOCK].to(S.device), -torch.inf)
-                new, places = _largest(S, min(wanted, len(block)))
+                new, places = _largest(S, min(count, len(block)))
                 scores, tokens = torch.cat([scores, new], 1), torch.cat([tokens, places + start], 1)
-                scores, kept = scores.topk(min(wanted, scores.shape[1]), sorted=False)
-                top[n] = scores, tokens.gather(1, kept)
+                scores, places_of_best = scores.topk(min(count, scores.shape[1]), sorted=False)
+                top[n] = scores, tokens.gather(1, places_of_best)
         return torch.cat([s for s, _ in top]), torch.cat([t for _, t in top])
 
 
@@ -64,23 +64,23 @@ def _gathered(store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, adv
     """Score all documents by `core.rel`, keeping one block's scores for one batch of queries in memory."""
     device, total = parts[0].mask.device, sum(len(queries.mask) for queries in parts)
     read = scanned(store, device) if compiled(recipe) else None
-    packed = [read.packed(some) for queries in parts for some in slices(queries)] if read else []
+    packed = [read.packed(piece) for queries in parts for piece in slices(queries)] if read else []
     limit, _ = ranking.SIZES.get(device.type, LARGE_SIZES)
     queries: Sequence[Any] = packed or parts
     top: dict[int, Tensor] = {}  # index of a part of the queries → its k best keys so far
     for block in _in_place(store) if read else store.blocks(limit):
         documents = None if read else store.tokens(block, device)
-        for n, some in enumerate(queries):
+        for n, piece in enumerate(queries):
             if documents is None:
                 assert read
-                scores = read.relevance(recipe, some, block)
+                scores = read.relevance(recipe, piece, block)
             else:
-                scores = score(recipe, documents, some)
+                scores = score(recipe, documents, piece)
             new = keys(store, scores, block)
             both = torch.cat([top[n], new], 1) if n in top else new
             top[n] = both.topk(min(k, both.shape[1])).values
         advance(total * len(block) / len(store))
-    return [decoded(store, row) for some in top.values() for row in some]
+    return [decoded(store, row) for piece in top.values() for row in piece]
 
 
 def _imputed(store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance) -> Ranked:
@@ -89,8 +89,8 @@ def _imputed(store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, adva
     if not read:
         return imputed(store, recipe, parts, k, advance, Exact().token_search)
     rows, ranked = np.flatnonzero(store.living), []
-    for some in (some for queries in parts for some in slices(queries)):
-        scores, owns = read.imputed(recipe, read.packed(some), rows, store.living_tokens)
+    for piece in (piece for queries in parts for piece in slices(queries)):
+        scores, owns = read.imputed(recipe, read.packed(piece), rows, store.living_tokens)
         for row, mine in zip(scores, owns, strict=True):
             ranked.append(best(store, row[torch.from_numpy(mine)], rows[mine], k))
         advance(len(owns))
@@ -109,11 +109,11 @@ def _largest(S: Tensor, k: int) -> tuple[Tensor, Tensor]:
     groups = S.shape[1] // GROUP
     if groups <= k:
         return S.topk(k, sorted=False)
-    whole, device = groups * GROUP, S.device
-    maxima = S[:, :whole].view(-1, GROUP, groups).amax(1)
+    grouped, device = groups * GROUP, S.device
+    maxima = S[:, :grouped].view(-1, GROUP, groups).amax(1)
     chosen = maxima.topk(k, sorted=False).indices[:, None, :]
     members = (chosen + torch.arange(GROUP, device=device)[:, None] * groups).flatten(1)
-    rest = torch.arange(whole, S.shape[1], device=device).expand(len(S), -1)
+    rest = torch.arange(grouped, S.shape[1], device=device).expand(len(S), -1)
     members = torch.cat([members, rest], 1)
-    values, kept = S.gather(1, members).topk(k, sorted=False)
-    return values, members.gather(1, kept)
+    values, best_places = S.gather(1, members).topk(k, sorted=False)
+    return values, members.gather(1, best_places)

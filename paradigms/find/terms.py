@@ -36,17 +36,17 @@ class BlockMax:
         for queries in parts:
             _check(store, recipe, queries)
         codec: Any = store.codec
-        made = store.once(_postings)
+        inverted = store.once(_postings)
 
         def search(query: Tokens) -> dict[str, float]:
             assert query.ids is not None
-            known = (query.ids >= 0) & (query.ids < len(made.terms) - 1)
-            mask = query.mask & known & (query.vectors[..., 0] > 0)
+            indexed = (query.ids >= 0) & (query.ids < len(inverted.terms) - 1)
+            mask = query.mask & indexed & (query.vectors[..., 0] > 0)
             terms, places = np.unique(query.ids[mask].cpu().numpy(), return_inverse=True)
             weights = np.zeros(len(terms), np.float32)
             np.add.at(weights, places, query.vectors[..., 0][mask].cpu().numpy())
             rows, scores = np.empty(len(store.living), np.int64), np.empty(len(store.living), np.float32)
-            count = postings.best(made, codec.table, terms, weights, k, rows, scores)
+            count = postings.best(inverted, codec.table, terms, weights, k, rows, scores)
             advance(1)
             return best(store, torch.from_numpy(scores[:count]), rows[:count], k)
 

@@ -11,7 +11,7 @@ retriever from any kind of model. `AllProcesses`, `Passages` and `WithoutOwn` wr
 
 from paradigms.retrieve.fusion import Fused, fuse, union
 from paradigms.retrieve.indexed import Indexed
-from paradigms.retrieve.readouts import Readouts
+from paradigms.retrieve.merged import Merged
 from paradigms.retrieve.reranking import Model, Reranking, retriever_of
 from paradigms.retrieve.retriever import Retriever
 from paradigms.retrieve.wrappers import AllProcesses, Passages, WithoutOwn

@@ -14,7 +14,7 @@ from paradigms.data import Corpus, Run, check_queries
 from paradigms.encoder.batches import by_length
 from paradigms.encoder.precision import AUTO, autocast
 from paradigms.explanation import Explanation
-from paradigms.find import INDEXES, Folders, Index, Indexes, open_indexes
+from paradigms.find import INDEXES, Index, open_index
 from paradigms.find.scan import Exact
 from paradigms.io.checks import check_texts
 from paradigms.io.progress import progress_bar
@@ -32,14 +32,19 @@ class Indexed:
 
     model: the model that made the index, possibly with another alignment. corpus: the documents' texts, for
     `explain`. keep: β^q, the share of each query's tokens to search with; the most salient tokens are kept.
-    precision: precision for encoding queries; see `encoder.precision`.
+    precision: precision for encoding queries; see `encoder.precision`. Raises ValueError, naming documents,
+    if the index was built from other texts than the corpus has (`Store.check_texts`).
     """
 
-    index: Index | Indexes
+    index: Index
     model: Paradigm
     corpus: Corpus | None = None
     keep: float = 1.0
     precision: str = AUTO
+
+    def __post_init__(self) -> None:
+        if self.corpus is not None:
+            self.index.store.check_texts(self.corpus)
 
     @classmethod
     def build(
@@ -62,22 +67,22 @@ class Indexed:
         progress.
         """
         model = model if dim is None else model.truncated(dim)
-        corpus, made = Corpus.of(texts), INDEXES[kind]() if isinstance(kind, str) else kind
+        corpus = Corpus.of(texts)
+        index_kind = INDEXES[kind]() if isinstance(kind, str) else kind
         settings["precision"] = precision
-        store = Store.build(made, model, corpus.ids, corpus, folder, **settings)
+        store = Store.build(index_kind, model, corpus.ids, corpus, folder, **settings)
         return cls(Index(store), model, corpus, precision=precision)
 
     @classmethod
-    def open(cls, folder: Folders, model: Paradigm, corpus: Corpus | None = None) -> Indexed:
-        """Open the index in a folder, or the indexes in several folders as one (`find.Indexes`).
+    def open(cls, folder: str | Path, model: Paradigm, corpus: Corpus | None = None) -> Indexed:
+        """Open the index in a folder; for several folders, see `Merged.open`.
 
-        The model is truncated if the index was built with fewer dimensions. Raises ValueError if an index was
-        built by another model or if two indexes contain the same document.
+        The model is truncated if the index was built with fewer dimensions. Raises ValueError if the index
+        was built by another model or from other texts.
         """
-        index = open_indexes(folder)
-        first = index.indexes[0].store if isinstance(index, Indexes) else index.store
-        if first.dim < model.encoder.dim and first.fits(model):
-            model = model.truncated(first.dim)
+        index = open_index(folder)
+        if index.store.dim < model.encoder.dim and index.store.fits(model):
+            model = model.truncated(index.store.dim)
         index.store.check(model)
         return cls(index, model, corpus)
 
@@ -134,12 +139,7 @@ class Indexed:
 
         Returns None if parts of the documents cannot be searched separately.
         """
-        if self.model.recipe.search != "gather":
-            return None
-        if isinstance(self.index, Indexes):
-            folders = self.index.indexes[n::count] if len(self.index.indexes) >= count else ()
-            return replace(self, index=Indexes(folders)) if folders else None
-        if not isinstance(self.index.finder, Exact):
+        if self.model.recipe.search != "gather" or not isinstance(self.index.finder, Exact):
             return None
         rows = np.array_split(np.flatnonzero(self.index.store.living), count)[n]
         return self.only(self.index.store.names(rows))
@@ -151,10 +151,10 @@ def encoded_queries(
     """Yield batches of ids and Q, with at most QUERIES queries of similar length."""
     names = list(queries)
     for places in by_length([len(text) for text in queries.values()], rows=QUERIES):
-        some = [names[n] for n in places]
+        ids = [names[n] for n in places]
         with autocast(model.encoder.device, precision):
-            encoded = model.encode_queries([queries[name] for name in some])
-        yield some, encoded
+            encoded = model.encode_queries([queries[name] for name in ids])
+        yield ids, encoded
 
 
 def text_of(corpus: Corpus | None, document: str) -> str:

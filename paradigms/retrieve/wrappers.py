@@ -14,6 +14,7 @@ from paradigms.data.pieces import Pieces
 from paradigms.explanation import Explanation
 from paradigms.io.checks import check_texts
 from paradigms.retrieve.indexed import Indexed
+from paradigms.retrieve.merged import Merged
 from paradigms.retrieve.retriever import Retriever
 from paradigms.store.building import Launch
 
@@ -56,15 +57,15 @@ class Passages(Wrapper):
         check_texts(queries, "query")
         size, mean = len(self.pieces.corpus), self.pieces.mean
         summed = self.best > 1 and mean > 1
-        wanted = 2 * k if summed else k
+        count = 2 * k if summed else k
         run: Run = {query: {} for query in queries}
-        left, depth = dict(queries), min(wanted * mean, size)
+        left, depth = dict(queries), min(count * mean, size)
         while left:
             for query, scores in self.retriever.search(left, depth, progress=progress).items():
                 documents = self.pieces.documents(scores)
-                if len(documents) >= wanted or len(scores) < depth or depth == size:
+                if len(documents) >= count or len(scores) < depth or depth == size:
                     del left[query]
-                    run[query] = best_first(documents, wanted)
+                    run[query] = best_first(documents, count)
             depth = min(WIDER * depth, size)
         if summed:
             run = self.rerank(queries, run, progress=progress)
@@ -119,11 +120,11 @@ class AllProcesses(Wrapper):
 
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
         check_texts(queries, "query")
-        rank, count, whole = self.launch.process_index, self.launch.num_processes, self.retriever
-        if count > 1 and isinstance(whole, Indexed) and (part := whole.part(rank, count)):
+        rank, count, searched = self.launch.process_index, self.launch.num_processes, self.retriever
+        if count > 1 and isinstance(searched, Indexed | Merged) and (part := searched.part(rank, count)):
             return self._merged(queries, part.search(queries, k, progress=progress), k)
         mine = {query: queries[query] for query in list(queries)[rank::count]}
-        return self._merged(queries, whole.search(mine, k, progress=progress))
+        return self._merged(queries, searched.search(mine, k, progress=progress))
 
     def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
         rank, count = self.launch.process_index, self.launch.num_processes

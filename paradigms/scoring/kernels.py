@@ -268,48 +268,50 @@ def _finish_several(best, kept, most, query, length, normaliser, out):
 
 
 @no_type_check
+@helper
+def _raise_documents(best, kept, ends, segments, lane, grains, products, salience):
+    """Raise best[s] and kept[s], from `lane` on, by the products of the tokens that end at ends[s]."""
+    row = 0
+    for s in range(segments):
+        values = at(products, row * grains * GRAIN)
+        if kept.shape[1]:
+            weighed = at(kept, s) + lane * 4
+            raise_with(at(best, s) + lane * 4, weighed, values, at(salience, row), ends[s] - row, grains)
+        else:
+            raise_to(at(best, s) + lane * 4, values, ends[s] - row, grains)
+        row = ends[s]
+
+
+@no_type_check
 @cached_njit(nogil=True)
 def maxima(tokens, query, documents, width, normaliser, out):
     """Compute out[n, b] = rel, where A is the maximum over tokens. width: h, a multiple of VECTOR."""
-    lanes = query.edges[-1] * GRAIN
+    lanes, total = query.edges[-1] * GRAIN, documents.starts.shape[0]
     rows, products = np.zeros((BLOCK, width), np.float32), np.empty(BLOCK * WIDEST, np.float32)
     places, ends = np.empty((2, BLOCK), np.int64), np.empty(BLOCK, np.int64)
-    best = np.empty((BLOCK, lanes), np.float32)
     salient = documents.salience.shape[0] > 0
-    kept = np.empty((BLOCK, lanes if salient else 0), np.float32)
+    best, kept = np.empty((BLOCK, lanes), np.float32), np.empty((BLOCK, lanes if salient else 0), np.float32)
     salience = np.empty(BLOCK, np.float32)
-    following, token, begun = 0, 0, False
-    if documents.starts.shape[0]:
-        token = documents.starts[0]
-    while following < documents.starts.shape[0]:
+    following, begun = 0, 0  # next document; 1 if its first tokens were in the block before
+    token = documents.starts[0] if total else 0
+    while following < total:
         first = following
         following, token, count, segments = _fill(tokens, documents, first, token, rows, places, ends)
-        for s in range(1 if begun else 0, segments):
+        for s in range(begun, segments):
             _clear(best, s)
-        if salient:
-            for r in range(count):
-                salience[r] = documents.salience[places[0, r]]
+        for r in range(count if salient else 0):
+            salience[r] = documents.salience[places[0, r]]
         for tile in range(query.edges.shape[0] - 1):
-            lane, grains = query.edges[tile] * GRAIN, query.edges[tile + 1] - query.edges[tile]
-            step = _multiply(tokens, query, rows, places, count, tile, products)
-            row = 0
-            for s in range(segments):
-                held, values = at(best, s) + lane * 4, at(products, row * step)
-                if salient:
-                    weighed = at(kept, s) + lane * 4
-                    raise_with(held, weighed, values, at(salience, row), ends[s] - row, grains)
-                else:
-                    raise_to(held, values, ends[s] - row, grains)
-                row = ends[s]
+            grains = _multiply(tokens, query, rows, places, count, tile, products) // GRAIN
+            lane = query.edges[tile] * GRAIN
+            _raise_documents(best, kept, ends, segments, lane, grains, products, salience)
         for n in range(first, following):
             length = documents.stops[n] - documents.starts[n]
             _finish(best[n - first], kept[n - first], query, length, normaliser, out[n])
-        begun = segments > following - first
+        begun = int(segments > following - first)
         if begun:
-            for lane in range(lanes):
-                best[0, lane] = best[segments - 1, lane]
-                if salient:
-                    kept[0, lane] = kept[segments - 1, lane]
+            best[0] = best[segments - 1]
+            kept[0] = kept[segments - 1]
 
 
 @no_type_check

@@ -5,7 +5,7 @@ tokens, optionally restricted to tokens with the same id (`Alignment.kept`). `Sc
 `impute.imputed_rel`. `score` supports all alignments.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -183,17 +183,20 @@ class Scanned:
         corpus: number of tokens to extrapolate to when imputing. A document is retrieved if a query token
         retrieves one of its tokens.
         """
-        spans, retrieved = packed.query.spans, self.retrieved(recipe.search_tokens, packed, rows)
-        [(some, mine)], missing = filled(recipe, spans, [retrieved], corpus)
+        retrieved = self._retrieved(recipe.search_tokens, packed, rows)
+        missing = IMPUTATIONS[recipe.imputation](torch.from_numpy(retrieved.largest), corpus)
+        least = retrieved.largest.min(1)
+        best = torch.from_numpy(np.where(retrieved.best < least, np.float32(-np.inf), retrieved.best))
         nothing = missing.new_full((1, len(missing)), -torch.inf)
-        scores = torch.stack(
-            [filled_mean(*part).expand(len(rows)) for part in _by_query(spans, nothing, missing)]
-        )
+        scores = torch.empty((len(packed), len(rows)))
         owns = np.zeros((len(packed), len(rows)), bool)
-        scores[:, retrieved.documents], owns[:, retrieved.documents] = some, mine
+        for n, (low, high) in enumerate(pairwise(packed.query.spans.tolist())):
+            scores[n] = filled_mean(nothing[:, low:high], missing[low:high])
+            scores[n, retrieved.documents] = filled_mean(best[:, low:high], missing[low:high])
+            owns[n, retrieved.documents] = (best[:, low:high] > -torch.inf).any(1).numpy()
         return scores, owns
 
-    def retrieved(self, k: int, packed: PackedQueries, rows: np.ndarray) -> "Retrieved":
+    def _retrieved(self, k: int, packed: PackedQueries, rows: np.ndarray) -> "Retrieved":
         """Find each query token's k largest similarities to tokens of the documents at `rows`."""
         from paradigms.scoring import kernels
 
@@ -218,9 +221,8 @@ class Scanned:
         parts = divided(work, len(rows), int(lengths.sum()) * (len(packed.query.edges) - 1))
         values = np.concatenate([top.values for top in tops.values()], axis=1)
         met = np.concatenate([documents for documents, _ in parts])
-        return Retrieved(
-            k, np.partition(values, -k, axis=1)[:, -k:], met, np.concatenate([b for _, b in parts])
-        )
+        best = np.concatenate([maxima for _, maxima in parts])
+        return Retrieved(np.partition(values, -k, axis=1)[:, -k:], met, best)
 
     def _matches(self, recipe: Recipe, packed: PackedQueries) -> "kernels.Matches":
         from paradigms.scoring import kernels
@@ -237,35 +239,6 @@ class Scanned:
 class Retrieved(NamedTuple):
     """The results of a token search in a pool, for the real tokens of packed queries."""
 
-    k: int
     largest: np.ndarray  # [j, k]: the largest similarities, padded with −∞
     documents: np.ndarray  # [n]: places in the pool of all documents with one of these similarities
     best: np.ndarray  # [n, j]: these documents' maxima; arbitrary if below the k-th largest
-
-
-def filled(
-    recipe: Recipe, spans: np.ndarray, pools: Sequence[Retrieved], corpus: int
-) -> tuple[list[tuple[Float[Tensor, "b n"], Bool[np.ndarray, "b n"]]], Float[Tensor, " j"]]:
-    """Compute f_XTR'(q, d) and a mask of retrieved documents for each pool, and compute mⱼ.
-
-    The mask is True if, for some token of q, d contains one of the k' most similar tokens across all pools.
-    mⱼ is also computed across all pools. spans: the position at which each query starts on the token axis j.
-    corpus: total number of tokens in all pools.
-    """
-    k = min(recipe.search_tokens, sum(pool.k for pool in pools))
-    largest = np.concatenate([pool.largest for pool in pools], axis=1)
-    largest = np.partition(largest, -k, axis=1)[:, -k:] if len(pools) > 1 else largest
-    least, missing = largest.min(1), IMPUTATIONS[recipe.imputation](torch.from_numpy(largest), corpus)
-    made = []
-    for pool in pools:
-        best = torch.from_numpy(np.where(pool.best < least, np.float32(-np.inf), pool.best))
-        parts = list(_by_query(spans, best, missing))
-        scores = torch.stack([filled_mean(*part) for part in parts])
-        owns = np.stack([(maxima > -torch.inf).any(1).numpy() for maxima, _ in parts])
-        made.append((scores, owns))
-    return made, missing
-
-
-def _by_query(spans: np.ndarray, best: Tensor, missing: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Split maxima [n, j] and mⱼ [j] by query."""
-    return ((best[:, low:high], missing[low:high]) for low, high in pairwise(spans.tolist()))

@@ -103,48 +103,54 @@ def _dot_tile(grains: int):
             groups = builder.udiv(builder.add(count, _INDEX(height - 1)), _INDEX(height))
             with cgutils.for_range(builder, groups) as group:
                 first = builder.mul(group.index, _INDEX(height))
-                starts = [
-                    builder.gep(rows, [builder.mul(width, builder.add(first, _INDEX(r)))])
-                    for r in range(height)
-                ]
-                before = builder.basic_block
-                loop, after = builder.append_basic_block("loop"), builder.append_basic_block("after")
-                builder.branch(loop)
-                builder.position_at_end(loop)
-                at = builder.phi(_INDEX)
-                sums = [builder.phi(_FLOATS) for _ in range(height * grains)]
-                new = list(sums)
-                turn = builder.add(builder.mul(group.index, width), at)
-                _prefetch(builder, builder.add(ahead, builder.mul(turn, _INDEX(LINE // UNROLLED))))
-                for step in range(UNROLLED):
-                    h = builder.add(at, _INDEX(step))
-                    place = builder.mul(h, _INDEX(grains))
-                    query = [
-                        _load(builder, builder.gep(queries, [builder.add(place, _INDEX(n))]), 4)
-                        for n in range(grains)
-                    ]
-                    for r in range(height):
-                        value = _spread(builder, _load(builder, builder.gep(starts[r], [h]), 4), GRAIN)
-                        for n in range(grains):
-                            product = builder.fmul(value, query[n], flags=("contract",))
-                            cell = r * grains + n
-                            new[cell] = builder.fadd(new[cell], product, flags=("contract",))
-                following = builder.add(at, _INDEX(UNROLLED))
-                at.add_incoming(_INDEX(0), before)
-                at.add_incoming(following, loop)
-                for total, value in zip(sums, new, strict=True):
-                    total.add_incoming(ir.Constant(_FLOATS, [0.0] * GRAIN), before)
-                    total.add_incoming(value, loop)
-                builder.cbranch(builder.icmp_signed("<", following, width), loop, after)
-                builder.position_at_end(after)
+                places = [builder.mul(width, builder.add(first, _INDEX(r))) for r in range(height)]
+                starts = [builder.gep(rows, [place]) for place in places]
+                turns = builder.mul(group.index, width)
+                sums = _sums(builder, starts, queries, width, grains, turns, ahead)
                 cells = builder.gep(out, [builder.mul(first, _INDEX(grains))])
-                for cell, value in enumerate(new):
+                for cell, value in enumerate(sums):
                     _store(builder, value, builder.gep(cells, [_INDEX(cell)]))
             return context.get_dummy_value()
 
         return _nothing(6), generate
 
     return no_type_check(dot_tile)
+
+
+def _sums(builder, starts, queries, width, grains: int, turns, ahead):
+    """Write the loop over h that computes a tile's sums, which stay in registers; return the sums.
+
+    starts: pointers to the rows. turns: features of earlier groups of rows. ahead: address from which to
+    prefetch, evenly over all features.
+    """
+    before = builder.basic_block
+    loop, after = builder.append_basic_block("loop"), builder.append_basic_block("after")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    at = builder.phi(_INDEX)
+    sums = [builder.phi(_FLOATS) for _ in range(len(starts) * grains)]
+    turn = builder.add(turns, at)
+    _prefetch(builder, builder.add(ahead, builder.mul(turn, _INDEX(LINE // UNROLLED))))
+    new = list(sums)
+    for step in range(UNROLLED):
+        h = builder.add(at, _INDEX(step))
+        place = builder.mul(h, _INDEX(grains))
+        pointers = [builder.gep(queries, [builder.add(place, _INDEX(n))]) for n in range(grains)]
+        query = [_load(builder, pointer, 4) for pointer in pointers]
+        for r, start in enumerate(starts):
+            value = _spread(builder, _load(builder, builder.gep(start, [h]), 4), GRAIN)
+            for cell, part in enumerate(query, r * grains):
+                product = builder.fmul(value, part, flags=("contract",))
+                new[cell] = builder.fadd(new[cell], product, flags=("contract",))
+    following = builder.add(at, _INDEX(UNROLLED))
+    at.add_incoming(_INDEX(0), before)
+    at.add_incoming(following, loop)
+    for total, value in zip(sums, new, strict=True):
+        total.add_incoming(ir.Constant(_FLOATS, [0.0] * GRAIN), before)
+        total.add_incoming(value, loop)
+    builder.cbranch(builder.icmp_signed("<", following, width), loop, after)
+    builder.position_at_end(after)
+    return new
 
 
 _one, _two, _three = map(_dot_tile, (1, 2, 3))

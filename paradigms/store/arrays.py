@@ -71,8 +71,8 @@ def parts(
             raise ValueError(f"{len(ids)} ids need as many {name}, not {len(values)}")
     for start in range(0, len(ids), SHARD):
         part = slice(start, start + SHARD)
-        some = ids[part]
-        names = some.to_pylist() if hasattr(some, "to_pylist") else [str(id) for id in some]
+        part_ids = ids[part]
+        names = part_ids.to_pylist() if hasattr(part_ids, "to_pylist") else [str(id) for id in part_ids]
         more_ids, weights = (None if values is None else values[part] for values in (token_ids, salience))
         yield names, as_tokens(vectors[part], ids=more_ids, salience=weights)
 

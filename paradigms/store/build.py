@@ -9,33 +9,47 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
+from functools import cached_property, partial
 from glob import escape
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 
 from paradigms.core import Tokens
+from paradigms.identity import Identity
 from paradigms.io.checks import parse_json
 from paradigms.io.files import atomic_folder, check_replaceable, locked
 from paradigms.store.building import (
     VECTORS,
-    Alone,
     Building,
     Launch,
+    OneProcess,
     ShardFiles,
     begun,
     estimated,
     grown,
     in_codes,
+    sampled,
     trained,
 )
 from paradigms.store.columns import FILES, MANIFEST, ColumnFolder, ColumnMemory, Writer
-from paradigms.store.kind import DELETED, DOCUMENTS, DTYPES, ERRORS, KEY, KEYS, LENGTHS, Codec, Kind, Rows
+from paradigms.store.kind import (
+    DELETED,
+    DOCUMENTS,
+    DTYPES,
+    ERRORS,
+    KEY,
+    KEYS,
+    LENGTHS,
+    TEXTS,
+    Codec,
+    Kind,
+    Rows,
+)
 from paradigms.store.pruning import TokenReduction
 from paradigms.store.shards import SHARD, Shard, different
 
@@ -59,149 +73,150 @@ def store_files(folder: Path) -> Collection[str] | None:
     return MANIFEST, *map(str, names), *(f"{name.stem}.[0-9]*{name.suffix}" for name in names)
 
 
-def entries(kind: Kind, reduction: TokenReduction, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an empty store's manifest with these entries. Raises ValueError if `kind` rejects one."""
-    made = {"kind": kind.name, "settings": kind.settings} | asdict(reduction) | dict(manifest)
-    kind.check(made)
-    return made
+@dataclass(frozen=True, kw_only=True)
+class Build:
+    """A store to build from shards of documents.
 
+    paradigm, dim, fields, identity: manifest entries (`Store.build_from`). count: number of documents, if
+    known. sample: documents drawn at random, which train the quantiser of a large store. source: anything
+    else that determines the tokens, besides the manifest's entries and the shards' sources. launch: processes
+    that share the build. advance: callback that receives the number of documents just completed.
+    """
 
-def build_memory(
-    kind: Kind,
-    shards: Iterator[Shard],
-    reduction: TokenReduction,
-    derive: Callable[[Writer], None],
-    *,
-    count: int | None = None,
-    sample: Iterable[Shard] | None = None,
-    source: Mapping[str, Any] = MappingProxyType({}),
-    launch: Launch | None = None,
-    advance: Advance = lambda n: None,
-    **manifest: Any,
-) -> ColumnMemory:
-    """Build a store's columns in memory. Takes the same arguments as `build_folder`, except `folder`."""
-    if launch is not None and launch.num_processes > 1:
-        raise ValueError("only one process can build a store in memory: give a folder that all processes see")
-    files = ColumnMemory({"documents": 0, "tokens": 0} | entries(kind, reduction, manifest))
-    codec, each = None, different(shards)
-    rows: Iterator[Rows] = (encoded(kind.codec, s, files.manifest, str(files), advance) for s in each)
-    if kind.quantiser is not None:
+    kind: Kind
+    shards: Iterator[Shard]
+    reduction: TokenReduction
+    paradigm: str
+    dim: int
+    fields: Sequence[str]
+    identity: Identity | None = None
+    count: int | None = None
+    sample: Iterable[Shard] | None = None
+    source: Mapping[str, Any] = field(default_factory=dict)
+    launch: Launch = field(default_factory=OneProcess)
+    advance: Advance = lambda n: None
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        """The manifest of the empty store. Raises ValueError if `kind` rejects an entry."""
+        made_by = {} if self.identity is None else {"identity": self.identity}
+        manifest = {"kind": self.kind.name, "settings": self.kind.settings, **asdict(self.reduction)}
+        manifest |= {"paradigm": self.paradigm, "dim": self.dim, "fields": list(self.fields), **made_by}
+        self.kind.check(manifest)
+        return manifest
+
+    @property
+    def _samples(self) -> bool:
+        """Whether a sample trains the quantiser, instead of the first documents."""
+        return self.sample is not None and self.count is not None and self.count > HELD * SHARD
+
+    def in_memory(self, derive: Callable[[Writer], None]) -> ColumnMemory:
+        """Build the columns in memory. derive: function that writes the kind's derived files."""
+        if self.launch.num_processes > 1:
+            raise ValueError(
+                "only one process can build a store in memory: give a folder that all processes see"
+            )
+        files = ColumnMemory({"documents": 0, "tokens": 0, **self.manifest})
+        rows: Iterator[Rows] = (self._encoded(shard, str(files)) for shard in different(self.shards))
+        codec = None
+        if self.kind.quantiser is not None:
+            first, parts, tokens = self._training(rows, str(files))
+            codec = trained(self.kind.quantiser, files, parts, sum(map(len, parts)), tokens, self.dim)
+            rows = chain(first, rows)
+        for columns in rows:
+            final = in_codes(codec, columns)
+            for name, values in final.items():
+                files.append(name, values)
+            files.commit(**grown(files.manifest, final))
+        derive(files)
+        return files
+
+    def _training(self, rows: Iterator[Rows], place: str) -> tuple[list[Rows], list[np.ndarray], int]:
+        """Return the rows read from `rows`, the vectors to train on, and the estimated number of tokens."""
+        assert self.kind.quantiser is not None
+        if self._samples:
+            assert self.sample is not None
+            assert self.count is not None
+            encode = partial(self._encoded, place=place, advance=lambda n: None)
+            _, parts, tokens = sampled(self.kind.quantiser, self.sample, encode, self.count)
+            return [], parts, tokens
         first: list[Rows] = []
         documents = taken = 0
-        if sample is not None and count is not None and count > HELD * SHARD:
-            parts, tokens = sampled(kind, sample, files.manifest, str(files), count)
-        else:
-            for columns in rows:
-                first.append(columns)
-                if documents >= HELD * SHARD:  # the shards before this one are enough
-                    break
-                documents += len(columns[LENGTHS])
-                taken += 1
-            parts = [columns[VECTORS] for columns in first[:taken]]
-            tokens = estimated(sum(map(len, parts)), documents, documents if taken == len(first) else count)
-        held = sum(map(len, parts))
-        codec = trained(kind.quantiser, files, parts, held, tokens, files.manifest["dim"])
-        rows = chain(first, rows)
-    for columns in rows:
-        final = in_codes(codec, columns)
-        for name, values in final.items():
-            files.append(name, values)
-        files.commit(**grown(files.manifest, final))
-    derive(files)
-    return files
+        for columns in rows:
+            first.append(columns)
+            if documents >= HELD * SHARD:  # the shards before this one are enough
+                break
+            documents += len(columns[LENGTHS])
+            taken += 1
+        parts = [columns[VECTORS] for columns in first[:taken]]
+        total = documents if taken == len(first) else self.count
+        return first, parts, estimated(sum(map(len, parts)), documents, total)
 
+    def in_folder(self, folder: str | Path, derive: Callable[[Writer], None]) -> None:
+        """Encode all shards into files of a hidden folder, using all processes, and make the store.
 
-def build_folder(
-    kind: Kind,
-    shards: Iterator[Shard],
-    folder: str | Path,
-    reduction: TokenReduction,
-    derive: Callable[[Writer], None],
-    *,
-    count: int | None = None,
-    sample: Iterable[Shard] | None = None,
-    source: Mapping[str, Any] = MappingProxyType({}),
-    launch: Launch | None = None,
-    advance: Advance = lambda n: None,
-    **manifest: Any,
-) -> None:
-    """Encode all shards into files of a hidden folder, using all processes of the launch, and make the store.
+        derive: function that writes the kind's derived files.
 
-    derive: function that writes the kind's derived files. count: number of documents, if known. source:
-    anything else that determines the tokens, besides the manifest's entries and the shards' sources.
-
-    If more than HELD * SHARD documents are expected (`count`), process 0 encodes `sample`, a random sample of
-    documents, and trains the quantiser on it. Otherwise the quantiser is trained on the first shards with as
-    many documents, or on all shards if there are fewer; these are stored as float16. All other shards are
-    quantised as they are encoded. A quantiser that was trained before an interruption is kept, even if
-    documents have changed since.
-    """
-    made = entries(kind, reduction, manifest)
-    launch = launch or Alone()
-    target = Path(os.path.realpath(folder))
-    check_replaceable(target, store_files)
-    hidden = ColumnFolder(target.with_name(f".{target.name}.building"))
-    how = {name: value for name, value in made.items() if name not in ("kind", "settings")} | dict(source)
-    files = ShardFiles(hidden.folder, kind, how)
-    sources: list[bytes] = []
-    with ExitStack() as stack:
-        writer = None
-        if launch.process_index == 0:
-            building = hashlib.sha256(json.dumps(how, sort_keys=True, default=dict).encode()).hexdigest()
-            writer = stack.enter_context(begun(hidden, {"building": building, **made}))
-        launch.wait_for_everyone()
-        work = Building(hidden, files, writer, kind.quantiser, made["dim"])
-        launch.wait_for_everyone()  # before process 0 may train the codec that the others look for
-        documents = 0
-        if work.untrained and sample is not None and count is not None and count > HELD * SHARD:
-            if writer is not None:
-                parts, tokens = sampled(kind, sample, made, str(folder), count)
-                work.train(parts, sum(map(len, parts)), tokens)
+        If more than HELD * SHARD documents are expected (`count`), process 0 encodes `sample` and trains the
+        quantiser on it. Otherwise the quantiser is trained on the first shards with as many documents, or on
+        all shards if there are fewer; these are stored as float16. All other shards are quantised as they are
+        encoded. A quantiser that was trained before an interruption is kept unless one of the documents that
+        trained it has changed.
+        """
+        manifest, launch = self.manifest, self.launch
+        target = Path(os.path.realpath(folder))
+        check_replaceable(target, store_files)
+        hidden = ColumnFolder(target.with_name(f".{target.name}.building"))
+        described = {name: value for name, value in manifest.items() if name not in ("kind", "settings")}
+        described |= self.source
+        files = ShardFiles(hidden.folder, self.kind, described)
+        with ExitStack() as stack:
+            writer = None
+            if launch.process_index == 0:
+                checksum = hashlib.sha256(json.dumps(described, sort_keys=True, default=dict).encode())
+                entries = {"building": checksum.hexdigest(), **manifest}
+                writer = stack.enter_context(begun(hidden, entries))
             launch.wait_for_everyone()
-            work.open_codec()
-        for n, shard in enumerate(different(shards)):
+            work = Building(hidden, files, writer, self.kind.quantiser, self.dim)
+            sources = self._store_shards(work, str(folder))
+            launch.wait_for_everyone()
+            if writer is not None:
+                busy = locked(target) if target.exists() else nullcontext()
+                with busy, atomic_folder(target, store_files) as fresh:
+                    table = ColumnFolder(fresh)
+                    with table.writing(lambda: table.begin(manifest)) as whole:
+                        counts = work.append(whole, sources)
+                        derive(whole)
+                        whole.commit(**counts)
+                files.clear()
+        launch.wait_for_everyone()
+
+    def _store_shards(self, work: Building, place: str) -> list[bytes]:
+        """Train the quantiser, and store this process's share of the shards; return all shards' sources."""
+        launch = self.launch
+        if work.untrained and self._samples:
+            assert self.sample is not None
+            assert self.count is not None
+            encode = partial(self._encoded, place=place, advance=lambda n: None)
+            work.train_on_sample(launch, self.sample, encode, self.count)
+        sources: list[bytes] = []
+        documents = 0
+        for n, shard in enumerate(different(self.shards)):
             if work.untrained and documents >= HELD * SHARD:
-                work.train_on_stored(launch, sources, documents, count)
+                work.train_on_stored(launch, sources, documents, self.count)
             mine = n % launch.num_processes == launch.process_index
             if mine and not work.holds(shard.source):
-                work.put(shard.source, encoded(kind.codec, shard, made, str(folder), advance))
+                work.put(shard.source, self._encoded(shard, place))
             else:
-                advance(len(shard.ids))
+                self.advance(len(shard.ids))
             documents += len(shard.ids)
             sources.append(shard.source)
         if work.untrained:
             work.train_on_stored(launch, sources, documents, documents)
-        launch.wait_for_everyone()
-        if writer is not None:
-            busy = locked(target) if target.exists() else nullcontext()
-            with busy, atomic_folder(target, store_files) as fresh:
-                table = ColumnFolder(fresh)
-                with table.writing(lambda: table.begin(made)) as whole:
-                    counts = work.append(whole, sources)
-                    derive(whole)
-                    whole.commit(**counts)
-            files.clear()
-    launch.wait_for_everyone()
+        return sources
 
-
-def sampled(
-    kind: Kind, sample: Iterable[Shard], manifest: Mapping[str, Any], place: str, count: int
-) -> tuple[list[np.ndarray], int]:
-    """Encode documents until they have enough tokens to train the quantiser.
-
-    place: name of the store in error messages. Returns the vectors of these documents, and the estimated
-    number of tokens in all `count` documents.
-    """
-    parts: list[np.ndarray] = []
-    documents = tokens = 0
-    for shard in sample:
-        parts.append(encoded(kind.codec, shard, manifest, place, lambda n: None)[VECTORS])
-        documents += len(shard.ids)
-        tokens = estimated(sum(map(len, parts)), documents, count)
-        assert kind.quantiser is not None
-        if sum(map(len, parts)) >= kind.quantiser.wanted(tokens):
-            break
-    return parts, tokens
+    def _encoded(self, shard: Shard, place: str, advance: Advance | None = None) -> Rows:
+        return encoded(self.kind.codec, shard, self.manifest, place, advance or self.advance)
 
 
 def encoded(codec: Codec, shard: Shard, manifest: Mapping[str, Any], place: str, advance: Advance) -> Rows:
@@ -223,7 +238,7 @@ def encoded(codec: Codec, shard: Shard, manifest: Mapping[str, Any], place: str,
     columns = codec.encode({name: np.concatenate(parts) for name, parts in pieces.items()})
     ids, keys = np.frombuffer(lines(shard.ids), np.uint8), np.concatenate([key_of(id) for id in shard.ids])
     files = {f"{name}.bin": column for name, column in columns.items()}
-    return files | {LENGTHS: lengths, DOCUMENTS: ids, KEYS: keys.view(np.uint8)}
+    return files | {LENGTHS: lengths, DOCUMENTS: ids, KEYS: keys.view(np.uint8), TEXTS: shard.texts}
 
 
 def lines(ids: Iterable[str]) -> bytes:
@@ -249,16 +264,16 @@ def _rows(tokens: Tokens, ids: Sequence[str], manifest: Mapping[str, Any], place
         values = getattr(tokens, name)
         if values is None:
             raise ValueError(f"{place} stores the tokens' {name}, but the documents have none")
-        kept = values[0][tokens.mask[0]].to(getattr(torch, DTYPES[name]))  # on their device: less to copy
-        if kept.is_floating_point() and not kept.sum(dtype=torch.float64).isfinite():
-            wrong = (~kept.isfinite()).view(len(kept), -1).any(1).nonzero()[0].cpu()
+        used = values[0][tokens.mask[0]].to(getattr(torch, DTYPES[name]))  # on their device: less to copy
+        if used.is_floating_point() and not used.sum(dtype=torch.float64).isfinite():
+            wrong = (~used.isfinite()).view(len(used), -1).any(1).nonzero()[0].cpu()
             ends = tokens.mask[0].sum(-1).cumsum(0).cpu()
             owner = int(torch.searchsorted(ends, wrong, right=True))
             raise ValueError(
                 f"the {name} of document {ids[owner]!r} do not fit {DTYPES[name]}: not finite, or too large, "
                 f"as {manifest['paradigm']} makes them"
             )
-        rows[name] = kept.cpu().numpy()
+        rows[name] = used.cpu().numpy()
     dim = rows["vectors"].shape[1]
     if dim != manifest["dim"]:
         raise ValueError(f"{place} stores vectors of {manifest['dim']} dimensions, not of {dim}")

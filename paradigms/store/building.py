@@ -9,9 +9,10 @@ processes or on interruptions. If a process fails, its launch ends.
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,13 +21,16 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from paradigms.io.files import check_replaceable, contents, remove_folder, replace_file
-from paradigms.store.columns import DEFECTS, FILES, SHARDS, ColumnFolder, FolderWriter, Writer
+from paradigms.store.columns import DEFECTS, FILES, FORMAT, SHARDS, ColumnFolder, FolderWriter, Writer
 from paradigms.store.kind import LENGTHS, Codec, Kind, Quantiser, Rows
+from paradigms.store.shards import Shard
 
 VECTORS = "vectors.bin"  # vectors that are not quantised, or not yet
 TRAINED = "trained"  # manifest entry: the expected number of tokens when the quantiser was trained
+TRAINED_ON = "trained_on"  # the shards that the quantiser was trained on
 UNKNOWN = 1 << 26  # expected number of tokens if the number of documents is not known
 STORED = ".safetensors"
+Encode = Callable[[Shard], Rows]
 BUILT = contents(
     *FILES, f"{SHARDS}/", "*.partial"
 )  # the files of a build's hidden folder, which is recognised by its name
@@ -43,7 +47,7 @@ class Launch(Protocol):
     def wait_for_everyone(self) -> None: ...
 
 
-class Alone:
+class OneProcess:
     """A launch of one process."""
 
     process_index, num_processes = 0, 1
@@ -60,7 +64,7 @@ class ShardFiles:
     def __init__(self, folder: Path, kind: Kind, made: Mapping[str, Any]) -> None:
         self.folder = folder
         codec: Any = kind.codec
-        described = {"codec": type(codec).__name__, **asdict(codec), **made}
+        described = {"format": FORMAT, "codec": type(codec).__name__, **asdict(codec), **made}
         self._made = json.dumps(described, sort_keys=True, default=dict)
 
     def file(self, source: bytes, codec: str = "") -> Path:
@@ -93,43 +97,71 @@ class Building:
         self._writer = writer
         self._quantiser = quantiser
         self._dim = dim
-        self.open_codec()
+        self._codec: Codec | None = None
+        self._checksum = ""
 
     @property
     def untrained(self) -> bool:
         """Whether there is a quantiser that has not been trained yet."""
         return self._quantiser is not None and self._codec is None
 
-    def open_codec(self) -> None:
-        """Open the codec if process 0 has trained and committed it."""
-        ready = TRAINED in self.table.read()
-        self._codec = self._quantiser.open(self.table, self._dim) if self._quantiser and ready else None
-        self._checksum = str([entry["crc32"] for entry in self.table.entries.values()] if ready else "")
+    def train_on_sample(self, launch: Launch, sample: Iterable[Shard], encode: Encode, count: int) -> None:
+        """Train the quantiser on a random sample of the documents, or open the codec trained on this sample.
 
-    def train(self, parts: Iterable[np.ndarray], held: int, tokens: int) -> None:
-        """Train the quantiser, in process 0. Takes the arguments of `Quantiser.train`."""
-        assert self._quantiser is not None
-        assert self._writer is not None
-        trained(self._quantiser, self._writer, parts, held, tokens, self._dim)
+        encode: converts a shard to rows. count: number of documents of the build.
+        """
+        if self._writer is not None:
+            assert self._quantiser is not None
+            shards = iter(sample)
+            again = list(islice(shards, self.table.manifest.get(TRAINED_ON, {}).get("shards", 0)))
+            if not self._trained_on([shard.source for shard in again], count):
+                sources, parts, tokens = sampled(self._quantiser, chain(again, shards), encode, count)
+                self._train(parts, sum(map(len, parts)), tokens, sources, count)
+        launch.wait_for_everyone()
+        self._open_codec()
 
     def train_on_stored(
         self, launch: Launch, sources: Sequence[bytes], documents: int, count: int | None
     ) -> None:
-        """Train the quantiser on stored shards.
+        """Train the quantiser on stored shards, or open the codec that was trained on these shards.
 
         sources: the shards. documents: number of documents in them. count: total number, if known.
         """
         launch.wait_for_everyone()
-        if self._writer is not None:
+        if self._writer is not None and not self._trained_on(sources, count):
             files = [self._files.file(source) for source in sources]
-            held = 0
+            total = 0
             for file in files:
                 with safe_open(file, "np") as tensors:
-                    held += int(tensors.get_tensor(LENGTHS).sum(dtype=np.int64))
+                    total += int(tensors.get_tensor(LENGTHS).sum(dtype=np.int64))
             parts = (load_file(file)[VECTORS] for file in files)
-            self.train(parts, held, estimated(held, documents, count))
+            self._train(parts, total, estimated(total, documents, count), sources, count)
         launch.wait_for_everyone()
-        self.open_codec()
+        self._open_codec()
+
+    def _train(
+        self,
+        parts: Iterable[np.ndarray],
+        held: int,
+        tokens: int,
+        sources: Sequence[bytes],
+        count: int | None,
+    ) -> None:
+        assert self._quantiser is not None
+        assert self._writer is not None
+        self._quantiser.train(self._writer, parts, held, tokens, self._dim)
+        self._writer.commit(**{TRAINED: tokens, TRAINED_ON: _training(sources, count)})
+
+    def _trained_on(self, sources: Sequence[bytes], count: int | None) -> bool:
+        """Return whether an interrupted build trained the quantiser on these shards."""
+        return self.table.manifest.get(TRAINED_ON) == _training(sources, count)
+
+    def _open_codec(self) -> None:
+        """Open the codec that process 0 has committed."""
+        assert self._quantiser is not None
+        self.table.read()
+        self._codec = self._quantiser.open(self.table, self._dim)
+        self._checksum = str([entry["crc32"] for entry in self.table.entries.values()])
 
     def holds(self, source: bytes) -> bool:
         """Return whether a shard is stored, in codes or not."""
@@ -159,11 +191,38 @@ class Building:
         return self._files.file(source, self._checksum), self._files.file(source)
 
 
+def _training(sources: Sequence[bytes], count: int | None) -> dict[str, Any]:
+    """Describe the shards that train a quantiser. count: number of documents of the build, if known."""
+    checksum = hashlib.sha256(b"".join(sources) + str(count).encode()).hexdigest()
+    return {"shards": len(sources), "sha256": checksum}
+
+
+def sampled(
+    quantiser: Quantiser, sample: Iterable[Shard], encode: Encode, count: int
+) -> tuple[list[bytes], list[np.ndarray], int]:
+    """Encode documents until they have enough tokens to train the quantiser.
+
+    Returns the shards' sources, their vectors, and the estimated number of tokens in all `count` documents.
+    """
+    sources: list[bytes] = []
+    parts: list[np.ndarray] = []
+    documents = tokens = 0
+    for shard in sample:
+        sources.append(shard.source)
+        parts.append(encode(shard)[VECTORS])
+        documents += len(shard.ids)
+        tokens = estimated(sum(map(len, parts)), documents, count)
+        if sum(map(len, parts)) >= quantiser.wanted(tokens):
+            break
+    return sources, parts, tokens
+
+
 @contextmanager
 def begun(table: ColumnFolder, entries: Mapping[str, Any]) -> Iterator[FolderWriter]:
     """Start or resume a build in a hidden folder; yield the folder's only writer.
 
-    entries: manifest entries that the trained codec depends on; if they differ, a new codec is trained.
+    entries: manifest entries that the trained codec depends on, besides the shards that trained it; if they
+    differ, a new codec is trained.
     Raises BlockingIOError if another process is building there. After an error, the folder is removed if it
     contains no shards.
     """

@@ -14,9 +14,9 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Protocol, runtime_checkable
+from typing import Any, BinaryIO, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -24,59 +24,13 @@ from numpy.typing import DTypeLike
 from paradigms.io.checks import parse_json
 from paradigms.io.files import locked, read_settled, settle, write_json
 
-FORMAT = 4
+FORMAT = 5
 CHUNK = 1 << 22  # bytes read at once for a checksum
 MANIFEST = "manifest.json"
 SHARDS = "shards"  # subfolder of a build's hidden folder, for encoded shards
 FILES = (MANIFEST, "*.bin", "*.jsonl", "*.faiss", "*.safetensors")  # files of a store or its build
 GENERATION = re.compile(r"\.\d+(?=\.\w+$)")  # the ".3" in "vectors.3.bin"
 DEFECTS = (OSError, ValueError, KeyError, TypeError, AttributeError)  # errors from reading a damaged file
-
-
-@runtime_checkable
-class Files(Protocol):
-    """Columns and a manifest at one commit."""
-
-    manifest: dict[str, Any]
-
-    @property
-    def entries(self) -> Mapping[str, Mapping[str, Any]]:
-        """File name → {"bytes": n, …}, with the number of committed bytes."""
-
-    def array(self, name: str, column: DTypeLike) -> np.ndarray:
-        """Return the rows of a column, read-only, or an empty array if the file does not exist.
-
-        column: the dtype of a row. Raises ValueError if the file's length is not a whole number of rows.
-        """
-
-    def damaged(self, name: str, problem: object) -> ValueError:
-        """Return a ValueError that names a damaged file and the problem."""
-
-    def writing(self) -> "AbstractContextManager[Writer]":
-        """Lock the files against other writers, and yield a writer that starts from the newest commit."""
-
-
-@runtime_checkable
-class Writer(Protocol):
-    """Changes to `Files`. Readers see them after the next `commit`; `array` includes uncommitted rows."""
-
-    @property
-    def files(self) -> Files:
-        """The files at the last commit."""
-
-    @property
-    def entries(self) -> Mapping[str, Mapping[str, Any]]: ...
-    def array(self, name: str, column: DTypeLike) -> np.ndarray: ...
-    def damaged(self, name: str, problem: object) -> ValueError: ...
-
-    def append(self, name: str, rows: bytes | np.ndarray) -> None:
-        """Append rows to a file, which is created if it does not exist."""
-
-    def remove(self, name: str) -> None:
-        """Remove a file at the next commit; rows appended later start a new file."""
-
-    def commit(self, **state: Any) -> None:
-        """Make all changes visible to readers. state: manifest entries to set, or to remove if None."""
 
 
 class _FolderFiles:
@@ -346,13 +300,19 @@ class ColumnMemory:
         """Return a column's bytes, starting on a memory page so that rows are aligned with cache lines."""
         column, pieces = self._columns.get(name, np.zeros(0, np.uint8)), self._pieces.pop(name, [])
         if size := sum(piece.nbytes for piece in pieces):
-            whole = np.frombuffer(mmap.mmap(-1, column.nbytes + size), np.uint8)
+            joined = np.frombuffer(mmap.mmap(-1, column.nbytes + size), np.uint8)
             start = column.nbytes
-            whole[:start] = column
+            joined[:start] = column
             while pieces:  # free each piece once it is copied
                 piece = pieces.pop(0)
-                whole[start : start + piece.nbytes] = piece
+                joined[start : start + piece.nbytes] = piece
                 start += piece.nbytes
-            whole.setflags(write=False)
-            column = self._columns[name] = whole
+            joined.setflags(write=False)
+            column = self._columns[name] = joined
         return column
+
+
+Files: TypeAlias = ColumnFolder | ColumnMemory
+"""Columns and a manifest at one commit. entries: file name → {"bytes": n, …}, the committed bytes."""
+Writer: TypeAlias = FolderWriter | ColumnMemory
+"""Changes to `files`. Readers see them after the next `commit`; `array` includes uncommitted rows."""

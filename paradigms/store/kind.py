@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 DOCUMENTS, LENGTHS = "documents.jsonl", "lengths.bin"
 DELETED, ERRORS = "deleted.bin", "errors.bin"
 KEYS, KEY = "keys.bin", np.dtype([("hash", "<u8"), ("bytes", "<u4")])  # one per line of DOCUMENTS
+TEXTS = "texts.bin"  # int64, one per document: `shards.text_digest`, or 0 if its text is not known
 DTYPES = {"vectors": "float16", "ids": "int32", "salience": "float32"}
 WIDEST = 1 << 16  # maximum dimensions of a vector
 Rows = dict[str, np.ndarray]

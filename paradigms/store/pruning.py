@@ -36,14 +36,14 @@ def most_salient(tokens: Tokens, ratio: float) -> Tokens:
     salience = torch.ones_like(tokens.mask, dtype=torch.float) if tokens.salience is None else tokens.salience
     shown = salience.masked_fill(~tokens.mask, -1.0)  # a salience is at least 0
     rank = shown.argsort(dim=-1, descending=True, stable=True).argsort(-1)
-    kept = tokens.mask & (rank < token_budget(ratio, tokens.mask)[..., None])
-    longest = int(kept.sum(-1).max()) if kept.numel() else 0
-    place = (~kept).int().argsort(dim=-1, stable=True)[..., : max(1, longest)]
+    stays = tokens.mask & (rank < token_budget(ratio, tokens.mask)[..., None])
+    longest = int(stays.sum(-1).max()) if stays.numel() else 0
+    place = (~stays).int().argsort(dim=-1, stable=True)[..., : max(1, longest)]
 
     def together(t: torch.Tensor) -> torch.Tensor:
         return t.take_along_dim(place if t.ndim == 3 else place[..., None], 2)
 
-    return replace(tokens, mask=kept).map(together)
+    return replace(tokens, mask=stays).map(together)
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,6 @@ def directed_distances(whole: Tokens, other: Tokens) -> Float[Tensor, "n 2"]:
     D, E = whole.vectors[0].double(), other.vectors[0].double()  # squares lose fewer digits in float64
     far = torch.cdist(D, E, compute_mode="use_mm_for_euclid_dist")
     both = whole.mask[0][:, :, None] & other.mask[0][:, None, :]
-    near = far.masked_fill(~both, torch.inf)
-    sides = [near.amin(axis).masked_fill(~t.mask[0], 0).amax(1) for axis, t in ((2, whole), (1, other))]
+    nearest = far.masked_fill(~both, torch.inf)
+    sides = [nearest.amin(axis).masked_fill(~t.mask[0], 0).amax(1) for axis, t in ((2, whole), (1, other))]
     return torch.stack(sides, 1).float()

@@ -125,17 +125,17 @@ class Centroids:
     def _in_cells(self, vectors: Float[Tensor, "t h"]) -> Int[Tensor, " t"]:
         """argmin_c ‖x − c‖² over the `CELLS` nearest cells, with one matrix product per cell."""
         cells = self.cells.tolist()
-        near = (vectors @ self.coarse.T).sub_(self.coarse.square().sum(1) / 2)
-        near = near.topk(CELLS, sorted=False).indices.flatten()
-        ends = torch.bincount(near, minlength=len(self.coarse)).cumsum(0).tolist()
-        owners = near.argsort(stable=True) // CELLS
+        near_cells = (vectors @ self.coarse.T).sub_(self.coarse.square().sum(1) / 2)
+        near_cells = near_cells.topk(CELLS, sorted=False).indices.flatten()
+        ends = torch.bincount(near_cells, minlength=len(self.coarse)).cumsum(0).tolist()
+        owners = near_cells.argsort(stable=True) // CELLS
         best, nearest = vectors.new_full((len(vectors),), -torch.inf), torch.zeros(len(vectors)).long()
         for cell, (low, high) in enumerate(pairwise((0, *ends))):
-            rows, some = owners[low:high], slice(cells[cell], cells[cell + 1])
-            values, places = (vectors[rows] @ self.centroids[some].T).sub_(self.halves[some]).max(1)
+            rows, members = owners[low:high], slice(cells[cell], cells[cell + 1])
+            values, places = (vectors[rows] @ self.centroids[members].T).sub_(self.halves[members]).max(1)
             nearer = values > best[rows]
             rows = rows[nearer]
-            best[rows], nearest[rows] = values[nearer], places[nearer] + some.start
+            best[rows], nearest[rows] = values[nearer], places[nearer] + members.start
         return nearest
 
     @cached_property
@@ -205,20 +205,20 @@ class Codec:
             parts = [_kmeans(sample, count, rounds, seed)]
         else:
             coarse = _kmeans(sample, round(count**0.5), rounds, seed)
-            near = torch.cat([_nearest(part, coarse) for part in sample.split(CODED)])
-            sizes = torch.bincount(near, minlength=len(coarse)).numpy()
+            cell_of = torch.cat([_nearest(part, coarse) for part in sample.split(CODED)])
+            sizes = torch.bincount(cell_of, minlength=len(coarse)).numpy()
             # Divide the centroids among the cells in proportion to their sizes; round cumulative sums.
             ends = np.rint(np.cumsum(sizes) * (count / len(sample))).astype(np.int64)
             shares = np.maximum(np.diff(ends, prepend=0), sizes > 0)
             parts = [
-                _kmeans(sample[near == cell], int(shares[cell]), rounds, seed)
+                _kmeans(sample[cell_of == cell], int(shares[cell]), rounds, seed)
                 for cell in np.flatnonzero(sizes).tolist()
             ]
         centres, cells = torch.cat(parts), np.cumsum([0, *map(len, parts)])
         for _ in range(REFINED if len(parts) > 1 else 0):  # across the edges of the cells
-            near = Centroids(centres, cells).nearest(sample)
-            count_of = torch.bincount(near, minlength=len(centres))[:, None]
-            sums = torch.zeros_like(centres).index_add_(0, near, sample)
+            assigned = Centroids(centres, cells).nearest(sample)
+            count_of = torch.bincount(assigned, minlength=len(centres))[:, None]
+            sums = torch.zeros_like(centres).index_add_(0, assigned, sample)
             centres = torch.where(count_of > 0, sums / count_of.clamp(min=1), centres)
         units = (centres.abs().amax(1) / 127).clamp(min=1e-12)
         packed = (centres / units[:, None]).round().to(torch.int8).numpy()
@@ -279,8 +279,8 @@ class Codec:
         parts = [codes >> shift & (1 << self.bits) - 1 for shift in range(0, 8, self.bits)]
         centred = torch.from_numpy(np.concatenate(parts, axis=1)).float() - self.middle
         scaled = torch.from_numpy(self.levels[scales])[:, None] * centred * torch.from_numpy(self.spread)
-        known = torch.from_numpy(centroids.astype(np.int64)).clamp(max=len(self.centroids) - 1)
-        return (self.centroids[known] + scaled)[:, : self.dim]
+        existing = torch.from_numpy(centroids.astype(np.int64)).clamp(max=len(self.centroids) - 1)
+        return (self.centroids[existing] + scaled)[:, : self.dim]
 
     @property
     def middle(self) -> float:
@@ -323,8 +323,8 @@ def _nearest(vectors: Float[Tensor, "t h"], centroids: Float[Tensor, "k h"]) -> 
 
 def padded_width(width: int, bits: int) -> int:
     """Round a width up so that codes fill whole VECTORs of bytes; kernels read one VECTOR at a time."""
-    whole = VECTOR * 8 // bits
-    return -(-width // whole) * whole
+    multiple = VECTOR * 8 // bits
+    return -(-width // multiple) * multiple
 
 
 def padded(vectors: Float[Tensor, "t h"], bits: int) -> Float[Tensor, "t p"]:

@@ -2,9 +2,11 @@
 
 import hashlib
 import zlib
-from collections.abc import Callable, Container, Iterable, Iterator, Sized
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence, Sized
 from itertools import zip_longest
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from paradigms.core import Tokens
 from paradigms.data.assembly import Digest
@@ -24,8 +26,23 @@ class Shard(NamedTuple):
     """Consecutive documents that one process encodes, in batches that depend on these documents alone."""
 
     ids: list[str]
-    source: bytes  # SHA-256 of the ids and of the texts or tokens that are stored
+    texts: np.ndarray  # int64, each document's `text_digest`, or 0 if its text is not known
+    source: bytes  # SHA-256 of the ids, of these digests, and of tokens that are given
     encode: Callable[[], Encoded]
+
+
+class Batch(NamedTuple):
+    """Encoded documents. texts: each document's `text_digest`; None if the texts are not known."""
+
+    ids: list[str]
+    tokens: Tokens  # [1, n, i, h]
+    texts: np.ndarray | None = None
+
+
+def text_digest(text: str) -> int:
+    """Return 8 bytes of a BLAKE2b hash of a text, as an integer that is not 0."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True) or 1
 
 
 def text_shards(
@@ -57,48 +74,49 @@ def text_shards(
             yield places, tokens
 
     window: list[tuple[str, str]] = []
-    digest = Digest()
     for id, text in _pairs(ids, texts):
         check_text(id, "the id of a document")
         check_text(text, f"the text of document {id!r}")
         window.append((id, text))
-        digest.add(id, text)
         selected = zlib.crc32(f"{id} {text}".encode()) % max(1, SHARD // 2) == 0
         if len(window) == SHARD or (selected and len(window) >= SHARD // 4):
-            yield _shard(window, digest, encode)
+            yield _shard(window, encode)
             window = []
-            digest = Digest()
     if window:
-        yield _shard(window, digest, encode)
+        yield _shard(window, encode)
 
 
-def _shard(
-    window: list[tuple[str, str]], digest: Digest, encode: Callable[[list[tuple[str, str]]], Encoded]
-) -> Shard:
-    return Shard([id for id, _ in window], digest.digest(), lambda: encode(window))
+def _shard(window: list[tuple[str, str]], encode: Callable[[list[tuple[str, str]]], Encoded]) -> Shard:
+    ids = [id for id, _ in window]
+    texts = np.array([text_digest(text) for _, text in window], np.int64)
+    return Shard(ids, texts, _source(ids, texts).digest(), lambda: encode(window))
 
 
-def token_shards(parts: Iterable[tuple[list[str], Tokens]], reduction: TokenReduction) -> Iterator[Shard]:
+Batches = Iterable[Batch | tuple[list[str], Tokens]]
+
+
+def token_shards(parts: Batches, reduction: TokenReduction) -> Iterator[Shard]:
     """Yield shards of documents that are given as tokens [1, n, i, h]; parts are not divided.
 
     A shard ends after SHARD documents or SHARD_TOKENS padded tokens. Raises ValueError if the numbers of ids
     and documents in a part differ.
     """
-    held: list[tuple[list[str], Tokens]] = []
-    for ids, tokens in parts:
+    batches: list[Batch] = []
+    for batch in parts:
+        ids, tokens, _ = batch = Batch(*batch)
         if tokens.mask.shape[:2] != (1, len(ids)):
             raise ValueError(
                 f"{len(ids)} ids, {ids[:3]} …, need tokens of axes [1, {len(ids)}, i, h], not of "
                 f"{list(tokens.vectors.shape)}"
             )
         if ids:
-            held.append((ids, tokens))
-        documents = sum(len(ids) for ids, _ in held)
-        if documents >= SHARD or sum(tokens.mask.numel() for _, tokens in held) >= SHARD_TOKENS:
-            yield _joined(held, reduction)
-            held = []
-    if held:
-        yield _joined(held, reduction)
+            batches.append(batch)
+        documents = sum(len(batch.ids) for batch in batches)
+        if documents >= SHARD or sum(batch.tokens.mask.numel() for batch in batches) >= SHARD_TOKENS:
+            yield _joined(batches, reduction)
+            batches = []
+    if batches:
+        yield _joined(batches, reduction)
 
 
 def check_ids(ids: Iterable[str], texts: Iterable[str]) -> int | None:
@@ -139,28 +157,38 @@ def _pairs(ids: Iterable[str], texts: Iterable[str]) -> Iterator[tuple[str, str]
         yield id, text
 
 
-def _joined(parts: list[tuple[list[str], Tokens]], reduction: TokenReduction) -> Shard:
+def _joined(batches: list[Batch], reduction: TokenReduction) -> Shard:
     def encode() -> Encoded:
         first = 0
-        for ids, tokens in parts:
+        for ids, tokens, _ in batches:
             yield list(range(first, first + len(ids))), reduction(tokens)
             first += len(ids)
 
-    source = hashlib.sha256()
-    for ids, tokens in parts:
-        digest = Digest()
-        for id in ids:
-            check_text(id, "the id of a document")
-            digest.add(id)
-        source.update(digest.digest() + _checksum(tokens))
-    return Shard([id for ids, _ in parts for id in ids], source.digest(), encode)
+    every = [id for batch in batches for id in batch.ids]
+    unknown = [np.zeros(len(batch.ids), np.int64) for batch in batches]
+    texts = np.concatenate(
+        [none if batch.texts is None else batch.texts for batch, none in zip(batches, unknown, strict=True)]
+    )
+    for id in every:
+        check_text(id, "the id of a document")
+    source = _source(every, texts)
+    for batch in batches:
+        source.update(_checksum(batch.tokens))
+    return Shard(every, texts, source.digest(), encode)
+
+
+def _source(ids: Sequence[str], texts: np.ndarray) -> Any:
+    """Return a SHA-256 of ids and digests of texts."""
+    digest = Digest()
+    digest.add(*ids)
+    return hashlib.sha256(digest.digest() + texts.tobytes())
 
 
 def _checksum(tokens: Tokens) -> bytes:
     checksum = hashlib.sha256(tokens.mask.sum(-1).cpu().numpy().tobytes())
     for values in (tokens.vectors, tokens.ids, tokens.salience):
         if values is not None:
-            kept = values[tokens.mask].cpu()
-            kept = kept.float() if kept.is_floating_point() else kept
-            checksum.update(kept.numpy().tobytes())
+            used = values[tokens.mask].cpu()
+            used = used.float() if used.is_floating_point() else used
+            checksum.update(used.numpy().tobytes())
     return checksum.digest()

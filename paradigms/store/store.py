@@ -8,7 +8,6 @@
     store = store.add(model, ["dog"], ["A dog is an animal."])
 """
 
-import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,73 +15,34 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from safetensors.numpy import load_file
-from torch import Tensor
 
-from paradigms.core import Tokens
 from paradigms.encoder.precision import AUTO, resolved
-from paradigms.identity import Identity, differing, identity
-from paradigms.io.checks import check_several, naming, parse_json
+from paradigms.identity import Identity, identity
+from paradigms.io.checks import naming
 from paradigms.io.progress import progress_bar
 from paradigms.model import Paradigm
-from paradigms.store.build import Advance, build_folder, build_memory, encoded, key_of, lines
-from paradigms.store.building import TRAINED, Launch, ShardFiles, grown, in_codes, put
+from paradigms.store.build import Advance, Build, encoded, lines
+from paradigms.store.building import TRAINED, Launch, OneProcess, ShardFiles, grown, in_codes, put
 from paradigms.store.columns import CHUNK, MANIFEST, ColumnFolder, Files, Writer
-from paradigms.store.kind import DELETED, DOCUMENTS, ERRORS, KEY, KEYS, LENGTHS, Codec, Kind, Kinds, kind_of
+from paradigms.store.kind import DELETED, DOCUMENTS, ERRORS, KEYS, LENGTHS, TEXTS, Kind, Kinds, kind_of
 from paradigms.store.pruning import TokenReduction, directed_distances
-from paradigms.store.shards import Shard, check_ids, different, text_shards, token_shards
+from paradigms.store.shards import Batches, Shard, check_ids, different, text_shards, token_shards
+from paradigms.store.view import View, fields_of
 
-LIKE = 4096  # documents that are sorted by length together, so that blocks have little padding
 ROUNDING = 1e-5  # maximum rounding error of a similarity, relative to the longer vector's norm
 BLOCK = 1 << 16  # padded tokens copied at once
-GROWN = 8  # growth factor of the number of tokens after which `compact` trains new centroids
-FEW = 1 << 10  # minimum number of tokens to measure that growth from
 SAMPLED = 1 << 17  # maximum number of documents to train the codec of a large build
-SCANS = 256  # number of ids to look up by scanning, before making a dict of all ids takes less time
 VERIFIED = 1 << 26  # maximum size in bytes of the files whose checksums are verified by default
-Made = TypeVar("Made")
 Pooling = Literal["ward", "sequential"]
 
 
-class Store:
-    """Documents and their tokens, by row. Only `compact` changes a document's row; its id never changes.
-
-    `ids` and `offsets` cover all rows, including deleted documents until `compact`. `living` marks the
-    documents that are not deleted, and len() counts these. columns: the stored fields of all tokens. errors:
-    one row per document (`certify`).
-    """
-
-    def __init__(self, files: Files | Writer, kind: Kind, manifest: Mapping[str, Any]) -> None:
-        """Wrap files without checking them; use `open_store` to open a folder."""
-        self.files = cast(Files, files)  # a writer while derived files are written
-        self.kind, self.manifest = kind, manifest
-        self.codec = kind.quantiser.open(files, self.dim) if kind.quantiser else kind.codec
-        dtypes = self.codec.columns(self.dim, manifest["fields"])
-        self.columns = {name: files.array(f"{name}.bin", dtype) for name, dtype in dtypes.items()}
-        lengths, deleted = files.array(LENGTHS, "int32"), files.array(DELETED, "int64")
-        self.offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        self.living = np.ones(len(lengths), bool)
-        self.living[deleted[(deleted >= 0) & (deleted < len(lengths))]] = False
-        self.keys, self.lines = files.array(KEYS, KEY), files.array(DOCUMENTS, "uint8")
-        self.errors = files.array(ERRORS, ("float32", (2,)))
-        self._whole: Store | None = None  # the store that this one restricts
-        self._made: dict[Callable[[Any], Any], Any] = {}
-        self._scans = 0  # number of scans of `keys` so far
-
-    def __str__(self) -> str:
-        return str(self.files)
-
-    def __len__(self) -> int:
-        return int(self.living.sum())
-
-    def __contains__(self, id: object) -> bool:
-        return isinstance(id, str) and self._row(id) is not None
-
-    # --- building -----------------------------------------------------------------------------------------
+class Store(View):
+    """Documents and their tokens, with methods that make a store or a changed one. See `View` for reading."""
 
     @classmethod
     def build(
@@ -126,34 +86,34 @@ class Store:
         )
         with progress_bar(progress) as bar:
             task = bar.add_task(f"encode {paradigm.recipe.name}", total=count)
-            return cls._build(
-                kind,
-                encode(ids, texts),
-                folder,
-                reduction,
-                source=_how(paradigm, batch_size, precision),
-                launch=launch,
-                advance=lambda n: bar.advance(task, n),
+            build = Build(
+                kind=kind,
+                shards=encode(ids, texts),
+                reduction=reduction,
                 paradigm=paradigm.recipe.name,
-                identity=identity(paradigm.encoder, anew=True),
                 dim=paradigm.encoder.dim,
                 fields=fields_of(paradigm),
+                identity=identity(paradigm.encoder, anew=True),
                 count=count,
                 sample=None if count is None else _sample(ids, texts, count, encode),
+                source=_encoding(paradigm, batch_size, precision),
+                launch=OneProcess() if launch is None else launch,
+                advance=lambda n: bar.advance(task, n),
             )
+            return cls._built(build, folder)
 
     @classmethod
     def build_from(
         cls,
         kind: Kind,
-        parts: Iterable[tuple[list[str], Tokens]],
+        parts: Batches,
         folder: str | Path | None = None,
         *,
         paradigm: str,
         dim: int,
         fields: Sequence[str] = ("vectors",),
         count: int | None = None,
-        sample: Iterable[tuple[list[str], Tokens]] | None = None,
+        sample: Batches | None = None,
         identity: Identity | None = None,
         keep: float = 1.0,
         pool: int = 1,
@@ -161,17 +121,26 @@ class Store:
     ) -> "Store":
         """Build a store from documents that are already encoded.
 
-        parts: batches of ids and Tokens [1, n, i, h]. paradigm: name of the paradigm. fields: the fields of
+        parts: batches of ids and Tokens [1, n, i, h], with the texts' digests if known (`shards.Batch`).
+        paradigm: name of the paradigm. fields: the fields of
         Tokens to store: vectors, ids, salience. count: number of documents, if known. sample: documents drawn
         at random to train the centroids of a large compressed index; None means the first documents.
         identity: what made the vectors (`identity.identity`). See `build` for the other arguments and for
         errors.
         """
-        reduction, names = TokenReduction(keep, pool, pooling), list(fields)
-        drawn = None if sample is None else token_shards(sample, reduction)
-        how = {"paradigm": paradigm, "dim": dim, "fields": names, "count": count, "sample": drawn}
-        how |= {} if identity is None else {"identity": identity}
-        return cls._build(kind, token_shards(parts, reduction), folder, reduction, **how)
+        reduction = TokenReduction(keep, pool, pooling)
+        build = Build(
+            kind=kind,
+            shards=token_shards(parts, reduction),
+            reduction=reduction,
+            paradigm=paradigm,
+            dim=dim,
+            fields=fields,
+            identity=identity,
+            count=count,
+            sample=None if sample is None else token_shards(sample, reduction),
+        )
+        return cls._built(build, folder)
 
     def copy(
         self,
@@ -188,34 +157,34 @@ class Store:
         """
         reduction, before = TokenReduction(keep, pool, pooling), TokenReduction.kept_by(self.manifest)
         living = np.flatnonzero(self.living)
-        drawn = np.random.default_rng(0).permutation(living)
-        parts, sample = (
-            token_shards(
-                ((self.names(part), self.tokens(part)) for part in self.blocks(BLOCK, rows)), reduction
-            )
-            for rows in (living, drawn)
+
+        def shards(rows: np.ndarray) -> Iterator[Shard]:
+            return token_shards((self.batch(part) for part in self.blocks(BLOCK, rows)), reduction)
+
+        build = Build(
+            kind=kind,
+            shards=shards(living),
+            reduction=TokenReduction(
+                before.keep * keep, before.pool * pool, pooling if pool > 1 else before.pooling
+            ),
+            paradigm=self.manifest["paradigm"],
+            dim=self.dim,
+            fields=self.manifest["fields"],
+            identity=self.manifest.get("identity"),
+            count=len(living),
+            sample=shards(np.random.default_rng(0).permutation(living)),
         )
-        entries = ("paradigm", "identity", "dim", "fields")
-        same = {name: self.manifest[name] for name in entries if name in self.manifest}
-        both = TokenReduction(before.keep * keep, before.pool * pool, pooling if pool > 1 else before.pooling)
-        return self._build(kind, parts, folder, both, count=len(living), sample=sample, **same)
+        return self._built(build, folder)
 
     @classmethod
-    def _build(
-        cls,
-        kind: Kind,
-        shards: Iterator[Shard],
-        folder: str | Path | None,
-        reduction: TokenReduction,
-        **how: Any,
-    ) -> "Store":
+    def _built(cls, build: Build, folder: str | Path | None) -> "Store":
         def derive(writer: Writer) -> None:
-            kind.derived.write(writer, cls(writer, kind, writer.files.manifest), True)
+            build.kind.derived.write(writer, cls(writer, build.kind, writer.files.manifest), True)
 
         if folder is None:
-            return cls.opened(build_memory(kind, shards, reduction, derive, **how), kind)
-        build_folder(kind, shards, folder, reduction, derive, **how)
-        return _open(folder, lambda files: kind, verify=False)
+            return cls.opened(build.in_memory(derive), build.kind)
+        build.in_folder(folder, derive)
+        return _open(folder, lambda files: build.kind, verify=False)
 
     @classmethod
     def opened(cls, files: Files, kind: Kind) -> "Store":
@@ -229,6 +198,8 @@ class Store:
             raise files.damaged(DELETED, f"it names rows beyond {count} documents")
         if len(store.keys) != count or store.keys["bytes"].sum(dtype=np.int64) != len(store.lines):
             raise files.damaged(KEYS, f"it does not fit {len(store.lines)} bytes of ids of {count} documents")
+        if len(store.texts) != count:
+            raise files.damaged(TEXTS, f"it has {len(store.texts)} digests of {count} documents")
         if len(store.errors) not in (0, count) or not (store.errors >= 0).all():
             raise files.damaged(ERRORS, f"it does not hold two distances for each of {count} documents")
         if kind.quantiser is not None and type(files.manifest.get(TRAINED)) is not int:
@@ -238,209 +209,6 @@ class Store:
                 raise files.damaged(f"{name}.bin", f"it has {len(values)} rows, not {total}")
         store.derived = kind.derived.open(store)
         return store
-
-    derived: Any = None
-    """content of the derived files, which the finder reads"""
-
-    # --- reading ----------------------------------------------------------------------------------------
-
-    @property
-    def folder(self) -> Path | None:
-        """The store's folder, or None if the store is in memory."""
-        return getattr(self.files, "folder", None)
-
-    @property
-    def dim(self) -> int:
-        """Number of dimensions of a token vector."""
-        return int(self.manifest["dim"])
-
-    @property
-    def bytes_per_document(self) -> float:
-        """Bytes per document that is not deleted, with 12 for looking up its id, without ids and manifest."""
-        files = self.files.entries.items()
-        return sum(entry["bytes"] for name, entry in files if name != DOCUMENTS) / max(1, len(self))
-
-    @property
-    def ids(self) -> list[str]:
-        """The documents' ids by row, including deleted documents."""
-        return self.whole.once(_read_ids)
-
-    @property
-    def rows_by_id(self) -> dict[str, int]:
-        """Id → row, for documents that are not deleted."""
-        return self.once(_rows_by_id)
-
-    @property
-    def longest(self) -> int:
-        """The number of tokens in the longest document."""
-        return int(np.diff(self.offsets).max(initial=0))
-
-    @property
-    def living_tokens(self) -> int:
-        """The number of tokens in documents that are not deleted."""
-        return self.once(_living_tokens)
-
-    @property
-    def dead(self) -> np.ndarray | None:
-        """Whether each token belongs to a deleted document [tokens]; None if no document is deleted."""
-        return self.once(_dead)
-
-    @property
-    def whole(self) -> "Store":
-        """The unrestricted store from which `only` made this one, or else this store itself."""
-        return self if self._whole is None else self._whole
-
-    def once(self, make: Callable[["Store"], Made]) -> Made:
-        """Return make(self), computed only once for this store."""
-        if make not in self._made:
-            self._made[make] = make(self)
-        made: Made = self._made[make]
-        return made
-
-    def with_tokens(self) -> np.ndarray:
-        """Return the rows that a search may find: documents that have tokens and have not been deleted."""
-        return np.flatnonzero(self.living & (np.diff(self.offsets) > 0))
-
-    def tokens(self, rows: Sequence[int] | range | np.ndarray, device: torch.device | str = "cpu") -> Tokens:
-        """Read the stored tokens [1, n, i, h] of the documents at `rows`, as float32."""
-        at = np.asarray(rows, dtype=np.int64)
-        lengths = self.offsets[at + 1] - self.offsets[at]
-        longest = max(1, int(lengths.max(initial=0)))
-        mask = np.arange(longest) < lengths[:, None]
-        consecutive = len(at) > 0 and bool((np.diff(at) == 1).all())
-        places: slice | np.ndarray = (
-            slice(self.offsets[at[0]], self.offsets[at[-1] + 1])
-            if consecutive
-            else (self.offsets[at][:, None] + np.arange(longest))[mask]
-        )
-        there = torch.from_numpy(mask).to(device)
-        padded: dict[str, Tensor] = {}
-        for name, values in self.decoded(places).items():
-            flat = torch.from_numpy(values).to(device)
-            flat = flat.float() if flat.is_floating_point() else flat.long()
-            if len(flat) == mask.size:  # no padding
-                padded[name] = flat.view(1, *mask.shape, *flat.shape[1:])
-                continue
-            full = flat.new_zeros((*mask.shape, *flat.shape[1:]))
-            full[there] = flat
-            padded[name] = full[None]
-        return Tokens(padded["vectors"], there[None], padded.get("ids"), padded.get("salience"))
-
-    def tokens_of(self, ids: Sequence[str], device: torch.device | str = "cpu") -> Tokens:
-        """Read the stored tokens [1, n, i, h] of documents, by id, in the order of `ids`."""
-        return self.tokens(self.positions(ids), device)
-
-    def decoded(self, tokens: slice | np.ndarray) -> dict[str, np.ndarray]:
-        """Decode the fields of some tokens: vectors [t, h], ids [t], salience [t]."""
-        rows = {name: np.array(column[tokens]) for name, column in self.columns.items()}
-        self.check_salience(rows)
-        return self.codec.decode(rows)
-
-    def check_salience(self, columns: Mapping[str, np.ndarray]) -> None:
-        """Raise ValueError, naming the file, if a salience in `columns` is negative or not finite."""
-        salience = columns.get("salience", np.zeros(0, np.float32))
-        if not (salience.min(initial=0) >= 0 and salience.max(initial=0) < np.inf):
-            raise self.files.damaged("salience.bin", "it has values that are not finite, or below 0")
-
-    def position(self, id: str) -> int:
-        """Return a document's row. Raises KeyError if the document is unknown or deleted."""
-        row = self._row(id)
-        if row is None:
-            raise KeyError(f"document {id!r} is not in the index {self} of {len(self)} documents")
-        return row
-
-    def _row(self, id: str) -> int | None:
-        """Return a document's row, or None. The first `SCANS` calls scan `keys`; later calls use a dict."""
-        self._scans += 1
-        if self._scans > SCANS:
-            return self.rows_by_id.get(id)
-        key = key_of(id)
-        there = np.flatnonzero((self.keys["hash"] == key["hash"]) & self.living).tolist()
-        return next((row for row in there if self.names(np.array([row])) == [id]), None)
-
-    def positions(self, ids: Iterable[str]) -> np.ndarray:
-        """Return the documents' rows, int64. Raises KeyError if a document is unknown or deleted."""
-        check_several(ids, "document ids")
-        return np.array([self.position(id) for id in ids], dtype=np.int64)
-
-    def names(self, rows: np.ndarray) -> list[str]:
-        """Return the ids of the documents at `rows`."""
-        stops = self.whole.once(_line_ends)[rows]
-        places = ranges(stops - self.keys["bytes"][rows], stops)
-        return parsed_ids(self.files, self.lines[places], len(rows))
-
-    def owners(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the row of the document that contains each token, and −1 for token −1."""
-        return np.searchsorted(self.offsets, tokens, side="right") - 1
-
-    def blocks(self, tokens: int, rows: np.ndarray | None = None) -> Iterator[np.ndarray]:
-        """Yield rows in blocks of at most `tokens` padded tokens.
-
-        rows: rows to yield in the given order; None means all documents with tokens, sorted by length within
-        each group of LIKE consecutive documents.
-        """
-        if rows is None:
-            living = self.with_tokens()
-            longest_first = self.offsets[living] - self.offsets[living + 1]
-            rows = living[np.lexsort((longest_first, np.arange(len(living)) // LIKE))]
-        lengths = self.offsets[rows + 1] - self.offsets[rows]
-        if (lengths <= 1).all():  # same result as below, without a loop over documents
-            yield from (rows[n : n + tokens] for n in range(0, len(rows), tokens))
-            return
-        start, longest = 0, 1
-        for n, length in enumerate(lengths.tolist()):
-            longest = max(longest, length)
-            if n > start and (n + 1 - start) * longest > tokens:
-                yield rows[start:n]
-                start, longest = n, max(1, length)
-        if start < len(lengths):
-            yield rows[start:]
-
-    def only(self, ids: Iterable[str]) -> "Store":
-        """Return a store restricted to these documents, which keep their rows. Nothing is written.
-
-        Raises KeyError, naming the document, if a document is unknown.
-        """
-        living = np.zeros(len(self.living), dtype=bool)
-        living[self.positions(ids)] = True
-        return self._restricted(living)
-
-    def _restricted(self, living: np.ndarray) -> "Store":
-        part = copy.copy(self)
-        part.living, part._made, part._whole = living, {}, self.whole
-        return part
-
-    def check(self, paradigm: Paradigm) -> None:
-        """Raise ValueError if the paradigm cannot score these tokens, or encodes documents differently."""
-        name, maker = paradigm.recipe.name, self.manifest["paradigm"]
-        missing = [field for field in fields_of(paradigm) if field not in self.manifest["fields"]]
-        if missing:
-            raise ValueError(
-                f"{self}, made by {maker}, holds no {' and no '.join(missing)} of tokens, which {name} reads"
-            )
-        if paradigm.encoder.dim != self.dim:
-            shorter = f": search with the model's truncated({self.dim})" if self.fits(paradigm) else ""
-            raise ValueError(
-                f"{self} holds vectors of {self.dim} dimensions of {maker}, not of {paradigm.encoder.dim} of "
-                f"{name}{shorter}"
-            )
-        if other := self._differing(paradigm):
-            raise ValueError(
-                f"{self} was made by {maker}, but not by this {name} ({other}): use the model that made it, "
-                "or build the index again"
-            )
-
-    def fits(self, paradigm: Paradigm) -> bool:
-        """Whether the paradigm makes these vectors, possibly truncated to fewer dimensions."""
-        known = "identity" in self.manifest and self.dim <= paradigm.encoder.dim
-        return known and not self._differing(paradigm)
-
-    def _differing(self, paradigm: Paradigm) -> str:
-        """Name the parts of the recorded identity that the paradigm does not share; "" without a record."""
-        recorded = self.manifest.get("identity")  # absent if documents were added as tokens
-        return "" if recorded is None else differing(recorded, identity(paradigm.encoder))
-
-    # --- changing: each method makes a commit, and returns the store that shows it ------------------------
 
     def add(
         self,
@@ -472,16 +240,15 @@ class Store:
         files = None
         if self.folder is not None:
             place = self.folder.with_name(f".{self.folder.name}.adding")
-            how = {"fields": self.manifest["fields"], **asdict(reduction)}
-            files = ShardFiles(place, self.kind, how | _how(paradigm, batch_size, precision))
+            described = {"fields": self.manifest["fields"], **asdict(reduction)}
+            described |= _encoding(paradigm, batch_size, precision)
+            files = ShardFiles(place, self.kind, described)
         with progress_bar(progress) as bar:
             task = bar.add_task(f"encode {paradigm.recipe.name}", total=count)
             return self._add(shards, instead_of, state, files, lambda n: bar.advance(task, n))
 
-    def add_from(
-        self, parts: Iterable[tuple[list[str], Tokens]], *, instead_of: Iterable[str] = ()
-    ) -> "Store":
-        """Store more documents, like `add`, but from batches of ids and Tokens [1, n, i, h]."""
+    def add_from(self, parts: Batches, *, instead_of: Iterable[str] = ()) -> "Store":
+        """Store more documents, like `add`, but from batches as in `build_from`."""
         return self._add(token_shards(parts, TokenReduction.kept_by(self.manifest)), instead_of, {})
 
     def _add(
@@ -494,9 +261,9 @@ class Store:
     ) -> "Store":
         """Store shards and delete documents in one commit. files: for encoded shards until the commit."""
         with self._writing() as (now, writer):
-            gone = np.unique(now.positions(instead_of))
+            deleted = np.unique(now.positions(instead_of))
             left = now.living.copy()
-            left[gone] = False
+            left[deleted] = False
             counts = dict(now.manifest)
             codec = now.codec if now.kind.quantiser else None
             for shard in different(shards, now._restricted(left)):
@@ -514,8 +281,8 @@ class Store:
             if counts["documents"] > now.manifest["documents"]:
                 writer.remove(ERRORS)
                 now._derive(writer, anew=not now.manifest["tokens"])
-            if len(gone):
-                writer.append(DELETED, gone)
+            if len(deleted):
+                writer.append(DELETED, deleted)
             writer.commit(documents=counts["documents"], tokens=counts["tokens"], **state)
             added = self.opened(writer.files, self.kind)
             if files is not None:
@@ -549,48 +316,50 @@ class Store:
                 now._derive(writer, anew=True)
                 writer.commit()
                 return self.opened(writer.files, self.kind)
-            kept = np.repeat(now.living, np.diff(now.offsets))
-            bytes = sum(column[:1].nbytes for column in now.columns.values())
-            step = max(1, CHUNK // max(1, bytes))
-            parts = [slice(first, first + step) for first in range(0, len(kept), step)]
-            codec, tokens = None, int(kept.sum())
-            if renewed:
-                vectors = (now.decoded(part)["vectors"][kept[part]] for part in parts)
-                codec = now._trained(writer, vectors, tokens)
-            for name in now.columns:
-                writer.remove(f"{name}.bin")
-            for part in parts:
-                rows = {name: column[part][kept[part]] for name, column in now.columns.items()}
-                for name, values in (codec.encode(now.codec.decode(rows)) if codec else rows).items():
-                    writer.append(f"{name}.bin", values)
-            rows_left = np.flatnonzero(now.living)
-            writer.remove(LENGTHS)
-            writer.append(LENGTHS, np.diff(now.offsets)[rows_left].astype(np.int32))
-            writer.remove(DOCUMENTS)
-            writer.append(DOCUMENTS, lines(now.names(rows_left)))
-            writer.remove(KEYS)
-            writer.append(KEYS, now.keys[rows_left])
+            rows = np.flatnonzero(now.living)
+            tokens = now._rewrite(writer, renewed)
+            documents: dict[str, bytes | np.ndarray] = {
+                LENGTHS: np.diff(now.offsets)[rows].astype(np.int32),
+                DOCUMENTS: lines(now.names(rows)),
+                KEYS: now.keys[rows],
+                TEXTS: now.texts[rows],
+            }
+            for name, values in documents.items():
+                writer.remove(name)
+                writer.append(name, values)
             writer.remove(DELETED)
             writer.remove(ERRORS)
             now._derive(writer, anew=True)
             state = {TRAINED: tokens} if renewed else {}
-            writer.commit(documents=len(rows_left), tokens=tokens, **state)
+            writer.commit(documents=len(rows), tokens=tokens, **state)
             return self.opened(writer.files, self.kind)
 
-    @property
-    def outgrown(self) -> bool:
-        """Whether the index has more than GROWN times the tokens that it was built with.
+    def _rewrite(self, writer: Writer, renewed: bool) -> int:
+        """Rewrite the columns with the tokens of living documents; return the number of tokens.
 
-        The centroids are then too few and fit the tokens badly; `compact` trains new ones.
+        renewed: whether to train the quantiser on these tokens, and encode them again.
         """
-        built = self.manifest.get(TRAINED)
-        return built is not None and self.living_tokens > GROWN * max(built, FEW)
-
-    def _trained(self, writer: Writer, vectors: Iterable[np.ndarray], tokens: int) -> Codec:
-        quantiser = self.kind.quantiser
-        assert quantiser is not None
-        quantiser.train(writer, vectors, tokens, tokens, self.dim)
-        return quantiser.open(writer, self.dim)
+        stays = np.repeat(self.living, np.diff(self.offsets))
+        tokens = int(stays.sum())
+        bytes = sum(column[:1].nbytes for column in self.columns.values())
+        step = max(1, CHUNK // max(1, bytes))
+        parts = [slice(first, first + step) for first in range(0, len(stays), step)]
+        codec = None
+        if renewed:
+            quantiser = self.kind.quantiser
+            assert quantiser is not None
+            vectors = (self.decoded(part)["vectors"][stays[part]] for part in parts)
+            quantiser.train(writer, vectors, tokens, tokens, self.dim)
+            codec = quantiser.open(writer, self.dim)
+        for name in self.columns:
+            writer.remove(f"{name}.bin")
+        for part in parts:
+            columns = {name: column[part][stays[part]] for name, column in self.columns.items()}
+            if codec is not None:
+                columns = codec.encode(self.codec.decode(columns))
+            for name, values in columns.items():
+                writer.append(f"{name}.bin", values)
+        return tokens
 
     def certify(self, whole: "Store") -> "Store":
         """Store the distances between each document's tokens here and in `whole`: `errors` [documents, 2].
@@ -601,7 +370,7 @@ class Store:
         """
         with self._writing() as (now, writer):
             errors = np.zeros((len(now.ids), 2), np.float32)
-            for rows in now._living_blocks():
+            for rows in now.blocks(BLOCK, np.flatnonzero(now.living)):
                 parts = whole.tokens_of(now.names(rows)), now.tokens(rows)
                 norms = [part.vectors.norm(dim=-1).where(part.mask, 0).amax(-1)[0] for part in parts]
                 longest = torch.maximum(*norms).clamp(min=1)[:, None]
@@ -619,10 +388,6 @@ class Store:
 
     def _derive(self, writer: Writer, anew: bool) -> None:
         self.kind.derived.write(writer, Store(writer, self.kind, self.manifest), anew)
-
-    def _living_blocks(self) -> Iterator[np.ndarray]:
-        """Yield the rows of the documents that are not deleted, in order, in blocks of `BLOCK` tokens."""
-        return self.blocks(BLOCK, np.flatnonzero(self.living))
 
 
 def open_store(folder: str | Path, kinds: Kinds, *, verify: bool | None = None) -> Store:
@@ -668,12 +433,12 @@ def _sample(
 ) -> Iterator[Shard]:
     """Encode up to SAMPLED documents, drawn at random, from texts that can be read more than once."""
     chosen = np.random.default_rng(0).choice(count, min(count, SAMPLED), replace=False).tolist()
-    wanted = set(chosen)
-    pairs = {n: pair for n, pair in enumerate(zip(ids, texts, strict=True)) if n in wanted}
+    positions = set(chosen)
+    pairs = {n: pair for n, pair in enumerate(zip(ids, texts, strict=True)) if n in positions}
     yield from encode((pairs[n][0] for n in chosen), (pairs[n][1] for n in chosen))
 
 
-def _how(paradigm: Paradigm, batch_size: int, precision: str) -> dict[str, Any]:
+def _encoding(paradigm: Paradigm, batch_size: int, precision: str) -> dict[str, Any]:
     """Return what determines the tokens of a text, besides pruning and the fields that are stored."""
     return {
         "batch": batch_size,
@@ -681,52 +446,3 @@ def _how(paradigm: Paradigm, batch_size: int, precision: str) -> dict[str, Any]:
         "dim": paradigm.encoder.dim,
         **identity(paradigm.encoder),
     }
-
-
-def fields_of(paradigm: Paradigm) -> list[str]:
-    """Return the fields of tokens that a store for the paradigm needs."""
-    salience = ["salience"] if paradigm.encoder.settings.weighs else []
-    return ["vectors", *sorted(paradigm.reads & {"ids"}), *salience]
-
-
-def ranges(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    """Concatenate the ranges from each start to its stop."""
-    lengths = stops - starts
-    ends = np.cumsum(lengths)
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
-
-
-def parsed_ids(files: Files, lines: np.ndarray, count: int) -> list[str]:
-    """Parse the ids in `count` lines of DOCUMENTS. Raises ValueError, naming the file, if it is damaged."""
-    data = lines.tobytes()
-    try:
-        ids = parse_json(b"[" + data.rstrip(b"\n").replace(b"\n", b",") + b"]", DOCUMENTS)
-    except ValueError as error:
-        raise files.damaged(DOCUMENTS, error) from error
-    if len(ids) != count or not all(isinstance(id, str) for id in ids):
-        raise files.damaged(DOCUMENTS, f"it does not hold the ids of {count} documents")
-    return list(ids)
-
-
-def _read_ids(store: Store) -> list[str]:
-    return parsed_ids(store.files, store.lines, len(store.living))
-
-
-def _rows_by_id(store: Store) -> dict[str, int]:
-    ids = store.ids
-    rows = {ids[n]: n for n in np.flatnonzero(store.living).tolist()}
-    if len(rows) != len(store):
-        raise store.files.damaged(DOCUMENTS, f"{len(rows)} different ids of {len(store)} documents")
-    return rows
-
-
-def _line_ends(store: Store) -> np.ndarray:
-    return np.cumsum(store.keys["bytes"], dtype=np.int64)
-
-
-def _living_tokens(store: Store) -> int:
-    return int(np.diff(store.offsets)[store.living].sum())
-
-
-def _dead(store: Store) -> np.ndarray | None:
-    return None if store.living.all() else np.repeat(~store.living, np.diff(store.offsets))

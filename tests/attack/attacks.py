@@ -54,7 +54,7 @@ from paradigms.io.files import remove_folder, write_json
 from paradigms.io.terminal import Terminal
 from paradigms.recipe import Recipe
 from paradigms.retrieve import Indexed, Reranking
-from paradigms.store import store as store_module
+from paradigms.store import view
 from paradigms.store.columns import FolderWriter
 from paradigms.train import state
 from tests.attack.harness import Attack, Crashed, Lost, Process, Silent, copied, damaged, succeed, together
@@ -65,7 +65,7 @@ DIM, COUNT = 32, 24
 GATHER = Recipe("colbert", QueryToDocument(), "one")
 IMPUTE = Recipe("xtr", PoolTopK(k=8), "retrieved", search="impute", search_tokens=12)
 KINDS = {"exact": kinds.exact(), "compressed": kinds.compressed(lists=4), "faiss": kinds.faiss("Flat")}
-KINDS |= {"fixed": kinds.fixed(planes=2, factory="Flat"), "inverted": kinds.inverted()}
+KINDS |= {"inverted": kinds.inverted()}
 KINDS |= {"lemur": kinds.lemur(width=8, factory="Flat")}
 TERMS = Recipe("splade", EqualIds(), "one")
 Result = list[dict[str, float]]
@@ -286,7 +286,7 @@ def changed(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
 
     def run(folder: Path, changes: list[Callable[[Store], Store]]) -> None:
         """Log the state before and after each change, and the number of writes until then."""
-        store_module.FEW, store_module.GROWN, lists.UNLISTED = few, 1, unlisted
+        view.FEW, view.GROWN, lists.UNLISTED = few, 1, unlisted
         warnings.simplefilter("ignore")
         with log.open("w") as states, stop_at(number, folder if full else None) as writes:
             print(json.dumps([0, state(opened(folder))]), file=states, flush=True)

@@ -43,6 +43,10 @@ def engine_of(folder, request):
     return opened
 
 
+def scores_of(hits):
+    return {hit.id: hit.score for hit in hits}
+
+
 @pytest.mark.parametrize("case", SQL.values(), ids=SQL)
 def test_sql_is_rel(engine_of, case):
     documents, queries = tokens_of(case)
@@ -51,9 +55,9 @@ def test_sql_is_rel(engine_of, case):
     recipe = Recipe("case", case.A, case.normalise)
     expected = case.rel(documents, queries)
     for b in range(B):
-        ranked = dict(engine.rank(queries[b : b + 1], recipe, 5))
+        ranked = scores_of(engine.rank(queries[b : b + 1], recipe, 5))
         assert_same(torch.tensor([ranked[id] for id in "abcde"], dtype=torch.float64), expected[b])
-        few = dict(engine.rank(queries[b : b + 1], recipe, 5, among=["b", "d"]))
+        few = scores_of(engine.rank(queries[b : b + 1], recipe, 5, among=["b", "d"]))
         pool = documents.map(lambda t: t[:, [1, 3]])
         assert_same(
             torch.tensor([few[id] for id in "bd"], dtype=torch.float64), case.rel(pool, queries[b : b + 1])[0]
@@ -71,7 +75,7 @@ def test_sql_imputes(engine_of, imputation):
     for b in range(B):
         real = queries.mask[b, 0]
         expected = imputed_rel(S[b : b + 1, ..., real], valid[b : b + 1, ..., real], 4, imputation)[0]
-        ranked = dict(engine.rank(queries[b : b + 1], recipe, 5))
+        ranked = scores_of(engine.rank(queries[b : b + 1], recipe, 5))
         assert len(ranked) > 1
         rows = ["abcde".index(id) for id in ranked]
         assert_same(torch.tensor(list(ranked.values()), dtype=torch.float64), expected[rows])

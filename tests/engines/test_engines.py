@@ -8,6 +8,7 @@ import torch
 from studies.postgres import postgres
 
 from paradigms import PARADIGMS
+from paradigms.data import Corpus
 from paradigms.engines import (
     Engine,
     EngineRetriever,
@@ -63,13 +64,13 @@ class Exhaustive(Engine):
     def __init__(self, dim, single=False):
         self.dim, self.single, self.documents = dim, single, {}
 
-    def _add(self, ids, documents):
-        self.documents |= zip(ids, documents, strict=True)
+    def _add(self, ids, documents, texts):
+        self.documents |= zip(ids, zip(documents, texts, strict=True), strict=True)
 
     def _top(self, query, k, among):
-        documents = {id: d for id, d in self.documents.items() if among is None or id in among}
-        scores = {id: float((d @ query.T).max(0).sum()) for id, d in documents.items()}
-        return sorted(scores.items(), key=lambda item: -item[1])[:k]
+        documents = {id: row for id, row in self.documents.items() if among is None or id in among}
+        hits = [(id, float((d @ query.T).max(0).sum()), text) for id, (d, text) in documents.items()]
+        return sorted(hits, key=lambda hit: -hit[1])[:k]
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +166,14 @@ def test_an_engine_answers_as_exact_search_does(indexed, engine_of, name):
     assert_same_answers(again, wanted)
     with pytest.raises(ValueError, match="give the retriever its corpus"):
         retriever.explain("fish", "0/7")
+    corpus = Corpus.of(texts(80, 0))
+    assert EngineRetriever(engine, model, corpus).search(queries, 10) == retriever.search(queries, 10)
+    assert EngineRetriever(engine, model, corpus).explain("fish", "0/7")
+    other = EngineRetriever(engine, model, Corpus.of(texts(80, 0) | {"0/7": "fish"}))
+    with pytest.raises(ValueError, match="other texts for 1 of these documents: '0/7'"):
+        other.search(queries, 79)
+    with pytest.raises(ValueError, match="other texts for 1 of these documents: '0/7'"):
+        other.explain("fish", "0/7")
 
 
 @pytest.mark.parametrize("name", ENGINES)

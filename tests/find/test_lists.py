@@ -28,8 +28,7 @@ from paradigms.find import Index, Store, kinds, lists, open_index
 from paradigms.impute import imputed_rel
 from paradigms.recipe import Recipe
 from paradigms.store import build as store_build
-from paradigms.store import residuals, shards
-from paradigms.store import store as store_module
+from paradigms.store import residuals, shards, view
 from paradigms.store.pruning import most_salient
 from tests.forks import fork
 from tests.near import SCORES, assert_within_rounding, same_scores
@@ -282,6 +281,7 @@ def test_equal_seeds_give_equal_bytes_however_lists_are_sorted(tmp_path, monkeyp
     assert set(expected) == {
         *("begins.bin", "centroids.bin", "codec.safetensors", "codes.bin", "documents.jsonl"),
         *("entries.bin", "ids.bin", "keys.bin", "lengths.bin", "manifest.json", "salience.bin", "scales.bin"),
+        "texts.bin",
     }
     for sorted_ in (1, 7, 40):
         monkeypatch.setattr(lists, "SORTED", sorted_)
@@ -419,7 +419,7 @@ def test_what_is_added_is_found_in_lists_or_not(tmp_path, monkeypatch, unlisted)
 
 def test_an_index_that_has_outgrown_its_build_says_so_and_is_renewed(tmp_path, monkeypatch):
     """Centroids of one document are those of all documents after `compact`; ids and tokens stay."""
-    monkeypatch.setattr(store_module, "FEW", 1)
+    monkeypatch.setattr(view, "FEW", 1)
     given = documents(size=1)
     made = build(tmp_path / "index", given[:1], bits=8, lists=0).store
     made = made.add_from(given[1:9])  # 40 tokens: 8 times as many

@@ -8,8 +8,8 @@ import torch
 from accelerate import PartialState
 
 from paradigms import PARADIGMS
-from paradigms.find import INDEXES, Store, open_indexes
-from paradigms.retrieve import AllProcesses, Indexed
+from paradigms.find import INDEXES, Store, open_index
+from paradigms.retrieve import AllProcesses, Indexed, Merged
 from tests.forks import fork_group
 from tests.tiny import WORDS
 
@@ -22,10 +22,8 @@ SYSTEMS = [
     ("xtr", "exact"),
     ("dpr", "exact"),
     ("colbert", "compressed"),
-    ("colbert", "fixed"),
     ("colbert", "lemur"),
     ("colbert", "folders"),
-    ("xtr", "folders"),
 ]
 HALVES = (slice(0, None, 2), slice(1, None, 2))
 
@@ -38,10 +36,13 @@ def search(backbone: Path, folder: Path, answers: str) -> None:
         torch.manual_seed(0)
         paradigm = PARADIGMS[name](backbone, query_length=12, document_length=16)
         place = folder / f"{name}-{kind}"
-        index = open_indexes([place / "0", place / "1"] if kind == "folders" else place)
-        if kind in ("fixed", "lemur"):
-            index = index.with_finder(candidates=7)  # the half of the documents would bring as many again
-        retriever = AllProcesses(Indexed(index, paradigm), state)
+        if kind == "folders":
+            retriever = AllProcesses(Merged.open([place / "0", place / "1"], paradigm), state)
+        else:
+            index = open_index(place)
+            if kind == "lemur":
+                index = index.with_finder(candidates=7)  # the half of the documents would bring as many again
+            retriever = AllProcesses(Indexed(index, paradigm), state)
         found[f"{name} {kind} search"] = retriever.search(QUERIES, 7)
         found[f"{name} {kind} rerank"] = retriever.rerank(QUERIES, POOL)
     Path(f"{answers}-{state.num_processes}-{state.process_index}.json").write_text(json.dumps(found))
@@ -74,9 +75,6 @@ def test_as_one_process(tiny_bert: Path, tmp_path: Path):
             assert list(first[system][query]) == list(scores), (system, query)
             assert all(abs(first[system][query][d] - s) < 1e-5 for d, s in scores.items())
     assert {len(scores) for scores in alone["colbert exact search"].values()} == {0, 7}
-    for name in ("colbert", "xtr"):
-        for job in ("search", "rerank"):
-            one, several = alone[f"{name} exact {job}"], alone[f"{name} folders {job}"]
-            assert {query: list(run) for query, run in one.items()} == {
-                q: list(r) for q, r in several.items()
-            }
+    for job in ("search", "rerank"):
+        one, several = alone[f"colbert exact {job}"], alone[f"colbert folders {job}"]
+        assert {query: list(run) for query, run in one.items()} == {q: list(r) for q, r in several.items()}

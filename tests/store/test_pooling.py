@@ -56,7 +56,7 @@ def test_ward_pools_what_is_alike_whatever_its_place_and_length() -> None:
     assert torch.equal(pooled(tokens, 1, "ward").vectors, tokens.vectors)
 
 
-@pytest.mark.parametrize("kind", ["exact", "faiss", "compressed", "fixed"])
+@pytest.mark.parametrize("kind", ["exact", "faiss", "compressed", "lemur"])
 def test_every_index_is_built_pooled(tiny_bert: Path, kind: str) -> None:
     """Built, made of another index, and added to: the same tokens."""
     torch.manual_seed(0)

@@ -26,6 +26,7 @@ from paradigms.retrieve import Indexed
 from paradigms.store import building, shards
 from paradigms.store.kind import LENGTHS
 from paradigms.store.pruning import TokenReduction
+from paradigms.store.residuals import Residuals
 from tests.experiments.scripts import run as run_script
 from tests.forks import fork_group
 from tests.near import assert_within_rounding
@@ -41,7 +42,6 @@ BUILT = (
     kinds.exact(),
     kinds.compressed(lists=4),
     kinds.faiss(),
-    kinds.fixed(planes=2),
     kinds.lemur(width=16),
 )
 KINDS = {kind.name: kind for kind in BUILT}
@@ -267,6 +267,42 @@ def test_an_interrupted_build_resumes_with_what_still_fits(model, tmp_path, kind
     new = [len(ids) for source, ids in windows(texts).items() if change in OPTIONS or source not in stored]
     assert len(encoded) == sum(new)
     assert change in OPTIONS or sum(new) <= 10 + 3 * SHARD  # 10 documents came after the interruption
+
+
+@pytest.mark.parametrize("change", ["nothing", "texts", "a deletion"])
+@pytest.mark.parametrize("sampled", [True, False])
+def test_a_codec_is_trained_again_on_documents_that_changed(model, tmp_path, monkeypatch, sampled, change):
+    """It was trained on a sample or, with an unknown number of documents, on the first ones."""
+    monkeypatch.setattr("paradigms.store.build.HELD", 3)
+    monkeypatch.setattr("paradigms.store.build.SHARD", SHARD)
+    paradigm, texts = Paradigm.from_pretrained(model), dict(zip(IDS, TEXTS, strict=True))
+    trained: list[None] = []
+    encoded = [] if sampled else [""] * 20
+    train, encode = Residuals.train, paradigm.encode_documents
+
+    def stopped(some: Sequence[str]) -> Tokens:
+        encoded.extend(some)
+        if len(encoded) > 70:
+            raise KeyboardInterrupt
+        return encode(some)
+
+    def make(folder: Path, texts: Documents) -> Store:
+        documents = list(texts.values()) if sampled else iter(texts.values())
+        return Store.build(KINDS["compressed"], paradigm, list(texts), documents, folder, batch_size=3)
+
+    monkeypatch.setattr(Residuals, "train", lambda *given: trained.append(train(*given)))
+    with monkeypatch.context() as patch:
+        patch.setattr(paradigm, "encode_documents", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            make(tmp_path / "index", texts)
+    assert len(trained) == 1
+    if change == "texts":
+        texts = {id: f"{text} lion" for id, text in texts.items()}
+    else:
+        texts = CHANGES[change](texts)
+    resumed = make(tmp_path / "index", texts)
+    assert len(trained) == (1 if change == "nothing" else 2)
+    assert contents(resumed.folder) == contents(make(tmp_path / "fresh", texts).folder)
 
 
 @pytest.mark.parametrize("kind", ["exact", "compressed"])

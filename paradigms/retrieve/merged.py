@@ -1,0 +1,99 @@
+"""`Merged`: several indexes of different documents, searched as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import compress
+from pathlib import Path
+
+from paradigms.data import Corpus, Run, best_first, check_queries
+from paradigms.explanation import Explanation
+from paradigms.model import Paradigm
+from paradigms.retrieve.indexed import Indexed
+
+
+@dataclass(frozen=True, eq=False)
+class Merged:
+    """Search and rerank several indexes of different documents, made by one model, and merge their runs.
+
+    A document's score is that of its own index. It equals the score in one index of all documents, except if
+    the paradigm reads the whole pool (XTR): each index then retrieves k' tokens for each query token, and
+    imputes from these alone. Raises ValueError if there is no index or if two contain the same document.
+    """
+
+    parts: Sequence[Indexed]
+
+    def __post_init__(self) -> None:
+        if not self.parts:
+            raise ValueError("there is no index to search")
+        count = sum(len(part.index) for part in self.parts)
+        if len(self._owners) < count:
+            seen: set[str] = set()
+            for part in self.parts:
+                store = part.index.store
+                if twice := next((id for id in store.rows_by_id if id in seen), None):
+                    raise ValueError(f"document {twice!r} of {store} is also in another index: delete it")
+                seen.update(store.rows_by_id)
+
+    @classmethod
+    def open(cls, folders: Sequence[str | Path], model: Paradigm, corpus: Corpus | None = None) -> Merged:
+        """Open the indexes in several folders; see `Indexed.open`."""
+        return cls([Indexed.open(folder, model, corpus) for folder in folders])
+
+    @property
+    def model(self) -> Paradigm:
+        return self.parts[0].model
+
+    def size_in_bytes(self) -> int:
+        return sum(part.size_in_bytes() for part in self.parts)
+
+    def only(self, ids: Iterable[str]) -> Merged:
+        """Return a retriever restricted to these documents. Raises KeyError if an id is unknown."""
+        divided = self._divided(ids)
+        return replace(self, parts=[part.only(some) for part, some in zip(self.parts, divided, strict=True)])
+
+    def part(self, n: int, count: int) -> Merged | None:
+        """Return a retriever over the n-th of `count` parts of the indexes, or None if there are fewer."""
+        return Merged(self.parts[n::count]) if len(self.parts) >= count else None
+
+    def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
+        runs = [part.search(queries, k, progress=progress) for part in self.parts]
+        return {query: best_first(_joined(runs, query), k) for query in queries}
+
+    def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
+        check_queries(run, queries)
+        divided: list[Run] = [{} for _ in self.parts]
+        for query, documents in run.items():
+            for part_run, ids in zip(divided, self._divided(documents), strict=True):
+                part_run[query] = dict.fromkeys(ids, 0.0)
+        runs = [
+            part.rerank(queries, part_run, progress=progress)
+            for part, part_run in zip(self.parts, divided, strict=True)
+        ]
+        return {query: best_first(_joined(runs, query)) for query in run}
+
+    def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
+        [owner] = [n for n, ids in enumerate(self._divided([document])) if ids]
+        return self.parts[owner].explain(query, document, self._divided(others)[owner])
+
+    @cached_property
+    def _owners(self) -> dict[str, int]:
+        """Document id → position of its index."""
+        stores = [part.index.store for part in self.parts]
+        return {id: n for n, store in enumerate(stores) for id in compress(store.ids, store.living)}
+
+    def _divided(self, ids: Iterable[str]) -> list[list[str]]:
+        """Group documents by index, keeping their order. Raises KeyError if a document is unknown."""
+        parts: list[list[str]] = [[] for _ in self.parts]
+        for id in ids:
+            if id not in self._owners:
+                raise KeyError(f"document {id!r} is in none of the {len(self.parts)} indexes")
+            parts[self._owners[id]].append(id)
+        return parts
+
+
+def _joined(runs: Sequence[Run], query: str) -> dict[str, float]:
+    """Return the documents that all runs have for a query."""
+    return {id: score for run in runs for id, score in run[query].items()}

@@ -1,0 +1,83 @@
+"""Several indexes answer as one index of all their documents."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from paradigms import Paradigm
+from paradigms.data import Corpus
+from paradigms.find import INDEXES
+from paradigms.retrieve import Indexed, Merged
+from tests.near import same_run
+from tests.tiny import WORDS, built
+
+TEXTS = {f"d{n:02}": " ".join(WORDS.split()[(7 * n + w) % 200] for w in range(n % 6)) for n in range(40)}
+QUERIES = {"a": "bird over the sea", "b": "fire and wood in winter", "none": "", "c": "city cold color"}
+SMALL = {"query_length": 12, "document_length": 16}
+ALL = {"exact": {}, "faiss": {"factory": "Flat"}, "lemur": {"width": 16, "candidates": 40}}
+
+
+def model(name: str, backbone: Path, **options: object) -> Paradigm:
+    torch.manual_seed(0)
+    return built(name, backbone, **(SMALL | options))
+
+
+def parts(paradigm: Paradigm, kind: str = "exact") -> tuple[Indexed, Merged]:
+    """One index of all documents, and three that share them, one document of which is deleted."""
+    kinds = INDEXES[kind](**ALL[kind])
+    whole = Indexed.build(paradigm, TEXTS, kind=kinds)
+    indexes = []
+    for first in range(3):
+        some = dict(list(TEXTS.items())[first::3])
+        indexes.append(Indexed.build(paradigm, some, kind=kinds))
+    first = type(whole.index)(indexes[0].index.store.delete(["d03"]))
+    merged = Merged([Indexed(first, paradigm, Corpus.of(TEXTS)), *indexes[1:]])
+    return whole.only(id for id in TEXTS if id != "d03"), merged
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("colbert", "exact"), ("coil", "exact"), ("colbert", "faiss"), ("colbert", "lemur")]
+)
+def test_indexes_search_and_rerank_as_one(tiny_bert, name, kind):
+    one, several = parts(model(name, tiny_bert), kind)
+    for k in (1, 4, 100):
+        found = several.search(QUERIES, k)
+        same_run(found, one.search(QUERIES, k))
+    assert found["none"] == {}
+    pool = {query: dict.fromkeys(list(TEXTS)[n + 4 :: 3], 0.0) for n, query in enumerate(QUERIES)}
+    same_run(several.rerank(QUERIES, pool), one.rerank(QUERIES, pool))
+    some = [id for id in TEXTS if id != "d03"][::2]
+    same_run(several.only(some).search(QUERIES, 5), one.only(some).search(QUERIES, 5))
+    explained, expected = (r.explain(QUERIES["a"], "d02", ["d05"])[0] for r in (several, one))
+    assert explained.rel == pytest.approx(expected.rel)
+
+
+def test_each_index_imputes_from_its_own_tokens(tiny_bert):
+    """XTR's scores are those of each index, not of one index of all documents."""
+    one, several = parts(model("xtr", tiny_bert, search_tokens=7))
+    found = several.search(QUERIES, 100)
+    for part in several.parts:
+        for query, scores in part.search(QUERIES, 100).items():
+            same_run({query: {id: found[query][id] for id in scores}}, {query: scores})
+    assert found["a"].keys() >= one.search(QUERIES, 100)["a"].keys()
+
+
+def test_folders_are_opened_and_divided(tiny_bert, tmp_path):
+    paradigm = model("colbert", tiny_bert)
+    folders = [tmp_path / str(n) for n in range(3)]
+    for n, folder in enumerate(folders):
+        Indexed.build(paradigm, dict(list(TEXTS.items())[n::3]), folder)
+    several = Merged.open(folders, paradigm, Corpus.of(TEXTS))
+    same_run(several.search(QUERIES, 5), Indexed.build(paradigm, TEXTS).search(QUERIES, 5))
+    halves = [several.part(n, 2) for n in range(2)]
+    assert [len(half.parts) for half in halves if half] == [2, 1]
+    assert several.part(0, 4) is None
+    with pytest.raises(ValueError, match=r"document 'd00' of .*is also in another index"):
+        Merged.open([*folders, folders[0]], paradigm)
+    with pytest.raises(ValueError, match="there is no index"):
+        Merged.open([], paradigm)
+    with pytest.raises(KeyError, match="document 'x' is in none of the 3 indexes"):
+        several.only(["d00", "x"])
+    with pytest.raises(ValueError, match="not by this colbert"):
+        Merged.open(folders, model("colbert", tiny_bert, document_length=9))
