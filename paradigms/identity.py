@@ -25,7 +25,7 @@ from paradigms.encoder.tokenizing import tokenizer_state
 from paradigms.encoder.towers import TwoTowers
 from paradigms.encoder.weights import state_of
 from paradigms.io.checks import differences
-from paradigms.io.manifest import sha256
+from paradigms.io.files import sha256
 from paradigms.io.plugins import plugin_of
 
 Identity = dict[str, Any]

@@ -1,6 +1,5 @@
 """Load pretrained backbones: any Hugging Face encoder, given by hub name or local folder."""
 
-import hashlib
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from paradigms.encoder.bert import Light
 from paradigms.encoder.tokenizing import LightTokenizer, spell_in_bytes
 from paradigms.io.checks import check_files, check_header, json_or_empty, naming
-from paradigms.io.manifest import sha256
+from paradigms.io.files import sha256
 
 SIZE = re.compile("layer|size|position|head|dim|width|length|d_")  # config keys that are sizes
 
@@ -111,8 +110,7 @@ def _original(name: str, checkpoint: Packaged) -> Path:
 @lru_cache(maxsize=4)
 def _sha256(file: Path, size: int, changed: int) -> str:
     """Return a file's SHA-256, cached by size and time of change; takes .07 s for the default encoder."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    return sha256(file)
 
 
 def pretrained(kind: Any, name: str | Path, **settings: Any) -> Any:

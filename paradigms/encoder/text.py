@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -27,17 +27,18 @@ from paradigms.encoder.backbone import (
 from paradigms.encoder.base import Encoder
 from paradigms.encoder.batches import Batch, in_parts, insert, keep_freed_memory
 from paradigms.encoder.bert import last_hidden
-from paradigms.encoder.frozen import LowerStates
 from paradigms.encoder.layers import add_adapters, orthogonal, salience_head, without_adapters
 from paradigms.encoder.pooling import LearnedPooling, mean_of_spans, pool, spans
 from paradigms.encoder.precision import scores_of
 from paradigms.encoder.settings import SIDES, EncoderSettings, InputFormat, Side, settings_fields
-from paradigms.encoder.split import SplitBackbone
 from paradigms.encoder.tokenizing import beginnings, token_rows
 from paradigms.io.checks import as_sequence, check_text, is_blank, json_or_empty, read_settings, require
 from paradigms.io.files import write_json
 from paradigms.relax import entropic_topk, hard_topk, token_budget
 from paradigms.rooms import Entry
+
+if TYPE_CHECKING:
+    from paradigms.encoder.split import SplitBackbone
 
 # Padded tokens per pass: a CPU's cache then holds a layer's activations; a GPU has no limit.
 TOKENS = {"cpu": 1536}
@@ -267,11 +268,13 @@ class TextEncoder(Encoder):
         if self.split is not None:
             self.split.release()
             self.split = None  # all layers are trained if the next split fails
+        from paradigms.encoder.split import SplitBackbone  # only training reads frozen layers apart
+
         probe = self.tokenize(["what the layers give", "in one part or in two"], "document").to(self.device)
         self.split = SplitBackbone(self.backbone, trained_layers, probe) if trained_layers else None
 
-    def keep_states(self, folder: Path, outputs: bool = False) -> LowerStates:
-        """Read the frozen layers' states from `folder` if `LowerStates.add` has stored them there.
+    def keep_states(self, folder: Path, outputs: bool = False) -> Any:
+        """Read the frozen layers' states from `folder` if `frozen.LowerStates.add` has stored them there.
 
         outputs: read the last layer's output instead, for an encoder that is not trained afterwards.
         """

@@ -7,6 +7,7 @@ import atexit
 import errno
 import glob
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -372,3 +373,8 @@ def _sweep(target: Path) -> None:
                     shutil.rmtree(work, ignore_errors=True)
             finally:
                 os.close(lock)
+
+
+def sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

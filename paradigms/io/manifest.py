@@ -1,10 +1,9 @@
 """Write and check manifest.json, which records the size and SHA-256 of every other file in a folder."""
 
-import hashlib
 from pathlib import Path
 
 from paradigms.io.checks import read_json
-from paradigms.io.files import write_json
+from paradigms.io.files import sha256, write_json
 
 MANIFEST = "manifest.json"
 
@@ -30,8 +29,3 @@ def damage(folder: Path) -> str | None:
     except (OSError, ValueError, TypeError, AttributeError) as error:
         return f"{MANIFEST} or a file that it names cannot be read ({error})"
     return None
-
-
-def sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -23,8 +23,7 @@ from paradigms.encoder.backbone import cached, check_backbone
 from paradigms.encoder.precision import choose_precision, native_precision
 from paradigms.io.checks import differences, parse_json
 from paradigms.io.device import chosen_device
-from paradigms.io.files import held, write_json, write_text
-from paradigms.io.manifest import sha256
+from paradigms.io.files import held, sha256, write_json, write_text
 from paradigms.io.plugins import LOADED
 from paradigms.io.terminal import Terminal, shown
 from paradigms.train.processes import by_main, check_shared, sharded
