@@ -3,9 +3,10 @@
 The service runs in a separate process with exact indexes of one collection. Each client keeps a connection
 open and sends a search for ten documents as soon as the previous answer arrives. Every answer is compared
 with a direct search by the retriever. With --mixed SECONDS, clients then search and explain with all systems
-while documents are added to the index folders, and the service's memory is measured. With --pylate
-ENVIRONMENT, PyLate's server and our service both serve a model that PyLate writes, and clients send queries
-to encode. Encoders are untrained: times do not depend on training.
+while documents are added to the index folders, and the service's memory is measured; a tenth of the requests
+cost much, are not permitted, or are left unfinished. With --pylate ENVIRONMENT, PyLate's server and our
+service both serve a model that PyLate writes, and clients send queries to encode. Encoders are untrained:
+times do not depend on training.
 """
 
 from __future__ import annotations
@@ -278,6 +279,57 @@ def searching(
     return ask
 
 
+COSTLY = ("Buckets(planes=1, repetitions=400000)", "Entropic(k=2, eps=0.1, iterations=1000)")
+PERMITTED = ("Buckets(planes=6, repetitions=20)", "Entropic(k=2, eps=0.1)", "TopK(k=8)", "TopP(p=0.2)")
+LONG = 100_000  # characters of a text
+
+
+def straining(names: list[str], texts: list[str]) -> Ask:
+    """Return a function whose requests cost much, are not permitted, or are left without their answer."""
+    dense = [name for name in names if name != "bm25"] or names
+
+    def ask(connection: http.client.HTTPConnection, generator: random.Random) -> bool:
+        text = generator.choice(texts)
+        system = generator.choice(dense)
+        body: dict[str, Any] = {"queries": {"q": text}, "k": K, "systems": [system]}
+        kind = generator.randrange(6)
+        if kind == 0:  # its words are new to every cache
+            words = [f"{word} {generator.random()}" for word in text.split()]
+            body["queries"] = {"q": " ".join(words), "r": text * (LONG // len(text))}
+        if kind <= 1:
+            body["align"] = generator.choice(PERMITTED)
+            answered = post(connection, "/search", body)["systems"][system]
+            return "run" in answered or "ids" in answered["error"]
+        if kind == 2:
+            headers = "POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            with socket.create_connection(("127.0.0.1", connection.port)) as half:
+                half.sendall((headers + generator.choice(["", "Content-Length: 9\r\n\r\n{"])).encode())
+                time.sleep(1)
+            return True
+        if kind == 3:
+            content = json.dumps(body | {"align": generator.choice(PERMITTED), "k": 1000})
+            connection.request("POST", "/search", content, {"Content-Type": "application/json"})
+            connection.close()  # without reading
+            return True
+        path = "/search"
+        if kind == 4:
+            body |= {"align": generator.choice(COSTLY)} if system != "dpr" else {"k": 10**4000}
+        else:
+            path, body = "/encode", {"system": system, "texts": [text * 50] * 256, "side": "document"}
+        try:
+            post(connection, path, body)
+        except ConnectionError as error:
+            return " 400 " in str(error)
+        return system == "dpr"  # one vector for a text
+
+    return ask
+
+
+def either(one: Ask, other: Ask, share: float) -> Ask:
+    """Return a function that asks like `other` in a share of its calls, and else like `one`."""
+    return lambda connection, generator: (other if generator.random() < share else one)(connection, generator)
+
+
 def post(connection: http.client.HTTPConnection, path: str, body: dict[str, Any]) -> Any:
     connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
     reply = connection.getresponse()
@@ -329,7 +381,8 @@ def mixed_load(
     settings: Settings,
 ) -> dict[str, Any]:
     """Search and explain with all systems at once, while a writer adds documents to the index folders."""
-    ask = searching(list(retrievers), texts, expected, explained=0.2)
+    plain = searching(list(retrievers), texts, expected, explained=0.2)
+    ask = either(plain, straining(list(retrievers), texts), 0.1)
     load(service.port, ask, settings.clients[-1], min(30.0, settings.mixed / 10))
     status = f"/proc/{service.pid}/status"
     ended = threading.Event()
