@@ -83,7 +83,7 @@ Ask = Callable[[http.client.HTTPConnection, random.Random], bool]  # returns whe
 
 def main(settings: Settings) -> None:
     console = Terminal()
-    collection = load_collection(settings.collection)
+    collection = load_collection(settings.collection, documents=settings.documents or None)
     texts = list(collection.split("test").queries.values())[: settings.queries or None]
     before = os.getloadavg()[0]
     retrievers = systems(settings, collection.corpus)
@@ -194,7 +194,7 @@ def answer(values: dict[str, Any], ready: Any) -> None:
     ready: pipe end that receives the service's address.
     """
     settings = Settings(**values)
-    corpus = load_collection(settings.collection).corpus
+    corpus = load_collection(settings.collection, documents=settings.documents or None).corpus
     retrievers = systems(settings, corpus)
     if settings.pylate:
         retrievers[PYLATE] = Reranking(saved(Path(settings.output, PYLATE)), corpus)
