@@ -23,7 +23,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
-import compare
 import pytest
 import torch
 from accelerate import Accelerator
@@ -471,7 +470,7 @@ class Comparison(Kept):
         flags |= {"systems": '{"dpr": {}}', "depth": 3, "batch_size": 2, "minutes": minutes}
         del flags["precision"]
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            return compare.main(settings_of("compare", **flags))
+            return importlib.import_module("compare").main(settings_of("compare", **flags))
 
 
 class Command(Kept):

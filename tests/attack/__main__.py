@@ -9,9 +9,11 @@ import os
 import sys
 import time
 from importlib.util import find_spec
+from pathlib import Path
 
 os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 os.environ["ATTACK_FULL"] = "1"
+sys.path.append(str(Path(__file__).parents[2] / "experiments"))  # as a launched script has it
 
 import torch
 

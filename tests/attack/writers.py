@@ -8,7 +8,6 @@ import math
 import os
 import random
 import shutil
-import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from studies.system_runs import read_stage, write_runs
 
 import paradigms
 from paradigms.cli.arguments import main
@@ -47,10 +47,6 @@ from tests.attack.attacks import opened as opened_store
 from tests.attack.harness import Attack, Crashed, Lost, Process, Silent, copied, damaged, succeed, together
 from tests.experiments.scripts import from_command_line
 from tests.tiny import write_checkpoint, write_collection
-
-sys.path.append(str(Path(__file__).parents[2] / "experiments"))
-
-from studies.system_runs import read_stage, write_runs
 
 # --- two writers and two readers ----------------------------------------------------------------------
 
