@@ -81,7 +81,7 @@ from paradigms.io.terminal import shown as told
 from paradigms.recipe import Recipe
 from paradigms.registry import as_paradigm
 from paradigms.retrieve import Indexed, Retriever, WithoutOwn
-from paradigms.saving.library_encoder import LibraryEncoder
+from paradigms.saving.library import LibraryEncoder
 from paradigms.train import script
 
 MEASURE = "nDCG@10"

@@ -41,7 +41,7 @@ from paradigms.io.checks import json_or_empty
 from paradigms.io.command_line import flags, folder_name
 from paradigms.io.files import held, replace_file, write_text
 from paradigms.io.terminal import Terminal
-from paradigms.saving.card import LICENSE, datasets_of
+from paradigms.saving.hub import LICENSE, datasets_of
 
 FILE = "per_query.csv"
 COLUMNS = ("stage", "system", "query", "measure")

@@ -25,6 +25,7 @@ from paradigms.io.plugins import load_plugins
 from paradigms.me_bert import me_bert
 from paradigms.model import Paradigm
 from paradigms.rooms import Entry
+from paradigms.saved import PICKLED
 from paradigms.splade import splade
 from paradigms.xtr import xtr
 
@@ -67,7 +68,6 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "cross_attention.safetensors": Entry("CrossAttention.from_pretrained"),
     "library.json": Entry("Library.from_pretrained"),
 }
-PICKLED = (".bin", ".pt")  # endings of weights that are read on request only
 
 
 def load(
@@ -142,7 +142,7 @@ def _open(folder: Path, layout: str | None, pickled: bool) -> Paradigm | Generat
         if kind is None:
             return Entry("read_checkpoint")(folder, layout=layout, pickled=pickled)
         safe: AbstractContextManager[Path] = nullcontext(folder)
-        if any(file.suffix in PICKLED for file in folder.rglob("*")):
+        if any(file.match(pattern) for pattern in PICKLED for file in folder.rglob("*")):
             safe = Entry("safe_weights")(folder, pickled)
         with safe as place:
             return KINDS[kind](place)

@@ -19,6 +19,7 @@ SETTINGS_AND_WEIGHTS = (
     "*.metadata",
     "*.jinja",
 )
+PICKLED = ("*.bin", "*.pt")  # weights that are read on request only
 M3_HEADS = ("colbert_linear.pt", "sparse_linear.pt")  # of BGE-M3
 SAVED_FOLDERS = ("backbone/", "library/", "query/", "document/", "[0-9]_*/")
 SAVED = (*SETTINGS_AND_WEIGHTS, *M3_HEADS, "README.md", *SAVED_FOLDERS)

@@ -15,7 +15,7 @@ from paradigms.core import Tokens, interact, pad_tokens, rel
 from paradigms.data import Corpus
 from paradigms.encoder.precision import autocast
 from paradigms.retrieve import Indexed
-from paradigms.saving.card import model_card
+from paradigms.saving.hub import model_card
 from paradigms.scoring.in_batch import in_batch_rel
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example

@@ -181,7 +181,7 @@ def test_only_the_table_of_rooms_imports_by_name():
         r"\bConsole\(": "paradigms/io/terminal.py",  # prints text of others as it is
         r"\.from_pretrained\(.*trust": "paradigms/encoder/backbone.py",  # runs no code of a checkpoint
         r"\bAuto\w+\.from_": "paradigms/encoder/backbone.py",
-        r"\btorch\.load\(": "paradigms/saving/weights.py",  # of weights alone, on request
+        r"\btorch\.load\(": "paradigms/saving/hub.py",  # of weights alone, on request
         r"\bimport (pickle|dill|joblib|marshal)\b": "nowhere",
     }.items(),
 )

@@ -41,8 +41,7 @@ from paradigms.io.files import write_text
 from paradigms.io.gzipped import numbered_lines
 from paradigms.io.terminal import Terminal
 from paradigms.retrieve import Fused, Passages, Reranking, Retriever, WithoutOwn, fuse
-from paradigms.saving import push_to_hub
-from paradigms.saving.card import model_card, results_of
+from paradigms.saving.hub import model_card, push_to_hub, results_of
 
 BASELINE, FUSED, TREC = "bm25", "fused", "trec"
 

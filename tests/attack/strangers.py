@@ -27,7 +27,7 @@ from paradigms.data.texts import json_lines, text_passages
 from paradigms.encoder.batches import Batch
 from paradigms.encoder.frozen import LowerStates
 from paradigms.io.command_line import command_line
-from paradigms.saving.card import model_card
+from paradigms.saving.hub import model_card
 from tests.attack.attacks import MODELS, VALUES, checkpoints, collections, files, hostile, opens
 from tests.attack.harness import Attack, Crashed, Lost, Silent, copied, damaged
 

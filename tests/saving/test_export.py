@@ -18,7 +18,7 @@ import paradigms
 from paradigms.align import QueryToDocument
 from paradigms.cli.arguments import main
 from paradigms.saving import push_to_hub
-from paradigms.saving.card import model_card, results_of
+from paradigms.saving.hub import model_card, results_of
 from tests.near import assert_same
 from tests.saving.test_read import scores_of
 from tests.tiny import write_headed

@@ -25,7 +25,7 @@ from transformers import (
 import paradigms
 from paradigms.baselines.cross_attention import cross_attention
 from paradigms.saving import read_checkpoint
-from paradigms.saving.authors import DIM
+from paradigms.saving.read import DIM
 from tests.near import assert_same
 from tests.tiny import WIDTH, write_checkpoint, write_roberta
 

@@ -13,7 +13,7 @@ import paradigms
 from paradigms.align import QueryToDocument, TopK
 from paradigms.data import Corpus
 from paradigms.retrieve import Reranking
-from paradigms.saving.card import model_card
+from paradigms.saving.hub import model_card
 from paradigms.scoring.scorer import Scorer
 from tests.near import SCORES, assert_within_rounding
 from tests.saving.test_read import DOCUMENTS, QUERIES, scores_of

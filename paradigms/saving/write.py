@@ -1,22 +1,25 @@
-"""Write a paradigm to a folder that sentence-transformers 6 can open and that gives equal scores.
+"""Write a paradigm in the layout of sentence-transformers 6 or BGE-M3, which gives equal scores there.
 
 One vector per text becomes a SentenceTransformer, token vectors under ColBERT's alignment a
 MultiVectorEncoder, and SPLADE a SparseEncoder. Other models are refused.
 """
 
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 
 from paradigms.align import EqualIds
+from paradigms.bge_m3 import BgeM3
 from paradigms.encoder.backbone import pretrained
 from paradigms.encoder.published import MODEL, MODULES
 from paradigms.encoder.text import EncoderSettings, TextEncoder
 from paradigms.io.files import write_json
 from paradigms.model import Paradigm
-from paradigms.saving.heads import ACTIVATIONS
+from paradigms.saving.read import ACTIVATIONS, M3_MODULES, POOLED, encoder_with, one_vector
 from paradigms.splade import Splade, SpladeSettings
 
 PACKAGE = "sentence_transformers"
@@ -175,3 +178,24 @@ def register_markers(encoder: TextEncoder, folder: Path) -> None:
         tokenizer = pretrained(AutoTokenizer, folder)
         tokenizer.add_tokens(tokens, special_tokens=True)
         tokenizer.save_pretrained(folder)
+
+
+def write_m3(model: Any, folder: Path) -> None:
+    """Write a model in BGE-M3's layout (one of `saved.SAVE_LAYOUTS`).
+
+    sentence-transformers can open the folder for its dense vector. The layout does not store how the three
+    parts are weighted in rel. Raises ValueError unless the model is a `bge_m3` with the pooling cls.
+    """
+    encoder = getattr(model, "encoder", None)
+    if not isinstance(encoder, BgeM3) or encoder.settings.pooling != "cls":
+        raise ValueError(f"{model.name} is not BGE-M3 with the pooling cls, which this layout is for")
+    settings: dict[str, Any] = POOLED | {"pooling": "cls"}
+    settings["query_length"] = encoder.settings.query_length
+    settings["document_length"] = encoder.settings.document_length
+    with tempfile.TemporaryDirectory() as temporary:
+        encoder.save(Path(temporary), merged=True)
+        dense = one_vector(encoder_with(Path(temporary) / "backbone", None, **settings))
+    write_sentence_transformers(dense, folder)
+    for name, head in M3_MODULES.items():
+        weights = getattr(encoder, head).state_dict()
+        torch.save({key: weight.cpu() for key, weight in weights.items()}, folder / f"{name}.pt")
