@@ -78,8 +78,8 @@ from paradigms.io.checks import read_json
 from paradigms.io.command_line import flags, folder_name
 from paradigms.io.files import write_json
 from paradigms.io.terminal import shown as told
+from paradigms.loading import as_paradigm
 from paradigms.recipe import Recipe
-from paradigms.registry import as_paradigm
 from paradigms.retrieve import Indexed, Retriever, WithoutOwn
 from paradigms.saving.library import LibraryEncoder
 from paradigms.train import script

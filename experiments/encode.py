@@ -66,7 +66,7 @@ from paradigms.data.pieces import Pieces
 from paradigms.find import INDEXES, Store
 from paradigms.identity import identity
 from paradigms.io.files import write_json
-from paradigms.registry import as_paradigm
+from paradigms.loading import as_paradigm
 from paradigms.retrieve import Indexed, Merged
 from paradigms.train.processes import by_main
 from paradigms.train.script import begin, environment, keep_settings, open_collection

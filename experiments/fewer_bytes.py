@@ -50,8 +50,8 @@ from paradigms.find import Index, Store, kinds, open_index
 from paradigms.io.checks import read_json
 from paradigms.io.files import write_json
 from paradigms.io.terminal import Terminal
+from paradigms.loading import as_paradigm
 from paradigms.recipe import Recipe
-from paradigms.registry import as_paradigm
 from paradigms.train.script import open_collection
 
 LENGTH = 128  # tokens of a document

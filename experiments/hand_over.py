@@ -69,7 +69,7 @@ from paradigms.identity import identity
 from paradigms.io.checks import json_or_empty
 from paradigms.io.files import write_json
 from paradigms.io.progress import progress_bar
-from paradigms.registry import as_paradigm
+from paradigms.loading import as_paradigm
 from paradigms.store.columns import MANIFEST
 from paradigms.train.processes import by_main
 from paradigms.train.script import begin, checksum, keep_settings

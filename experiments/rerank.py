@@ -72,7 +72,7 @@ from paradigms.evaluate import (
 from paradigms.evaluate.tuning import tune_weights
 from paradigms.io.files import held, write_json, write_text
 from paradigms.io.terminal import Terminal
-from paradigms.registry import as_paradigm
+from paradigms.loading import as_paradigm
 from paradigms.retrieve import AllProcesses, Model, Passages, Retriever, fuse, retriever_of
 from paradigms.train.processes import check_shared
 from paradigms.train.script import PATIENCE, open_collection

@@ -87,8 +87,8 @@ from paradigms.io.device import processor
 from paradigms.io.files import held, write_json
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
+from paradigms.loading import as_paradigm
 from paradigms.recipe import Recipe
-from paradigms.registry import as_paradigm
 from paradigms.store import Kind
 from paradigms.train.script import open_collection
 

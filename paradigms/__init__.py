@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from paradigms.baselines.cross_attention import CrossAttention
     from paradigms.generative.model import Generative
-    from paradigms.registry import GENERATIVE, PARADIGMS, RERANKERS, Paradigm, load
+    from paradigms.loading import load
+    from paradigms.model import Paradigm
+    from paradigms.registry import GENERATIVE, PARADIGMS, RERANKERS
 
 __all__ = ["GENERATIVE", "PARADIGMS", "RERANKERS", "CrossAttention", "Generative", "Paradigm", "load"]
 
@@ -22,4 +24,5 @@ def __getattr__(name: str) -> Any:
 
     from paradigms.rooms import ROOMS
 
-    return getattr(import_module(f"paradigms.{ROOMS.get(name, 'registry')}"), name)
+    modules = ROOMS | {"load": "loading"}
+    return getattr(import_module(f"paradigms.{modules.get(name, 'registry')}"), name)

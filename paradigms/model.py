@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import wraps
 from inspect import Parameter, signature
 from itertools import compress, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from paradigms.align import ALIGNMENTS, NORMALISERS, Alignment, as_alignment
 from paradigms.core import Interaction, Tokens, interact, join_documents, rel
@@ -43,14 +39,9 @@ from paradigms.io.files import settle, write_json
 from paradigms.io.plugins import plugin_of
 from paradigms.io.progress import progress_bar
 from paradigms.recipe import Recipe, recipe_fields
-from paradigms.saved import save_pretrained
 from paradigms.statistics import Statistics, statistics_of
+from paradigms.trainable import Trainable
 
-if TYPE_CHECKING:
-    from paradigms.data import Corpus
-    from paradigms.retrieve import Retriever
-
-EVALUATING = threading.RLock()  # held by the thread that encodes or scores (`Trainable.evaluating`)
 COUNTED = 256  # documents tokenised at once to count a corpus
 Input: TypeAlias = Any  # a text; some models from other libraries also accept images (`saving.library`)
 # What an alignment may read, in words.
@@ -65,112 +56,18 @@ READS = {
 }
 
 
-def _begin_child() -> None:
-    """Make a forked process compute with one thread if its parent has computed (`Trainable.evaluating`).
-
-    OpenMP's threads have then begun, and it would wait for them in the child, although no fork copies them.
-    """
-    EVALUATING.release()
-    if Trainable.evaluated:
-        torch.set_num_threads(1)
-
-
-# A fork waits until no other thread encodes, as it would copy the locks that libraries hold meanwhile.
-os.register_at_fork(
-    before=EVALUATING.acquire, after_in_parent=EVALUATING.release, after_in_child=_begin_child
-)
-
-
-class Trainable(nn.Module, ABC):
-    """The interface that the training loop requires of a model."""
-
-    evaluated = False  # whether this process, or one that it was forked from, has entered `evaluating`
-    searches: ClassVar[bool] = True  # whether a search need not read every document with every query
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """Return the paradigm's name."""
-
-    @abstractmethod
-    def description(self) -> dict[str, Any]:
-        """Return all settings. Two runs with equal descriptions train the same model."""
-
-    @abstractmethod
-    def write(self, folder: Path, *, merged: bool = False) -> None:
-        """Write all files of the model to an existing folder; `from_pretrained` restores it bit for bit.
-
-        merged: add the adapters to the weights that they adapt; the adapters can then no longer be trained.
-        """
-
-    @property
-    def document_length(self) -> int | None:
-        """Return the maximum length of documents in tokens; None if the model's weights store documents."""
-        return None
-
-    def count_cut(self, texts: Sequence[str]) -> Cut | None:
-        """Return how many documents are truncated, and how far; None if the model encodes no documents."""
-        return None
-
-    def hub_task(self) -> tuple[str, list[str]]:
-        """Return the task and the tags under which the hub lists models of this kind; ("", []) if none."""
-        return "", []
-
-    def check_corpus(self, ids: Sequence[str]) -> None:
-        """Raise ValueError if the model can rank only one corpus and `ids` are from another corpus."""
-
-    def retriever(self, corpus: Corpus, precision: str) -> Retriever:
-        """Return what searches or reranks the corpus with a model that needs no index (`retriever_of`)."""
-        raise NotImplementedError(f"{self.name} encodes documents: search with retrieve.Indexed")
-
-    def save_pretrained(self, folder: str | Path, layout: str = "paradigms", card: str | None = None) -> None:
-        """Save this model with `saved.save_pretrained`."""
-        save_pretrained(self, folder, layout, card)
-
-    @classmethod
-    @abstractmethod
-    def from_pretrained(cls, folder: str | Path) -> Any:
-        """Read a model saved by `write` or `save_pretrained`. No code is loaded: weights are safetensors."""
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.parameters()).device
-
-    @property
-    def layers(self) -> list[nn.Module]:
-        """Return the backbone's repeated modules, which are sharded and recomputed one at a time."""
-        from transformers.modeling_layers import GradientCheckpointingLayer
-
-        return [module for module in self.modules() if isinstance(module, GradientCheckpointingLayer)]
-
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Disable dropout within this context, which only one thread at a time can enter.
-
-        A fork waits until no other thread is in it. Processes that are forked after a first context compute
-        with one thread.
-        """
-        with EVALUATING:
-            Trainable.evaluated = True
-            # Not only the model's mode, because models with other alignments share the encoder.
-            training = [module for module in self.modules() if module.training]
-            for module in training:
-                module.training = False
-            try:
-                yield
-            finally:
-                for module in training:
-                    module.training = True
-
-
 class Paradigm(Trainable):
     """rel(d, q) = 1/Z · Σ(DᵀQ ⊙ A) with D and Q from a text encoder."""
+
+    file: ClassVar[str] = "paradigm.json"  # of a saved model: A, Z and τ
+    encoder_folder: ClassVar[str] = ""  # in the model's folder
 
     def __init__(self, recipe: Recipe, encoder: Encoder) -> None:
         super().__init__()
         self.recipe = recipe
         self.encoder = encoder
-        self.align, self.normalise = recipe.align, recipe.normalise_function
+        self.align = recipe.align
+        self.normalise = recipe.normalise_function
 
     @property
     def name(self) -> str:
@@ -205,10 +102,10 @@ class Paradigm(Trainable):
         at test time and for MVDR (q←d). If the new alignment belongs to a different class, search does not
         impute.
         """
-        align, recipe = as_alignment(align), self.recipe
-        search = recipe.search if type(align) is type(recipe.align) else "gather"
-        Z = recipe.normalise if normalise is None else normalise
-        return type(self)(replace(recipe, align=align, normalise=Z, search=search), self.encoder)
+        align = as_alignment(align)
+        search = self.recipe.search if type(align) is type(self.recipe.align) else "gather"
+        Z = self.recipe.normalise if normalise is None else normalise
+        return type(self)(replace(self.recipe, align=align, normalise=Z, search=search), self.encoder)
 
     def truncated(self, dim: int | None) -> Paradigm:
         """Return a model with the same weights whose vectors are the first `dim` coordinates, renormalised.
@@ -222,14 +119,14 @@ class Paradigm(Trainable):
     def count_corpus(self, texts: Iterable[str]) -> Statistics:
         """Count the documents in which each token occurs, for alignments that use counts (`align.Idf`)."""
         check_several(texts, "texts")
-        encoder, rows = self.encoder, iter(texts)
+        rows = iter(texts)
 
         def documents() -> Iterator[Tensor]:
-            while some := list(islice(rows, COUNTED)):
-                batch = encoder.tokenize(some, "document")
-                yield from (ids[real] for ids, real in zip(batch.input_ids, batch.counts, strict=True))
+            while part := list(islice(rows, COUNTED)):
+                batch = self.encoder.tokenize(part, "document")
+                yield from (ids[counts] for ids, counts in zip(batch.input_ids, batch.counts, strict=True))
 
-        return Statistics.of(documents(), len(encoder.tokenizer))
+        return Statistics.of(documents(), len(self.encoder.tokenizer))
 
     def count_cut(self, texts: Sequence[str]) -> Cut | None:
         return count_cut(self.encoder, as_sequence(texts, "texts"))
@@ -275,9 +172,10 @@ class Paradigm(Trainable):
             task = bar.add_task(f"encode {self.name}", total=len(texts))
             for places in by_length([len(text) for text in texts], rows=batch_size):
                 tokens = self.tokens([texts[n] for n in places], side)
-                vectors, mask = (x.flatten(0, 1).cpu() for x in (tokens.vectors, tokens.mask))
-                for n, rows, real in zip(places, vectors.float(), mask, strict=True):
-                    arrays[n] = (rows.where(real[:, None], 0) if pooled else rows[real]).numpy()
+                vectors = tokens.vectors.flatten(0, 1).cpu().float()
+                masks = tokens.mask.flatten(0, 1).cpu()
+                for n, rows, mask in zip(places, vectors, masks, strict=True):
+                    arrays[n] = (rows.where(mask[:, None], 0) if pooled else rows[mask]).numpy()
                 bar.advance(task, len(places))
         return arrays
 
@@ -315,8 +213,9 @@ class Paradigm(Trainable):
         pool: tokens [1, n, i, h] of the query's other candidates, for an alignment that depends on them
         (XTR).
         """
-        queries, documents = self.encode_queries([query]), self.encode_documents([document])
-        return self.explain_tokens(query, document, queries, documents, pool)
+        return self.explain_tokens(
+            query, document, self.encode_queries([query]), self.encode_documents([document]), pool
+        )
 
     def explain_tokens(
         self, query: Input, document: Input, queries: Tokens, documents: Tokens, pool: Tokens | None = None
@@ -325,33 +224,29 @@ class Paradigm(Trainable):
         joined = documents if pool is None else join_documents([documents, pool])
         with torch.inference_mode():
             interaction = self.interact(joined, queries)
-        d_mask, q_mask = documents.mask[0, 0], queries.mask[0, 0]
-        whole = interaction.similarity, interaction.alignment
-        S, A = (x[0, 0, : len(d_mask)][d_mask][:, q_mask] for x in whole)
+        d_mask = documents.mask[0, 0]
+        q_mask = queries.mask[0, 0]
+        S = interaction.similarity[0, 0, : len(d_mask)][d_mask][:, q_mask]
+        A = interaction.alignment[0, 0, : len(d_mask)][d_mask][:, q_mask]
+        query_labels = self.encoder.labels(query, "query", queries.ids)
+        document_labels = self.encoder.labels(document, "document", documents.ids)
+        u_q, u_d = queries.salience, documents.salience
         reads = sorted(READS[name] for name in self.reads)
         return Explanation(
             system=self.name,
             reads=" and ".join(reads) if reads else "nothing: there is one pair",
-            query_tokens=list(compress(self.encoder.labels(query, "query", queries.ids), q_mask.tolist())),
-            document_tokens=list(
-                compress(self.encoder.labels(document, "document", documents.ids), d_mask.tolist())
-            ),
+            query_tokens=list(compress(query_labels, q_mask.tolist())),
+            document_tokens=list(compress(document_labels, d_mask.tolist())),
             links=[(i, j, float(S[i, j]), float(A[i, j])) for i, j in A.nonzero().tolist()],
             Z=float(interaction.normaliser[0, 0]),
             rel=float(interaction.rel[0, 0]),
-            query_salience=None if queries.salience is None else queries.salience[0, 0][q_mask].tolist(),
-            document_salience=None
-            if documents.salience is None
-            else documents.salience[0, 0][d_mask].tolist(),
+            query_salience=None if u_q is None else u_q[0, 0][q_mask].tolist(),
+            document_salience=None if u_d is None else u_d[0, 0][d_mask].tolist(),
         )
 
     def write(self, folder: Path, *, merged: bool = False) -> None:
-        self.encoder.save(folder, merged=merged)
-        write_json(folder / "paradigm.json", self.recipe.described())
-        self.write_needed(folder)
-
-    def write_needed(self, folder: Path) -> None:
-        """Write the corpus statistics that the alignment reads, and the names of plug-ins."""
+        self.encoder.save(folder / self.encoder_folder, merged=merged)
+        write_json(folder / self.file, self.recipe.described())
         if "statistics" in self.align.reads:
             statistics_of(getattr(self.align, "statistics", "")).save(folder)
         if plugins := self._plugins():
@@ -362,24 +257,29 @@ class Paradigm(Trainable):
         folder = Path(folder)
         settle(folder)
         check_plugins(folder)
-        recipe = read_settings(Recipe, folder / "paradigm.json", recipe_fields)
-        kind = TwoTowers if (folder / "query").is_dir() else TextEncoder
-        encoder = kind.load(folder)
-        read_statistics(recipe, folder, encoder)
+        recipe = read_settings(Recipe, folder / cls.file, recipe_fields)
+        encoder = cls.load_encoder(folder / cls.encoder_folder)
+        if "statistics" in recipe.align.reads:
+            Statistics.load(folder, getattr(recipe.align, "statistics", ""), len(encoder.tokenizer))
         return cls(recipe, encoder)
+
+    @staticmethod
+    def load_encoder(folder: Path) -> Encoder:
+        """Read what `Encoder.save` wrote."""
+        return TwoTowers.load(folder) if (folder / "query").is_dir() else TextEncoder.load(folder)
 
     def _plugins(self) -> dict[str, str]:
         """Return the content of plugins.json: a map from plugin names to the files that registered them."""
-        r, encoder = self.recipe, described(self.encoder)
-        encoders = {encoder["encoder"], encoder.get("query_tower", encoder)["encoder"]}
+        encoder = described(self.encoder)
         parts = [
-            ("alignment", type(r.align).__name__),
-            ("normaliser", r.normalise),
-            ("imputation", r.imputation),
+            ("alignment", type(self.recipe.align).__name__),
+            ("normaliser", self.recipe.normalise),
+            ("imputation", self.recipe.imputation),
+            ("encoder", encoder["encoder"]),
+            ("encoder", encoder.get("query_tower", encoder)["encoder"]),
         ]
-        parts += [("encoder", name) for name in sorted(encoders)]
-        known = ((part, name) for part, name in parts if name in REGISTERED[part])  # not a wrapped encoder
-        return {f"{part} {name}": file for part, name in known if (file := plugin_of(REGISTERED[part][name]))}
+        registered = {f"{part} {name}": REGISTERED[part].get(name) for part, name in parts}
+        return {name: plugin_of(value) for name, value in registered.items() if value and plugin_of(value)}
 
 
 def check_plugins(folder: Path) -> None:
@@ -392,12 +292,6 @@ def check_plugins(folder: Path) -> None:
                 f"{folder} needs the {needed}, which the plug-in {file} registers: add --plugin {file}, "
                 f"in Python load(..., plugin={file!r})"
             )
-
-
-def read_statistics(recipe: Recipe, folder: Path, encoder: Any) -> None:
-    """Load a saved model's corpus statistics, if its alignment reads them."""
-    if "statistics" in recipe.align.reads:
-        Statistics.load(folder, getattr(recipe.align, "statistics", ""), len(encoder.tokenizer))
 
 
 P = ParamSpec("P")
@@ -413,8 +307,8 @@ def paradigm(
     folder publishes override the defaults (`as_published`), and the caller's settings override both. A class
     in `ENCODERS` may have additional settings. The builder raises ValueError for unknown settings.
     """
-    made: Any = kind
-    defaults: dict[str, Any] = {field.name: field.default for field in fields(made)}
+    settings_class: Any = kind
+    defaults: dict[str, Any] = {field.name: field.default for field in fields(settings_class)}
 
     def decorate(recipe: Callable[[S], Recipe]) -> Callable[Concatenate[str | Path, P], Paradigm]:
         @wraps(recipe)
@@ -425,15 +319,17 @@ def paradigm(
                 )
             chosen = defaults | settings
             encoder = encoder_class(chosen["encoder"])
-            known = {field.name for field in fields(encoder.Settings)}
-            if unknown := settings.keys() - known - defaults.keys():
-                check_known(made, unknown)
-            whole = encoder.Settings(**{name: value for name, value in chosen.items() if name in known})
-            of_recipe = recipe(made(**{name: chosen[name] for name in defaults}))
-            return Paradigm(of_recipe, encoder(backbone, as_published(backbone, whole, settings.keys())))
+            of_encoder = {field.name for field in fields(encoder.Settings)}
+            if unknown := settings.keys() - of_encoder - defaults.keys():
+                check_known(settings_class, unknown)
+            options = encoder.Settings(**{name: chosen[name] for name in of_encoder & chosen.keys()})
+            return Paradigm(
+                recipe(settings_class(**{name: chosen[name] for name in defaults})),
+                encoder(backbone, as_published(backbone, options, settings.keys())),
+            )
 
         first = Parameter("backbone", Parameter.POSITIONAL_OR_KEYWORD, annotation=str | Path)
-        keywords = signature(made).replace(return_annotation=Paradigm)
+        keywords = signature(settings_class).replace(return_annotation=Paradigm)
         build.__signature__ = keywords.replace(  # type: ignore[attr-defined]
             parameters=[first, *keywords.parameters.values()]
         )

@@ -1,31 +1,22 @@
-"""A registry of all models by name, and `load`, which opens saved models.
+"""A registry of all models by name.
 
 The paradigms of an encoder are imported here; models of other rooms are imported when they are used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from paradigms.aligner import aligner
 from paradigms.bge_m3 import bge_m3
 from paradigms.coil import coil
 from paradigms.colbert import colbert
 from paradigms.dpr import dpr
-from paradigms.encoder import backbone
-from paradigms.encoder.backbone import packaged, pretrained
-from paradigms.encoder.text import TextEncoder
-from paradigms.encoder.towers import TwoTowers
-from paradigms.io.checks import Named, check_files, json_or_empty, naming
-from paradigms.io.files import settle
-from paradigms.io.plugins import load_plugins
+from paradigms.io.checks import Named
 from paradigms.me_bert import me_bert
 from paradigms.model import Paradigm
 from paradigms.rooms import Entry
-from paradigms.saved import PICKLED
 from paradigms.splade import splade
 from paradigms.xtr import xtr
 
@@ -60,119 +51,3 @@ GENERATIVE: dict[str, Callable[..., Generative]] = Named(
 RERANKERS: dict[str, Callable[..., CrossAttention]] = Named(
     "reranker", cross_attention=Entry("cross_attention")
 )
-
-# File that identifies a kind of saved model -> function that opens its folder
-KINDS: dict[str, Callable[[Path], Any]] = {
-    "paradigm.json": Paradigm.from_pretrained,
-    "generative.json": Entry("Generative.from_pretrained"),
-    "cross_attention.safetensors": Entry("CrossAttention.from_pretrained"),
-    "library.json": Entry("Library.from_pretrained"),
-}
-
-
-def load(
-    name: str | Path,
-    *,
-    documents: str | Path | None = None,
-    layout: str | None = None,
-    pickled: bool = False,
-    plugin: str | Path | Iterable[str | Path] = (),
-    for_search: bool = False,
-    revision: str | None = None,
-) -> Paradigm | Generative | CrossAttention:
-    """Open a model by its folder or Hugging Face hub name; "offline" is the encoder of the "offline" extra.
-
-    The folder contains the files of `save_pretrained`, or a checkpoint of another library (`saving.FORMATS`).
-    documents: folder or name of the document encoder, if `name` encodes only queries (DPR). layout: format of
-    another library's checkpoint, if its files do not identify it. pickled: read the weights, and nothing
-    else, from pickled files. plugin: files that register parts of the model (`io.plugins`). for_search: the
-    model will only encode texts, so a plain BERT opens without transformers. revision: branch, tag or commit
-    of `name` on the hub. Raises FileNotFoundError if the folder does not exist, and ValueError if it cannot
-    be read or if the model requires other arguments.
-    """
-    if for_search:
-        with backbone.for_search():
-            how: dict[str, Any] = {"layout": layout, "pickled": pickled, "revision": revision}
-            return load(name, documents=documents, plugin=plugin, **how).eval()
-    load_plugins(plugin)
-    folder = _folder(name, pickled, revision)
-    if documents is not None:
-        pair = folder, _folder(documents, pickled)
-        return _joined(*(_open(folder, layout, pickled) for folder in pair))
-    with naming(folder):
-        half = json_or_empty(folder / "config.json").get("model_type") == "dpr"
-    if half:
-        raise ValueError(
-            f"{name} is one of DPR's two encoders: load(questions, documents=passages), at the terminal "
-            "--model QUESTIONS --document-model PASSAGES"
-        )
-    return _open(folder, layout, pickled)
-
-
-def as_paradigm(model: Paradigm | Generative | CrossAttention, name: str | Path) -> Paradigm:
-    """Return the model if it encodes documents; otherwise, raise ValueError with `name` in the message."""
-    if not isinstance(model, Paradigm):
-        raise ValueError(
-            f"{name} holds {model.name}, which encodes no documents: search a generative model's folder, "
-            "and use a reranker with rerank"
-        )
-    return model
-
-
-def _folder(name: str | Path, pickled: bool, revision: str | None = None) -> Path:
-    name = packaged(name)
-    settle(name)
-    if Path(name).is_dir():
-        if revision is not None:
-            raise ValueError(f"{name} is a folder: a revision belongs to a repository of the hub")
-        return Path(name)
-    if str(name) in PARADIGMS | GENERATIVE | RERANKERS:
-        raise ValueError(
-            f"{name} is a kind of model, and load opens saved models: make one with PARADIGMS, GENERATIVE or "
-            "RERANKERS, as in PARADIGMS['colbert']('offline')"
-        )
-    repository: Path = Entry("download")(str(name), pickled, revision)
-    return repository
-
-
-def _open(folder: Path, layout: str | None, pickled: bool) -> Paradigm | Generative | CrossAttention:
-    with naming(folder):
-        check_files(folder)
-        kind = next((file for file in KINDS if layout is None and (folder / file).is_file()), None)
-        if kind is None:
-            return Entry("read_checkpoint")(folder, layout=layout, pickled=pickled)
-        safe: AbstractContextManager[Path] = nullcontext(folder)
-        if any(file.match(pattern) for pattern in PICKLED for file in folder.rglob("*")):
-            safe = Entry("safe_weights")(folder, pickled)
-        with safe as place:
-            return KINDS[kind](place)
-
-
-def is_reranker(name: str | Path) -> bool:
-    """Return whether a saved model scores pairs of texts and cannot encode a text.
-
-    name: folder or hub name. Raises OSError if the model does not exist.
-    """
-    from transformers import AutoConfig
-
-    if (Path(name) / "cross_attention.safetensors").is_file():
-        return True
-    if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
-        return False
-    architectures = pretrained(AutoConfig, name).architectures or []
-    return any(architecture.endswith("ForSequenceClassification") for architecture in architectures)
-
-
-def _joined(queries: Any, documents: Any) -> Paradigm:
-    """Join two encoders into a paradigm. Raises ValueError if their recipes differ."""
-    for model in (queries, documents):
-        if not isinstance(as_paradigm(model, "one folder of the pair").encoder, TextEncoder):
-            raise ValueError(f"a pair has two text encoders, but {model.name} is itself a pair")
-    if queries.recipe != documents.recipe:
-        ours, theirs = queries.recipe.described(), documents.recipe.described()
-        differ = [f"{key} ({ours[key]} and {theirs[key]})" for key in ours if ours[key] != theirs[key]]
-        raise ValueError(
-            f"the encoders of queries and documents are not a pair, they differ in {', '.join(differ)}: with "
-            "--document-model, set --model too"
-        )
-    return Paradigm(documents.recipe, TwoTowers(queries.encoder, documents.encoder))

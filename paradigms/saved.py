@@ -23,7 +23,7 @@ PICKLED = ("*.bin", "*.pt")  # weights that are read on request only
 M3_HEADS = ("colbert_linear.pt", "sparse_linear.pt")  # of BGE-M3
 SAVED_FOLDERS = ("backbone/", "library/", "query/", "document/", "[0-9]_*/")
 SAVED = (*SETTINGS_AND_WEIGHTS, *M3_HEADS, "README.md", *SAVED_FOLDERS)
-# Each of these files identifies a kind of model (`registry.KINDS`) in the layout "paradigms".
+# Each of these files identifies a kind of model (`loading.KINDS`) in the layout "paradigms".
 MARKS = ("paradigm.json", "generative.json", "cross_attention.safetensors", "library.json")
 
 

@@ -64,9 +64,9 @@ from paradigms.encoder.backbone import packaged
 from paradigms.find import open_index
 from paradigms.io.device import processor
 from paradigms.io.terminal import Terminal
+from paradigms.loading import as_paradigm
+from paradigms.loading import load as load_model
 from paradigms.model import Paradigm
-from paradigms.registry import as_paradigm
-from paradigms.registry import load as load_model
 from paradigms.retrieve import Indexed, Reranking, Retriever
 from paradigms.serve import serve
 

@@ -34,7 +34,7 @@ from paradigms.evaluate.table import Cell, ResultTable
 from paradigms.io.checks import read_json
 from paradigms.io.files import write_json, write_text
 from paradigms.io.progress import progress_bar
-from paradigms.registry import is_reranker
+from paradigms.loading import is_reranker
 from paradigms.retrieve import Indexed, Retriever
 from paradigms.retrieve.wrappers import Wrapper
 from paradigms.view.report import Picture, Report, cost_picture, write_pictures, write_report

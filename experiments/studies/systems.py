@@ -22,14 +22,14 @@ from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Corpus, Split
 from paradigms.data.identical import own_documents
 from paradigms.data.pieces import Pieces
+from paradigms.encoder.precision import autocast
 from paradigms.encoder.text import Side
 from paradigms.find import kinds
 from paradigms.generative.backbone import has_decoder
 from paradigms.generative.settings import TRAINING, GenerativeSettings
 from paradigms.io.checks import Range, check_known, check_type
-from paradigms.model import autocast
+from paradigms.loading import as_paradigm
 from paradigms.recipe import Recipe, recipe_fields
-from paradigms.registry import as_paradigm
 from paradigms.retrieve import AllProcesses, Indexed, Model, Passages, Retriever, retriever_of
 from paradigms.train.fit import fit, training_splits
 from paradigms.train.generative import fit_generative, t5_folder

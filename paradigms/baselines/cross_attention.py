@@ -25,7 +25,7 @@ from paradigms.core import at_least_float32
 from paradigms.data import Corpus, Run, best_first, check_queries
 from paradigms.encoder.backbone import load_heads, load_model, load_tokenizer, most_positions
 from paradigms.encoder.batches import by_length
-from paradigms.encoder.precision import AUTO, scores_of
+from paradigms.encoder.precision import AUTO, autocast, scores_of
 from paradigms.encoder.published import default_pooling
 from paradigms.encoder.text import Batch, EncoderSettings, Side, TextEncoder
 from paradigms.encoder.tokenizing import beginnings
@@ -33,7 +33,7 @@ from paradigms.explanation import Explanation
 from paradigms.io.checks import require
 from paradigms.io.files import settle
 from paradigms.io.progress import progress_bar
-from paradigms.model import Trainable, autocast
+from paradigms.trainable import Trainable
 
 NAME = "cross_attention"
 HEAD = f"{NAME}.safetensors"  # w: the file that identifies this kind of folder

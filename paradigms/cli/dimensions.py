@@ -116,7 +116,7 @@ def compare_model(
     from paradigms.cli.indexed import Checkpoint
     from paradigms.cli.oracle import proportion
     from paradigms.io.progress import progress_bar
-    from paradigms.registry import as_paradigm
+    from paradigms.loading import as_paradigm
 
     model = as_paradigm(Checkpoint.of(settings).open(pickled=settings.pickled), settings.model)
     if model.recipe.reads_pool:

@@ -31,8 +31,8 @@ from paradigms.find import INDEXES, open_index
 from paradigms.io.checks import read_settings
 from paradigms.io.device import chosen_device
 from paradigms.io.files import locked, replace_file, write_json
+from paradigms.loading import as_paradigm, load
 from paradigms.model import Paradigm
-from paradigms.registry import as_paradigm, load
 from paradigms.retrieve import Indexed, Merged, Passages, Retriever
 
 BEGUN = ".begun"

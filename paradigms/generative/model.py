@@ -35,8 +35,8 @@ from paradigms.generative.sets import TokenSets, token_sets
 from paradigms.generative.settings import GenerativeSettings, check_places
 from paradigms.io.checks import read_settings
 from paradigms.io.files import settle, write_json
-from paradigms.model import Trainable
 from paradigms.rooms import Entry
+from paradigms.trainable import Trainable
 
 if TYPE_CHECKING:
     from paradigms.generative.retriever import GenerativeRetriever

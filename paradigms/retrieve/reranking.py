@@ -10,9 +10,10 @@ from typing import Any, TypeAlias
 from paradigms.data import Corpus, Run
 from paradigms.encoder.precision import AUTO
 from paradigms.explanation import Explanation
-from paradigms.model import Paradigm, Trainable
+from paradigms.model import Paradigm
 from paradigms.retrieve.indexed import Indexed
 from paradigms.retrieve.retriever import Retriever
+from paradigms.trainable import Trainable
 
 Model: TypeAlias = Trainable  # of any kind
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from paradigms.encoder.backbone import PACKAGED
 from paradigms.encoder.published import MODULES, modules
 from paradigms.io.checks import json_or_empty, read_json
-from paradigms.model import Trainable
 from paradigms.saved import M3_HEADS, PICKLED, SETTINGS_AND_WEIGHTS
+from paradigms.trainable import Trainable
 
 # Names of pickled weights -> their names as safetensors. COIL keeps its heads in model.pt.
 PICKLES = {"pytorch_model*.bin": "model.safetensors", "model.pt": "heads.safetensors"}

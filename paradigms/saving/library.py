@@ -32,13 +32,11 @@ from paradigms.encoder.pooling import as_terms
 from paradigms.encoder.published import MODEL
 from paradigms.encoder.settings import LONGEST, EncoderSettings, Side
 from paradigms.explanation import Explanation, Picture
-from paradigms.io.checks import as_sequence, json_or_empty, read_settings
-from paradigms.io.files import settle, write_json
-from paradigms.model import Input, Paradigm, check_plugins, read_statistics
-from paradigms.recipe import Recipe, recipe_fields
+from paradigms.io.checks import as_sequence, json_or_empty
+from paradigms.model import Input, Paradigm
+from paradigms.recipe import Recipe
 
 SIDE_LENGTH = 1024  # pixels of an image's longer side in an explanation
-LIBRARY, RECIPE = "library", "library.json"  # of a saved model: the library's own folder, and A, Z, τ
 SIMILARITIES = {  # class of the library -> similarity -> A, Z and τ
     "SentenceTransformer": {
         "cosine": Recipe("dpr", AllPairs(), "one", temperature=0.05),
@@ -211,6 +209,8 @@ class Library(Paradigm):
     The precision is set when the model is loaded (`model_kwargs={"dtype": "bfloat16"}`).
     """
 
+    file = "library.json"
+    encoder_folder = "library"
     encoder: LibraryEncoder
 
     def description(self) -> dict[str, Any]:
@@ -233,24 +233,13 @@ class Library(Paradigm):
     def explain_tokens(
         self, query: Input, document: Input, queries: Tokens, documents: Tokens, pool: Tokens | None = None
     ) -> Explanation:
-        made = super().explain_tokens(query, document, queries, documents, pool)
+        explanation = super().explain_tokens(query, document, queries, documents, pool)
         ids = None if documents.ids is None else documents.ids[documents.mask]
-        return replace(made, picture=self.encoder.picture(document, ids))
+        return replace(explanation, picture=self.encoder.picture(document, ids))
 
-    def write(self, folder: Path, *, merged: bool = False) -> None:
-        self.encoder.save(folder / LIBRARY, merged=merged)
-        write_json(folder / RECIPE, self.recipe.described())
-        self.write_needed(folder)
-
-    @classmethod
-    def from_pretrained(cls, folder: str | Path) -> "Library":
-        folder = Path(folder)
-        settle(folder)
-        check_plugins(folder)
-        recipe = read_settings(Recipe, folder / RECIPE, recipe_fields)
-        encoder = read_library(folder / LIBRARY).encoder
-        read_statistics(recipe, folder, encoder)
-        return cls(recipe, encoder)
+    @staticmethod
+    def load_encoder(folder: Path) -> LibraryEncoder:
+        return read_library(folder).encoder
 
 
 def wrap(model: Any) -> Library:
@@ -262,12 +251,13 @@ def wrap(model: Any) -> Library:
     kind = next((one.__name__ for one in type(model).__mro__ if one.__name__ in SIMILARITIES), None)
     if kind is None:
         raise ValueError(f"{type(model).__name__} is none of {', '.join(SIMILARITIES)}")
-    similarity, known = str(model.similarity_fn_name), SIMILARITIES[kind]
-    if similarity not in known:
-        raise ValueError(f"the similarity {similarity} is no rel; there are {', '.join(known)}")
+    similarity = str(model.similarity_fn_name)
+    recipes = SIMILARITIES[kind]
+    if similarity not in recipes:
+        raise ValueError(f"the similarity {similarity} is no rel; there are {', '.join(recipes)}")
     if not any(map(prod, (weight.shape for weight in model.parameters()))):
         raise ValueError(f"the backend {model.get_backend()} hides the model's weights: open it with torch's")
-    return Library(known[similarity], LibraryEncoder(model, kind, similarity))
+    return Library(recipes[similarity], LibraryEncoder(model, kind, similarity))
 
 
 def read_library(folder: Path) -> Library:

@@ -115,7 +115,7 @@ def encoder_with(folder: Path, head: Head | None, **settings: Any) -> TextEncode
     return encoder
 
 
-def lengths(folder: Path, query: int = LENGTH, document: int = LENGTH) -> dict[str, int]:
+def lengths(folder: Path, query: int = LENGTH, document: int = LENGTH) -> dict[str, Any]:
     """Return the settings of both lengths, in tokens, limited to the positions of a folder's encoder."""
     limit = positions(folder) or LONGEST
     return {"query_length": min(query, limit), "document_length": min(document, limit)}
@@ -188,7 +188,7 @@ def _sparse(parts: Chain, config: dict[str, Any], settings: dict[str, Any]) -> P
     _similarity(config, "dot")
     if parts.head is not None or parts.normalize or parts.pooling:
         raise ValueError("SpladePooling has other modules after it")
-    options = prompts(config) | both_lengths(settings, parts.backbone)
+    options: dict[str, Any] = prompts(config) | both_lengths(settings, parts.backbone)
     return splade(parts.backbone, most_terms=config.get("max_active_dims"), **options)
 
 
@@ -249,7 +249,7 @@ def text_length(settings: dict[str, Any], backbone: Path) -> int:
     return min([limit, LONGEST, *(int(length) for length in limits if length and length < 1e6)])
 
 
-def both_lengths(settings: dict[str, Any], backbone: Path) -> dict[str, int]:
+def both_lengths(settings: dict[str, Any], backbone: Path) -> dict[str, Any]:
     longest = text_length(settings, backbone)
     return {name: min(settings.get(name) or longest, longest) for name in ("query_length", "document_length")}
 
@@ -327,7 +327,7 @@ def is_dpr(folder: Path) -> bool:
 
 
 def read_dpr(folder: Path) -> Paradigm:
-    """Read one of DPR's two encoders and use it for both sides; `registry.load` joins two into a pair.
+    """Read one of DPR's two encoders and use it for both sides; `loading.load` joins two into a pair.
 
     The vector is the state of [CLS], or its projection if the checkpoint has one.
     """

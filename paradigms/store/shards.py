@@ -11,8 +11,9 @@ import numpy as np
 from paradigms.core import Tokens
 from paradigms.data.assembly import Digest
 from paradigms.encoder.batches import by_length
+from paradigms.encoder.precision import autocast
 from paradigms.io.checks import check_several, check_text
-from paradigms.model import Paradigm, autocast
+from paradigms.model import Paradigm
 from paradigms.store.pruning import TokenReduction
 
 SHARD = 1024  # most documents that are sorted by length together, so that batches have little padding

@@ -13,7 +13,7 @@ from paradigms.bge_m3 import PARTS, BgeM3Settings, part_of
 from paradigms.core import Tokens
 from paradigms.encoder.batches import Batch
 from paradigms.encoder.text import first_coordinates
-from paradigms.model import Paradigm, Trainable
+from paradigms.model import Paradigm
 from paradigms.scoring.in_batch import in_batch_rel
 from paradigms.splade import SpladeSettings
 from paradigms.store.residuals import PER_CENTROID, Codec
@@ -27,6 +27,7 @@ from paradigms.train.losses import (
     sparsity,
 )
 from paradigms.train.processes import gather, gather_documents, place_among
+from paradigms.trainable import Trainable
 
 
 class TrainingBatch(NamedTuple):

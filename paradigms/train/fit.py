@@ -12,7 +12,7 @@ from paradigms.data.identical import own_documents, without_own
 from paradigms.encoder.settings import Side
 from paradigms.evaluate import candidates, per_query
 from paradigms.io.terminal import shown
-from paradigms.model import Paradigm, Trainable
+from paradigms.model import Paradigm
 from paradigms.retrieve import Reranking
 from paradigms.train.contrastive import Contrastive, Listwise
 from paradigms.train.examples import Example, build_examples
@@ -20,6 +20,7 @@ from paradigms.train.loop import Dev, TrainingSettings, train
 from paradigms.train.losses import Objective
 from paradigms.train.negatives import NEGATIVES_DEPTH, FalseNegatives, ScorePairs, mined_run
 from paradigms.train.states import STATES, deleted_after, keep_states, used_examples
+from paradigms.trainable import Trainable
 
 Encoded = TypeVar("Encoded", bound=Trainable)  # a `Paradigm` or a `CrossAttention`
 

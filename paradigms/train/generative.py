@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Corpus, Problems, Run, Split
+from paradigms.encoder.precision import autocast
 from paradigms.encoder.text import Batch
 from paradigms.generative.identifiers import Targets
 from paradigms.generative.model import Generative
@@ -28,7 +29,6 @@ from paradigms.generative.pairs import (
 )
 from paradigms.generative.small import small_t5
 from paradigms.io.terminal import shown
-from paradigms.model import autocast
 from paradigms.train.examples import draw
 from paradigms.train.fit import dev_measure, training_splits
 from paradigms.train.loop import Dev, TrainingSettings, train

@@ -25,7 +25,6 @@ from paradigms.core import at_least_float32
 from paradigms.encoder.text import TextEncoder
 from paradigms.io.checks import Range
 from paradigms.io.progress import progress_bar
-from paradigms.model import Trainable
 from paradigms.train.losses import AtLeast0, AtLeast1, LossSettings, Objective, Positive, PositiveOrNone
 from paradigms.train.processes import by_main, ending_all, gathered, locked_by_main, prepare, sharded, unwrap
 from paradigms.train.state import (
@@ -37,6 +36,7 @@ from paradigms.train.state import (
     read_progress,
     signature,
 )
+from paradigms.trainable import Trainable
 
 Trained = TypeVar("Trained", bound=Trainable)
 Dev = Float[np.ndarray, " queries"]  # a measure of each dev query, higher is better

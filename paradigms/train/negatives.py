@@ -21,10 +21,10 @@ from paradigms.data.trec import check_ids
 from paradigms.encoder.precision import AUTO
 from paradigms.io.files import contents, remove_folder
 from paradigms.io.progress import progress_bar
-from paradigms.model import Trainable
-from paradigms.registry import is_reranker, load
+from paradigms.loading import is_reranker, load
 from paradigms.retrieve import Model, Reranking, Retriever, retriever_of
 from paradigms.train.processes import by_main
+from paradigms.trainable import Trainable
 
 # (query id -> ids of documents to score) -> run with at least these scores.
 ScorePairs: TypeAlias = Callable[[Mapping[str, Sequence[str]]], Run]
@@ -147,7 +147,7 @@ def pair_scores(
 ) -> ScorePairs:
     """Return t from `source`: a TREC run, or a model whose scores are stored in `file` (`scored_once`).
 
-    A model is a folder or hub name of a Hugging Face reranker or of a model that `registry.load` reads.
+    A model is a folder or hub name of a Hugging Face reranker or of a model that `loading.load` reads.
     Raises FileNotFoundError if the source is neither a run nor a model.
     """
     path = Path(source)

@@ -25,9 +25,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 from paradigms.core import Tokens, pad_tokens
+from paradigms.encoder.precision import autocast
 from paradigms.encoder.text import TextEncoder
 from paradigms.io.files import locked
-from paradigms.model import Trainable, autocast
+from paradigms.trainable import Trainable
 
 Model = TypeVar("Model", bound=Trainable)
 Result = TypeVar("Result")

@@ -38,9 +38,9 @@ from paradigms.io.files import (
     write_text,
 )
 from paradigms.io.manifest import damage, write_manifest
-from paradigms.model import Trainable
 from paradigms.saved import SAVED
 from paradigms.train.processes import by_main, gathered, spread
+from paradigms.trainable import Trainable
 
 CHECKPOINTS = "checkpoints"
 PREFIX = "step-"

@@ -15,12 +15,13 @@ from accelerate import Accelerator
 
 from paradigms.encoder.batches import Batch
 from paradigms.encoder.frozen import KEPT, LowerStates
+from paradigms.encoder.precision import autocast
 from paradigms.encoder.settings import SIDES, Side
 from paradigms.encoder.towers import TwoTowers
 from paradigms.io.files import check_locks, locked, remove_folder, write_text
-from paradigms.model import Trainable, autocast
 from paradigms.train.loop import Paused, TrainingSettings, freeze, step_batches
 from paradigms.train.processes import by_main, locked_by_main
+from paradigms.trainable import Trainable
 
 Used = TypeVar("Used")
 

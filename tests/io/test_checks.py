@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from paradigms.encoder.precision import autocast
 from paradigms.io.checks import check_types
-from paradigms.model import autocast
 
 
 @dataclass

@@ -27,9 +27,9 @@ from paradigms.baselines.bm25 import BM25
 from paradigms.data import Problems, Split
 from paradigms.data.within import learned_share
 from paradigms.encoder.backbone import packaged, pretrained
+from paradigms.encoder.precision import autocast
 from paradigms.evaluate import per_query
 from paradigms.generative.pairs import Pair, indexing_pairs, retrieval_pairs
-from paradigms.model import autocast
 from paradigms.retrieve import Reranking
 from paradigms.train.fit import DevMeasure, fit
 from paradigms.train.generative import fit_pairs, training_pairs
