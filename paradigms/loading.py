@@ -54,6 +54,7 @@ def load(
     """
     load_plugins(plugin)
     folder = _folder(name, pickled, revision)
+    model: Paradigm | Generative | CrossAttention
     with backbone.for_search() if for_search else nullcontext():
         if documents is not None:
             queries = _open(folder, layout, pickled)

@@ -74,7 +74,7 @@ def test_sparse_modules_that_are_not_here_are_refused(tmp_path: Path) -> None:
     for pooling, config, message in (
         ({"pooling_strategy": "sum"}, {}, "SpladePooling by sum and relu"),
         ({"activation_function": "log1p_relu"}, {}, "by max and log1p_relu"),
-        ({}, {"similarity_fn_name": "cosine"}, "the similarity cosine"),
+        ({}, {"similarity_fn_name": "cosine"}, "similarity is cosine"),
     ):
         (folder / "1_SpladePooling" / "config.json").write_text(json.dumps(pooling))
         (folder / "config_sentence_transformers.json").write_text(json.dumps(config))
