@@ -166,7 +166,7 @@ def test_only_the_table_of_rooms_imports_by_name():
     """Entries of the table exist above the core; no other file imports modules of the core by a string."""
     by_string = re.compile(r"import_module\((?!\"(bm25s|ir_datasets)\")|__import__")
     users = {str(f.relative_to(ROOT)) for f in modules("paradigms") if by_string.search(f.read_text())}
-    assert users == {
+    assert users <= {
         "paradigms/__init__.py",  # names of the table and of the registry
         "paradigms/rooms.py",
         "paradigms/cli/arguments.py",  # its own commands
