@@ -323,7 +323,7 @@ FILES = ["documents.jsonl", "lengths.bin", "deleted.bin", "ids.bin"]
         (lambda folder: (folder / "manifest.json").write_text("[]"), "manifest.json is damaged"),
         (other(kind=["exact"]), r"is an index of the kind \['exact'\]; there are exact, "),
         (other(files={"vectors.bin": OUTSIDE}), r"manifest.json is damaged .an entry that names '../x'"),
-        (other(format=0), "has format 0, not 4: build the index again"),
+        (other(format=0), "has format 0, not 5: build the index again"),
         (other(kind="compressed"), "codec.safetensors is damaged"),
         (other(documents=7), "lengths.bin is damaged .not 7 lengths"),
         (other(dim=7), "vectors.bin is damaged"),
