@@ -1,4 +1,10 @@
-"""Neural retrieval paradigms, each expressed as rel(d, q) = 1/Z · Σ(DᵀQ ⊙ A)."""
+"""Neural retrieval paradigms, each expressed as rel(d, q) = 1/Z · Σ(DᵀQ ⊙ A).
+
+An `Alignment` (`align`) chooses A, a `Store` (`store`) keeps D, a `Retriever` (`retrieve`) answers queries.
+The core, from `core` up to `train`, needs nothing else. The rooms above it are `generative`, the
+cross-attention of `baselines`, `saving`, `view`, `engines`, `serve` and `cli`. Each can be deleted; the core
+names them only in `rooms`.
+"""
 
 from typing import TYPE_CHECKING, Any
 

@@ -107,6 +107,15 @@ def test_paradigms_imports_downwards(file):
         assert other == own or layer(other) < layer(own), f"{file} imports {name}: not below it"
 
 
+def test_the_map_of_the_package_shows_the_core_below_and_the_rooms_above():
+    text = (ROOT / "paradigms" / "README.md").read_text(encoding="utf-8")
+    core, above = text.split("## Folders")[1].split("The rooms above it")
+    for room in {name.split(".")[0] for name in set.union(*ABOVE)} - {"train", "__main__"}:
+        assert f"paradigms/{room}/ " in above
+    for name in ("encoder", "scoring", "store", "find", "retrieve", "evaluate", "train", "data"):
+        assert f"paradigms/{name}/" in core
+
+
 @pytest.mark.parametrize("file", modules("theory"), ids=lambda f: str(f.relative_to(ROOT)))
 def test_theory_knows_nothing_of_models(file):
     for name in imports(file):

@@ -245,7 +245,7 @@ def test_the_script_distils_from_a_model_and_filters_by_it(
         "filter": tmp_path / "cross",
         "filter_margin": 0.0,
     }
-    flags |= {"teacher": tmp_path / "cross", "distil": "margin_mse", "distil_weight": 1.0}
+    flags |= {"teacher": tmp_path / "cross", "distil": "margin_mse"}
     run_script("train", **flags)
     assert "hard negative that may be relevant (left out): " in capsys.readouterr().out
     kept = tmp_path / "out" / "training" / "teacher.run"
