@@ -105,8 +105,8 @@ class Alignment:
 
     def is_maximum(self, longest: int = UNBOUNDED) -> bool:
         """Return whether A is the argmax over i for each j, in documents of at most `longest` tokens."""
-        kept = self.kept(torch.tensor(longest))
-        return kept is not None and not self.positive and int(kept) <= 1
+        aligned = self.kept(torch.tensor(longest))
+        return aligned is not None and not self.positive and int(aligned) <= 1
 
     def is_maxsim(self, longest: int = UNBOUNDED) -> bool:
         """Return whether A is the argmax over all tokens of a document, regardless of their ids."""
@@ -253,8 +253,9 @@ class Entropic(Alignment, reads={"similarity"}):
     iterations: Annotated[int | None, Range(1, 1000)] = None  # steps of Eq. 5; None solves exactly
 
     def __call__(self, S: TokenPairs, valid: Valid, documents: Tokens, queries: Tokens) -> TokenPairs:
-        columns, real = S.transpose(-1, -2), valid.transpose(-1, -2)
-        return entropic_topk(columns, float(self.k), self.eps, real, self.iterations).transpose(-1, -2)
+        columns = S.transpose(-1, -2)
+        mask = valid.transpose(-1, -2)
+        return entropic_topk(columns, float(self.k), self.eps, mask, self.iterations).transpose(-1, -2)
 
     def cost(self, pairs: int, vectors: int, dim: int) -> Cost:
         return Cost(96 * pairs, (4000 + 400 * (self.iterations or 0)) * pairs)

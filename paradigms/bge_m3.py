@@ -118,11 +118,10 @@ class BgeM3(TextEncoder):
         assert ids is not None
         vectors = batch.input_ids[self._with_vectors(batch)].tolist()
         names = iter(self.tokenizer.convert_ids_to_tokens(vectors))
-        known = ids.flatten().tolist()
-        terms = iter(self.tokenizer.convert_ids_to_tokens([id for id in known if id >= 0]))
+        flat = ids.flatten().tolist()
+        terms = iter(self.tokenizer.convert_ids_to_tokens([id for id in flat if id >= 0]))
         return [
-            "[dense]" if id == DENSE else next(names, "") if id == TOKEN else f"={next(terms)}"
-            for id in known
+            "[dense]" if id == DENSE else next(names, "") if id == TOKEN else f"={next(terms)}" for id in flat
         ]
 
     def _with_vectors(self, batch: Batch) -> Bool[Tensor, "x l"]:
@@ -133,22 +132,25 @@ class BgeM3(TextEncoder):
 
     def _together(self, batch: Batch, side: Side) -> Tokens:
         hidden = self._hidden(batch)
-        ids, counts, w = batch.input_ids, batch.counts, self.settings.weights
+        ids = batch.input_ids
+        share = self.settings.weights
         dense = self._finish(pool(hidden, batch.attention_mask, self.settings.pooling))
         tokens = self._finish(self.token_projection(hidden))
-        content = counts & ~torch.isin(ids, self._no_term.to(ids.device))
+        content = batch.counts & ~torch.isin(ids, self._no_term.to(ids.device))
         heavy = scores_of(self.term_projection, hidden).squeeze(-1).relu()
-        terms, weights, there = heaviest(ids, heavy, content)
+        terms, weights, term_mask = heaviest(ids, heavy, content)
         counts = self._with_vectors(batch)
         if side == "query":
-            each = w["tokens"] / counts.sum(-1).clamp(min=1).to(tokens.dtype)[:, None, None]
-            dense, weights, tokens = dense * w["dense"], weights * w["sparse"], tokens * each
+            lengths = counts.sum(-1).clamp(min=1).to(tokens.dtype)[:, None, None]
+            dense = dense * share["dense"]
+            weights = weights * share["sparse"]
+            tokens = tokens * (share["tokens"] / lengths)
         single = nn.functional.pad(weights[..., None], (0, tokens.shape[-1] - 1))
         named = [ids.new_full((len(ids), 1), DENSE), torch.full_like(ids, TOKEN), terms]
-        mask = [batch.counts.any(-1, keepdim=True), counts, there]
+        mask = [batch.counts.any(-1, keepdim=True), counts, term_mask]
         parts = torch.cat([dense, tokens, single], 1), torch.cat(mask, 1), torch.cat(named, 1)
-        whole = Tokens(*(t.unsqueeze(1 if side == "query" else 0) for t in parts))
-        return _packed(whole, whole.mask)  # so that places do not depend on the other texts of a batch
+        padded = Tokens(*(t.unsqueeze(1 if side == "query" else 0) for t in parts))
+        return _packed(padded, padded.mask)  # so that places do not depend on the other texts of a batch
 
 
 def heaviest(
@@ -157,33 +159,31 @@ def heaviest(
     """Return each text's distinct ids, the largest weight per id, and a mask of ids with a weight above 0."""
     row, place = counts.nonzero(as_tuple=True)
     span = int(ids.amax()) + 1 if ids.numel() else 1
-    keys, of = (row * span + ids[row, place]).unique(return_inverse=True)
-    best = weights.new_zeros(len(keys)).scatter_reduce(0, of, weights[row, place], "amax")
-    row, id = keys // span, keys % span
+    keys, groups = (row * span + ids[row, place]).unique(return_inverse=True)
+    best = weights.new_zeros(len(keys)).scatter_reduce(0, groups, weights[row, place], "amax")
+    row = keys // span
     sizes = torch.bincount(row, minlength=len(ids))
     place = torch.arange(len(keys), device=row.device) - (sizes.cumsum(0) - sizes)[row]
     shape = len(ids), max(1, int(sizes.max())) if len(sizes) else 1
     at = row, place
     heavy = weights.new_zeros(shape).index_put(at, best)
-    return ids.new_zeros(shape).index_put(at, id), heavy, ~(heavy <= 0)  # NaN stays
+    return ids.new_zeros(shape).index_put(at, keys % span), heavy, ~(heavy <= 0)  # NaN stays
 
 
 def part_of(tokens: Tokens, part: Part) -> Tokens:
     """Return the tokens of one part, with ids: one vector, a vector per token, or terms with h = 1."""
     ids = tokens.ids
     assert ids is not None
-    there = {"dense": ids == DENSE, "tokens": ids == TOKEN, "sparse": ids >= 0}[part] & tokens.mask
-    chosen = _packed(tokens, there)
+    mask = {"dense": ids == DENSE, "tokens": ids == TOKEN, "sparse": ids >= 0}[part] & tokens.mask
+    chosen = _packed(tokens, mask)
     return replace(chosen, vectors=chosen.vectors[..., :1]) if part == "sparse" else chosen
 
 
-def _packed(tokens: Tokens, there: Bool[Tensor, "x n l"]) -> Tokens:
-    """Move the tokens that `there` marks, in order, before all padding."""
-    longest = max(1, int(there.sum(-1).max())) if there.numel() else 1
-    at = there.byte().argsort(dim=-1, descending=True, stable=True)[..., :longest]
-    return replace(tokens, mask=there).map(
-        lambda t: t.take_along_dim(at if t.ndim == 3 else at[..., None], 2)
-    )
+def _packed(tokens: Tokens, mask: Bool[Tensor, "x n l"]) -> Tokens:
+    """Move the tokens that `mask` marks, in order, before all padding."""
+    longest = max(1, int(mask.sum(-1).max())) if mask.numel() else 1
+    at = mask.byte().argsort(dim=-1, descending=True, stable=True)[..., :longest]
+    return replace(tokens, mask=mask).map(lambda t: t.take_along_dim(at if t.ndim == 3 else at[..., None], 2))
 
 
 ENCODERS["bge_m3"] = BgeM3

@@ -33,15 +33,15 @@ Identity = dict[str, Any]
 their fields."""
 
 
-class Known(NamedTuple):
-    """What an encoder's weights and tokenizer were when its identity was computed."""
+class Computed(NamedTuple):
+    """An identity, with what the encoder's weights and tokenizer were when it was computed."""
 
     state: tuple[Any, ...]  # holds no weights, or those of a model that moved to a GPU would stay
     sketch: Any
-    made: Identity
+    identity: Identity
 
 
-_known: WeakKeyDictionary[nn.Module, Known] = WeakKeyDictionary()
+_computed: WeakKeyDictionary[nn.Module, Computed] = WeakKeyDictionary()
 
 
 def identity(encoder: Encoder, *, anew: bool = False) -> Identity:
@@ -53,11 +53,11 @@ def identity(encoder: Encoder, *, anew: bool = False) -> Identity:
     document = encoder.of("document") if isinstance(encoder, TwoTowers) else encoder
     state = state_of(chain(document.parameters(), document.buffers()))
     sketch = _sketch(document.tokenizer)
-    known = _known.get(document)
-    if anew or known is None or (known.state, known.sketch) != (state, sketch):
-        made = {"weights": weights_of(document)} | design_of(document)
-        known = _known[document] = Known(state, sketch, made)
-    return known.made | {"settings": _json(document.document_settings())}
+    computed = _computed.get(document)
+    if anew or computed is None or (computed.state, computed.sketch) != (state, sketch):
+        content = {"weights": weights_of(document)} | design_of(document)
+        computed = _computed[document] = Computed(state, sketch, content)
+    return computed.identity | {"settings": _json(document.document_settings())}
 
 
 def weights_of(module: nn.Module) -> str:
@@ -84,23 +84,23 @@ def design_of(module: nn.Module) -> Identity:
     tokenizers = hashlib.sha256()
     for tokenizer in _tokenizers(module):
         tokenizers.update(tokenizer_state(tokenizer).encode("utf-8", "surrogatepass"))
-    made = {"configuration": _json(configuration(module)), "tokenizer": tokenizers.hexdigest()}
+    design = {"configuration": _json(configuration(module)), "tokenizer": tokenizers.hexdigest()}
     plugin = plugin_of(type(module))
-    return made | ({"plug-in": sha256(Path(inspect.getfile(type(module))))} if plugin else {})
+    return design | ({"plug-in": sha256(Path(inspect.getfile(type(module))))} if plugin else {})
 
 
-def differing(kept: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def differing(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Describe what differs between two identities, as `io.checks.differences` does; "" if nothing does.
 
     A field of the configuration that only one has is new in a version of transformers, and is not compared.
     """
     part = "configuration"
-    old = kept.get(part, {})
+    old = recorded.get(part, {})
     new = now.get(part, {})
     if shared := old.keys() & new.keys():
-        kept = {**kept, part: {key: old[key] for key in shared}}
+        recorded = {**recorded, part: {key: old[key] for key in shared}}
         now = {**now, part: {key: new[key] for key in shared}}
-    return differences(kept, now)
+    return differences(recorded, now)
 
 
 def _tokenizers(module: nn.Module) -> list[Any]:

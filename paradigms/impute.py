@@ -51,7 +51,8 @@ def percentile(retrieved: Retrieved, corpus_tokens: int) -> Missing:
     """mⱼ = the tenth percentile of the retrieved similarities, interpolated linearly."""
     best, count = _ranked(retrieved)
     place = (count - 1).clamp(min=0) * (1 - TAIL)
-    low, high = (best.gather(1, rank.long()) for rank in (place.floor(), place.ceil()))
+    low = best.gather(1, place.floor().long())
+    high = best.gather(1, place.ceil().long())
     return _or_nan((low + (place - place.floor()) * (high - low))[:, 0])
 
 
@@ -111,7 +112,8 @@ def retrieved_rel(
     documents, places = owners.unique(return_inverse=True)
     best = similarities.new_full((len(similarities), len(documents)), -torch.inf)
     best.scatter_reduce_(1, places, similarities, "amax")
-    missing, retrieved = IMPUTATIONS[imputation](similarities, corpus_tokens), documents >= 0
+    missing = IMPUTATIONS[imputation](similarities, corpus_tokens)
+    retrieved = documents >= 0
     return documents[retrieved], filled_mean(best.T[retrieved], missing)
 
 

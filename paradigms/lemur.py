@@ -71,19 +71,19 @@ def best(documents: Tokens, vectors: Float[Tensor, "t h"]) -> Float[Tensor, "t n
     With salience, the similarity of the most similar token is multiplied by that token's salience.
     """
     count, length = documents.mask.shape[1:]
-    found = vectors.new_zeros((len(vectors), count))
+    largest = vectors.new_zeros((len(vectors), count))
     step = max(1, SIMILARITIES // max(1, length * len(vectors)))
     for first in range(0, count if length else 0, step):
         chosen = slice(first, first + step)
-        some = documents.map(lambda t, chosen=chosen: t[:, chosen])  # type: ignore[misc]
-        mask = some.mask[0, ..., None]
-        S = (some.vectors[0] @ vectors.T).masked_fill(~mask, -torch.inf)  # [n, i, t]
+        part = documents.map(lambda t, chosen=chosen: t[:, chosen])  # type: ignore[misc]
+        mask = part.mask[0, ..., None]
+        S = (part.vectors[0] @ vectors.T).masked_fill(~mask, -torch.inf)  # [n, i, t]
         most = S.max(1)
         values = most.values
-        if some.salience is not None:
-            values = values * some.salience[0].gather(1, most.indices.flatten(1)).view_as(values)
-        found[:, chosen] = values.where(mask.any(1), 0).T
-    return found
+        if part.salience is not None:
+            values = values * part.salience[0].gather(1, most.indices.flatten(1)).view_as(values)
+        largest[:, chosen] = values.where(mask.any(1), 0).T
+    return largest
 
 
 def fit_features(
@@ -95,19 +95,22 @@ def fit_features(
     the layer's initial weights and for the order of tokens.
     """
     random = torch.Generator().manual_seed(seed)
-    dim, hidden = vectors.shape[1], width - 1
+    dim = vectors.shape[1]
+    hidden = width - 1
 
     def uniform(rows: int, columns: int) -> Tensor:
         """Draw the initial weights of a linear layer, as torch does."""
         return (torch.rand(rows, columns, generator=random).to(vectors) * 2 - 1) * columns**-0.5
 
-    first, last = uniform(hidden, dim), uniform(targets.shape[1], hidden)
+    first = uniform(hidden, dim)
+    last = uniform(targets.shape[1], hidden)
     layer = [first, uniform(hidden, dim)[:, 0], vectors.new_ones(hidden), vectors.new_zeros(hidden)]
     if epochs and targets.shape[1]:
         with torch.inference_mode(False), torch.enable_grad():
             layer = [p.clone().requires_grad_() for p in layer]
             last = last.clone().requires_grad_()
-            features, parameters = Features(*layer), [*layer, last]
+            features = Features(*layer)
+            parameters = [*layer, last]
             standard = (targets - targets.mean()) / targets.std(correction=0).clamp(min=1e-12)
             optimizer = torch.optim.Adam(parameters, lr=RATE)
             for _ in range(epochs):

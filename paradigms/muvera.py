@@ -149,8 +149,9 @@ def _projections(encoding: FixedEncoding, dim: int) -> tuple[Tensor, Tensor, Ten
         return torch.randint(0, 2, shape, generator=random) * 2.0 - 1
 
     inner = signs(encoding.repetitions, dim, encoding.inner) / max(1, encoding.inner) ** 0.5
-    whole = replace(encoding, final=0).width(dim) if encoding.final else 0
-    return inner, torch.randint(0, max(1, encoding.final), (whole,), generator=random), signs(whole)
+    width = replace(encoding, final=0).width(dim) if encoding.final else 0
+    slots = torch.randint(0, max(1, encoding.final), (width,), generator=random)
+    return inner, slots, signs(width)
 
 
 def _real(tokens: Tokens) -> Float[Tensor, "x n l h"]:

@@ -27,12 +27,12 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_types(self)
-        for kind, name, known in (
+        for kind, name, table in (
             ("normaliser", self.normalise, NORMALISERS),
             ("imputation", self.imputation, IMPUTATIONS),
         ):
-            if name not in known:
-                raise ValueError(f"unknown {kind} {name!r} of {self.name}; there are {', '.join(known)}")
+            if name not in table:
+                raise ValueError(f"unknown {kind} {name!r} of {self.name}; there are {', '.join(table)}")
         if self.search == "impute" and not isinstance(self.align, PoolTopK | QueryToDocument):
             raise ValueError(
                 f"search of {self.name} is 'impute', which fills in maxima over a document's tokens; the "

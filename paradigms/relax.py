@@ -47,9 +47,10 @@ def entropic_topk(
         # Rows whose budget covers everything or nothing are handled separately. For them the solver gets a
         # budget that keeps it finite, and its result is discarded.
         proper = (budget > 0) & (budget < length)
-        inner, real = budget.where(proper, 0.5), mask & proper[..., None]
+        inner = budget.where(proper, 0.5)
+        rows = mask & proper[..., None]
         inside = (
-            _exact(s, inner, eps, real) if iterations is None else _iterate(s / eps, inner, real, iterations)
+            _exact(s, inner, eps, rows) if iterations is None else _iterate(s / eps, inner, rows, iterations)
         )
         everything = (mask & (budget >= length)[..., None]).to(s.dtype)
         return torch.where(proper[..., None], inside, everything).to(scores.dtype)
@@ -70,7 +71,8 @@ def hard_topk(
     budget = torch.as_tensor(k, dtype=s.dtype, device=s.device).detach().expand(s.shape[:-1])[..., None]
     place = budget.ceil().long().minimum(mask.sum(-1, keepdim=True)).clamp(min=1) - 1
     threshold = s.sort(-1, descending=True).values.gather(-1, place)
-    above, tied = mask & (s > threshold), mask & (s == threshold)
+    above = mask & (s > threshold)
+    tied = mask & (s == threshold)
     left = (budget - above.sum(-1, keepdim=True)).clamp(min=0)
     share = (left / tied.sum(-1, keepdim=True).clamp(min=1)).clamp(max=1)
     return above.to(s.dtype).where(~tied, share).to(scores.dtype)
@@ -94,7 +96,8 @@ def _exact(s: Tensor, k: Tensor, eps: float, mask: Tensor) -> Tensor:
     # The cap lies at most ε ln m above the ⌈k⌉-th score. Relative to that score, the scores near the cap are
     # small and lose nothing to rounding; s/ε itself reaches 500, where float32 has steps of 3e-5.
     pivot = ordered.gather(-1, k.detach()[..., None].ceil().long() - 1)
-    s, ordered = (s - pivot) / eps, (ordered - pivot) / eps
+    s = (s - pivot) / eps
+    ordered = (ordered - pivot) / eps
     rest = ordered.flip(-1).logcumsumexp(-1).flip(-1)  # [n] = LSE of all but the n largest
     n = torch.arange(s.shape[-1], device=s.device)
     left = k.detach()[..., None] - n

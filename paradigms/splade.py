@@ -119,9 +119,9 @@ class Splade(TextEncoder):
             ) from error
 
     def _together(self, batch: Batch, side: Side) -> Tokens:
-        asked = self.settings.query_terms if side == "query" else "all"
-        weights = None if asked == "ones" else self._weights(batch)
-        if asked != "all":
+        terms = self.settings.query_terms if side == "query" else "all"
+        weights = None if terms == "ones" else self._weights(batch)
+        if terms != "all":
             row, place = batch.counts.nonzero(as_tuple=True)
             counts = torch.zeros(len(batch), len(self._embeddings), device=row.device)
             counts[row, batch.input_ids[row, place]] = 1.0

@@ -51,10 +51,13 @@ class Statistics:
     @classmethod
     def of(cls, documents: Iterable[Int[Tensor, " l"]], vocabulary: int) -> "Statistics":
         """Count the tokens of documents, given as token ids below `vocabulary`."""
-        frequencies, count, tokens = torch.zeros(vocabulary, dtype=torch.long), 0, 0
+        frequencies = torch.zeros(vocabulary, dtype=torch.long)
+        count = 0
+        tokens = 0
         for ids in documents:
             frequencies[ids.unique()] += 1
-            count, tokens = count + 1, tokens + len(ids)
+            count += 1
+            tokens += len(ids)
         return cls(count, tokens, frequencies)
 
     @property

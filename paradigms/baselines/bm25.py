@@ -92,7 +92,8 @@ class BM25:
 
         if ngrams < 1:
             raise ValueError(f"ngrams must be at least 1, got {ngrams}")
-        corpus, pieces = Corpus.of(texts), None if tokenizer is None else _tokenizer(tokenizer)
+        corpus = Corpus.of(texts)
+        pieces = None if tokenizer is None else _tokenizer(tokenizer)
         if stopwords is None:
             stopwords = STOPWORDS if pieces is None else ()
         stopwords = frozenset(stopwords)
@@ -113,7 +114,10 @@ class BM25:
     def _hold(
         self, index: Any, corpus: Corpus, ngrams: int, stopwords: Iterable[str], tokenizer: Any
     ) -> None:
-        self._index, self.corpus, self.ngrams, self.tokenizer = index, corpus, ngrams, tokenizer
+        self._index = index
+        self.corpus = corpus
+        self.ngrams = ngrams
+        self.tokenizer = tokenizer
         self.stopwords = frozenset(stopwords)
         self.vocabulary: dict[str, int] = index.vocab_dict
 
@@ -170,8 +174,10 @@ class BM25:
 
         document: the document's id. others: ignored, because scores do not depend on other documents.
         """
-        row, scores = self.corpus.position(document), self._index.scores
-        terms, weights = self.terms(self.corpus[row]), {}
+        row = self.corpus.position(document)
+        scores = self._index.scores
+        terms = self.terms(self.corpus[row])
+        weights = {}
         for term in set(terms).intersection(self.terms(query)):
             column = slice(*scores["indptr"][self.vocabulary[term] :][:2])
             weights[term] = float(scores["data"][column][scores["indices"][column] == row][0])
@@ -233,7 +239,9 @@ class BM25:
         Raises FileNotFoundError if `folder` contains no index, and ValueError if the index was built from
         other documents.
         """
-        bm25s, corpus, bm25 = _bm25s(), Corpus.of(texts), cls.__new__(cls)
+        bm25s = _bm25s()
+        corpus = Corpus.of(texts)
+        bm25 = cls.__new__(cls)
         settle(folder)
         file = Path(folder) / "settings.json"
         if not file.is_file():

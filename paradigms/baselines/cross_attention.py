@@ -105,7 +105,8 @@ class CrossAttention(Trainable):
     @property
     def _room(self) -> dict[Side, int]:
         """Token limit per side, excluding special tokens, as for texts that are encoded alone."""
-        settings, special = self.encoder.settings, self.tokenizer.num_special_tokens_to_add()
+        settings = self.encoder.settings
+        special = self.tokenizer.num_special_tokens_to_add()
         return {"query": settings.query_length - special, "document": settings.document_length - special}
 
     def tokenize(self, queries: Sequence[str], documents: Sequence[str]) -> Batch:
@@ -170,7 +171,8 @@ class CrossAttention(Trainable):
             values = [torch.tensor(getattr(row, name)) for row in rows]
             return pad_sequence(values, batch_first=True, padding_value=fill)
 
-        ids, attention = joined("ids", self.tokenizer.pad_token_id), joined("attention_mask")
+        ids = joined("ids", self.tokenizer.pad_token_id)
+        attention = joined("attention_mask")
         return Batch(ids, attention, attention.bool(), joined("type_ids") if self.tells_apart else None)
 
     def write(self, folder: Path, *, merged: bool = False) -> None:

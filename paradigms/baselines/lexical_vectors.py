@@ -88,5 +88,6 @@ def weigh(
         return counts.documents.sign(), counts.queries.sign()
     documents = counts.saturated if weighting == "bm25" else counts.documents
     share = PLACEMENTS[placement]
-    in_documents, in_queries = (sparse.diags_array(counts.idf**power) for power in (1 - share, share))
+    in_documents = sparse.diags_array(counts.idf ** (1 - share))
+    in_queries = sparse.diags_array(counts.idf**share)
     return (documents @ in_documents).tocsr(), (counts.queries @ in_queries).tocsr()

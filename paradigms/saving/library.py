@@ -215,8 +215,8 @@ class Library(Paradigm):
 
     def description(self) -> dict[str, Any]:
         model = self.encoder.model
-        own = {"prompts": dict(model.prompts), "dtype": str(next(model.parameters()).dtype)}
-        return self.recipe.described() | vars(self.encoder.settings) | own
+        library = {"prompts": dict(model.prompts), "dtype": str(next(model.parameters()).dtype)}
+        return self.recipe.described() | vars(self.encoder.settings) | library
 
     def count_cut(self, texts: Sequence[str]) -> Cut | None:
         return None

@@ -266,7 +266,8 @@ def augmentation(settings: dict[str, Any], backbone: Path, pylate: bool) -> dict
         augments = expansion is not None
         attends = expansion and expansion.get("attend")
         if expansion:
-            length, token = expansion["length"], expansion.get("token")
+            length = expansion["length"]
+            token = expansion.get("token")
             if expansion.get("strategy") != "fixed":
                 raise ValueError(f"query expansion by the strategy {expansion.get('strategy')}")
             if token is not None and token != load_tokenizer(backbone).mask_token:
@@ -353,8 +354,8 @@ def _bert(model: Any) -> Any:
     """Copy the weights into a `BertModel`."""
     from transformers import BertConfig, BertModel
 
-    known = BertConfig().to_dict().keys() - {"model_type", "architectures", "transformers_version"}
-    config = BertConfig(**{name: value for name, value in model.config.to_dict().items() if name in known})
+    fields = BertConfig().to_dict().keys() - {"model_type", "architectures", "transformers_version"}
+    config = BertConfig(**{name: value for name, value in model.config.to_dict().items() if name in fields})
     bert = BertModel(config, add_pooling_layer=False)
     bert.load_state_dict(model.state_dict())
     return bert
@@ -378,7 +379,8 @@ def read_coil(folder: Path) -> Paradigm:
         raise ValueError(
             f"{COIL_HEADS} or model.pt holds {sorted(weights)}, where {sorted(COIL_WEIGHTS)} belong"
         )
-    tokens, pooled = (Head(weights[f"{n}.weight"], weights[f"{n}.bias"]) for n in ("tok_proj", "cls_proj"))
+    tokens = Head(weights["tok_proj.weight"], weights["tok_proj.bias"])
+    pooled = Head(weights["cls_proj.weight"], weights["cls_proj.bias"])
     model: Any = coil(folder, pooled_dim=len(pooled.weight), **lengths(folder, 16, 128), **tokens.settings())
     tokens.put_into(model.encoder.projection)
     pooled.put_into(model.encoder.pooled_projection)
@@ -485,8 +487,8 @@ def read_m3(folder: Path) -> Paradigm:
     length = text_length({}, folder)
     model: Any = bge_m3(folder, pooling="cls", query_length=length, document_length=length)
     for name, head in M3_MODULES.items():
-        file, module = folder / f"{name}.safetensors", getattr(model.encoder, head)
-        weights = {key: weight.float() for key, weight in load_file(file).items()}
+        module = getattr(model.encoder, head)
+        weights = {key: weight.float() for key, weight in load_file(folder / f"{name}.safetensors").items()}
         shapes = {key: list(weight.shape) for key, weight in weights.items()}
         needed = {key: list(weight.shape) for key, weight in module.state_dict().items()}
         if shapes != needed:

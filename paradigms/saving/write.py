@@ -42,7 +42,8 @@ def write_sentence_transformers(model: Any, folder: Path) -> None:
     """
     if not isinstance(model, Paradigm):
         raise ValueError(f"{model.name} is not an encoder of single texts, which sentence-transformers needs")
-    encoder, settings = model.encoder, model.encoder.settings
+    encoder = model.encoder
+    settings = encoder.settings
     if not isinstance(encoder, TextEncoder):
         raise ValueError(
             f"{model.name} has two encoders or another library's; sentence-transformers has one for both"
