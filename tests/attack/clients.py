@@ -17,12 +17,12 @@ from paradigms import PARADIGMS
 from paradigms.align import Cost
 from paradigms.baselines.bm25 import BM25
 from paradigms.retrieve import Indexed, Reranking
+from paradigms.serve.cost import ANSWER
 from tests.attack.harness import Attack, Crashed, Silent
 from tests.serve.served import CORPUS, QUERY, serving
 from tests.tiny import WORDS, write_checkpoint
 
 MOST = Cost(1 << 28, 10**9)  # of a request: a tenth of a second, so that many tries are quick
-ANSWER = 1 << 20
 SLACK = 1 << 28  # bytes that the process may take beside the largest permitted request
 PATIENCE = 120  # seconds until a client that asks for little counts as blocked
 SYSTEMS = ("bm25", "colbert", "aligner", "reranker")
@@ -119,7 +119,7 @@ def requests_by_cost(draw: random.Random, sound: Path, work: Path) -> None:
         raise Crashed(f"another client waits for {PATIENCE} seconds") from None
     if status >= 500:
         raise Crashed(content.decode())
-    if len(content) > 2 * ANSWER or peak() - before > MOST.bytes + SLACK:
+    if len(content) > ANSWER or peak() - before > MOST.bytes + SLACK:
         raise Silent(f"{len(content):,} bytes answered, {peak() - before:,} more in memory")
     if status != 200:
         raise ValueError(json.loads(content)["error"])
