@@ -55,6 +55,7 @@ class Attention(NamedTuple):
     The functions keep the weights, and whether there are gradients, from the moment when they were made.
     """
 
+    q: nn.Linear
     k: nn.Linear
     v: nn.Linear
     o: nn.Linear
@@ -107,7 +108,7 @@ def _attention(a: Any, norm: nn.Module, *, crossing: bool = False) -> Attention:
     q, k, v, o = (a.q_proj, a.k_proj, a.v_proj, a.out_proj) if bart else (a.q, a.k, a.v, a.o)
     heads, scale = (a.num_heads, a.scaling) if bart else (a.n_heads, 1.0)
     read = linears(q) if crossing else linears(q, k, v)
-    return Attention(k, v, o, heads, scale, read, linears(o), _normed(norm))
+    return Attention(q, k, v, o, heads, scale, read, linears(o), _normed(norm))
 
 
 def _feed(dense: Any, norm: nn.Module) -> Feed:

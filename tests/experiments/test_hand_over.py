@@ -54,12 +54,12 @@ def test_an_interrupted_hand_over_goes_on(
     model, flags = given
     added, add = [], KINDS[name]._add
 
-    def failing(engine: Engine, ids: list[str], documents: list[Any]) -> None:
+    def failing(engine: Engine, ids: list[str], documents: list[Any], texts: Any) -> None:
         if len(added) == 3:
             engine.close()
             raise OSError("the disk is full")
         added.append(ids)
-        add(engine, ids, documents)
+        add(engine, ids, documents, texts)
 
     monkeypatch.setattr(KINDS[name], "_add", failing)
     with pytest.raises(SystemExit, match="the disk is full"):
