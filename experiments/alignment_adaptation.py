@@ -65,7 +65,7 @@ from paradigms.find import Index
 from paradigms.io.checks import read_json
 from paradigms.retrieve import Indexed
 from paradigms.retrieve.strategies import MEASURED, Strategies, rerank_strategies
-from paradigms.train.processes import by_main
+from paradigms.train.parallel import by_main
 from paradigms.train.script import begin, keep_settings
 
 MEASURE = "nDCG@10"

@@ -110,7 +110,7 @@ from paradigms.io.plugins import LOADED, plugin_of
 from paradigms.retrieve import WithoutOwn
 from paradigms.store.building import BUILT
 from paradigms.train.loop import Paused
-from paradigms.train.processes import by_main
+from paradigms.train.parallel import by_main
 from paradigms.train.script import begin, content, environment, keep_settings, open_collection
 from paradigms.train.states import STATES, deleted_after
 

@@ -68,7 +68,7 @@ from paradigms.identity import identity
 from paradigms.io.files import write_json
 from paradigms.loading import as_paradigm
 from paradigms.retrieve import Indexed, Merged
-from paradigms.train.processes import by_main
+from paradigms.train.parallel import by_main
 from paradigms.train.script import begin, environment, keep_settings, open_collection
 
 

@@ -71,7 +71,7 @@ from paradigms.io.files import write_json
 from paradigms.io.progress import progress_bar
 from paradigms.loading import as_paradigm
 from paradigms.store.columns import MANIFEST
-from paradigms.train.processes import by_main
+from paradigms.train.parallel import by_main
 from paradigms.train.script import begin, checksum, keep_settings
 
 

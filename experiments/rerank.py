@@ -74,7 +74,7 @@ from paradigms.io.files import held, write_json, write_text
 from paradigms.io.terminal import Terminal
 from paradigms.loading import as_paradigm
 from paradigms.retrieve import AllProcesses, Model, Passages, Retriever, fuse, retriever_of
-from paradigms.train.processes import check_shared
+from paradigms.train.parallel import check_shared
 from paradigms.train.script import PATIENCE, open_collection
 
 

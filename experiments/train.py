@@ -125,7 +125,7 @@ from paradigms.train.generative import fit_generative, t5_folder
 from paradigms.train.loop import TrainingSettings, training_seconds
 from paradigms.train.losses import Distillation
 from paradigms.train.negatives import NEGATIVES_DEPTH, FalseNegatives, ScorePairs, pair_scores
-from paradigms.train.processes import by_main
+from paradigms.train.parallel import by_main
 
 FREE = {
     "tracker",

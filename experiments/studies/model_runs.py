@@ -28,7 +28,7 @@ from paradigms.io.files import remove_folder, write_json
 from paradigms.train.fit import DEV_DEPTH, fit, training_splits
 from paradigms.train.loop import TrainingSettings, dev_values, kept_step, training_seconds
 from paradigms.train.negatives import NEGATIVES_DEPTH
-from paradigms.train.processes import by_main
+from paradigms.train.parallel import by_main
 from paradigms.train.script import content, keep_settings, open_collection
 from paradigms.train.state import TRAINED
 from paradigms.train.states import STATES, deleted_after, keep_states

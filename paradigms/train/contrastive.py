@@ -26,7 +26,7 @@ from paradigms.train.losses import (
     first_candidate,
     sparsity,
 )
-from paradigms.train.processes import gather, gather_documents, place_among
+from paradigms.train.parallel import gather, gather_documents, place_among
 from paradigms.trainable import Trainable
 
 

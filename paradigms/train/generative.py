@@ -34,7 +34,7 @@ from paradigms.train.fit import dev_measure, training_splits
 from paradigms.train.loop import Dev, TrainingSettings, train
 from paradigms.train.losses import LossSettings, Objective, candidate_count, contrastive
 from paradigms.train.negatives import NEGATIVES_DEPTH, ScorePairs, pair_scores, teacher_scores
-from paradigms.train.processes import by_main
+from paradigms.train.parallel import by_main
 from paradigms.train.states import STATES, add_states, deleted_after, used_examples
 
 PASSAGES = 6  # passages per document to index

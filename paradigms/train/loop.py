@@ -26,7 +26,7 @@ from paradigms.encoder.text import TextEncoder
 from paradigms.io.checks import Range
 from paradigms.io.progress import progress_bar
 from paradigms.train.losses import AtLeast0, AtLeast1, LossSettings, Objective, Positive, PositiveOrNone
-from paradigms.train.processes import by_main, ending_all, gathered, locked_by_main, prepare, sharded, unwrap
+from paradigms.train.parallel import by_main, ending_all, gathered, locked_by_main, prepare, sharded, unwrap
 from paradigms.train.state import (
     HISTORY,
     RunState,

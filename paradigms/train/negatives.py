@@ -23,7 +23,7 @@ from paradigms.io.files import contents, remove_folder
 from paradigms.io.progress import progress_bar
 from paradigms.loading import is_reranker, load
 from paradigms.retrieve import Model, Reranking, Retriever, retriever_of
-from paradigms.train.processes import by_main
+from paradigms.train.parallel import by_main
 from paradigms.trainable import Trainable
 
 # (query id -> ids of documents to score) -> run with at least these scores.

@@ -26,7 +26,7 @@ from paradigms.io.device import chosen_device
 from paradigms.io.files import held, sha256, write_json, write_text
 from paradigms.io.plugins import LOADED
 from paradigms.io.terminal import Terminal, shown
-from paradigms.train.processes import by_main, check_shared, sharded
+from paradigms.train.parallel import by_main, check_shared, sharded
 from paradigms.train.states import STATES, sweep_states
 
 # How long processes wait while another one searches a corpus; torch's default on GPUs is 10 minutes.

@@ -39,7 +39,7 @@ from paradigms.io.files import (
 )
 from paradigms.io.manifest import damage, write_manifest
 from paradigms.saved import SAVED
-from paradigms.train.processes import by_main, gathered, spread
+from paradigms.train.parallel import by_main, gathered, spread
 from paradigms.trainable import Trainable
 
 CHECKPOINTS = "checkpoints"
@@ -201,7 +201,7 @@ class RunState:
     """The state of a training run, as stored in a checkpoint."""
 
     paradigm: Trainable  # the trained model
-    full: Trainable  # the model that is saved and measured (see `processes.prepare`)
+    full: Trainable  # the model that is saved and measured (see `parallel.prepare`)
     optimizer: Optimizer
     folder: Path
     accelerator: Accelerator

@@ -20,7 +20,7 @@ from paradigms.encoder.settings import SIDES, Side
 from paradigms.encoder.towers import TwoTowers
 from paradigms.io.files import check_locks, locked, remove_folder, write_text
 from paradigms.train.loop import Paused, TrainingSettings, freeze, step_batches
-from paradigms.train.processes import by_main, locked_by_main
+from paradigms.train.parallel import by_main, locked_by_main
 from paradigms.trainable import Trainable
 
 Used = TypeVar("Used")

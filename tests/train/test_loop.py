@@ -39,7 +39,7 @@ from paradigms.train.loop import (
     training_seconds,
 )
 from paradigms.train.losses import contrastive
-from paradigms.train.processes import prepare
+from paradigms.train.parallel import prepare
 from tests.near import assert_same, assert_within_rounding
 from tests.tiny import TERMS, built
 

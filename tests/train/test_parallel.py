@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from paradigms import GENERATIVE, PARADIGMS
 from paradigms.generative.pairs import Pair
-from paradigms.train import processes
+from paradigms.train import parallel
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.generative import Likelihood
-from paradigms.train.processes import prepare
+from paradigms.train.parallel import prepare
 from tests.tiny import FAMILIES, LAYERS
 from tests.train.test_distributed import CORPUS, EXAMPLES
 
@@ -108,7 +108,7 @@ def test_a_paradigm_is_sharded_once_and_clusters_are_made_from_whole_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FSDP_VERSION", "2")
-    assert isinstance(processes._plugin(one_of_one), FullyShardedDataParallelPlugin)
+    assert isinstance(parallel._plugin(one_of_one), FullyShardedDataParallelPlugin)
     model = GENERATIVE["genre"](seq2seq["t5"], CORPUS)
     model.clusters = nn.Linear(1, 1)
     with pytest.raises(ValueError, match="genre builds its clusters from full weights"):

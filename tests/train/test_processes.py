@@ -14,7 +14,7 @@ from studies.model_runs import Job, run_jobs
 
 from paradigms.data import Collection, Corpus, Problems, Run, Split
 from paradigms.train import generative, negatives
-from paradigms.train.processes import by_main
+from paradigms.train.parallel import by_main
 from tests import launch
 
 COLLECTION: Any = SimpleNamespace(name="none", corpus=Corpus(["d"], ["text"]))

@@ -34,7 +34,7 @@ from paradigms.retrieve import Reranking
 from paradigms.train.fit import DevMeasure, fit
 from paradigms.train.generative import fit_pairs, training_pairs
 from paradigms.train.loop import TrainingSettings
-from paradigms.train.processes import by_main
+from paradigms.train.parallel import by_main
 from paradigms.train.script import begin, content, keep_settings, lock_output
 from paradigms.train.states import STATES
 
