@@ -26,13 +26,12 @@ from studies.settings import (
     Results,
     Seeds,
     StudyTraining,
-    SystemSettings,
     at_least,
     different,
     launch,
-    read_systems,
     refusing,
 )
+from studies.system_settings import SystemSettings, read_systems
 
 from paradigms.io.command_line import flags, folder_name
 

@@ -78,8 +78,11 @@ class Trainable(nn.Module, ABC):
         """Raise ValueError if the model can rank only one corpus and `ids` are from another corpus."""
 
     def retriever(self, corpus: Corpus, precision: str) -> Retriever:
-        """Return what searches or reranks the corpus with a model that needs no index (`retriever_of`)."""
-        raise NotImplementedError(f"{self.name} encodes documents: search with retrieve.Indexed")
+        """Return what searches or reranks the corpus with a model that needs no index (`retriever_of`).
+
+        Raises TypeError if the model encodes documents, which `retrieve.Indexed` stores and searches.
+        """
+        raise TypeError(f"{self.name} encodes documents: search with retrieve.Indexed")
 
     def save_pretrained(self, folder: str | Path, layout: str = "paradigms", card: str | None = None) -> None:
         """Save this model with `saved.save_pretrained`."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from studies.settings import SystemSettings
+from studies.system_settings import SystemSettings
 from studies.systems import STAGES, ComparisonData, finished
 
 from paradigms.data import Run, check_answered, read_run, write_run

@@ -15,7 +15,8 @@ import torch
 from accelerate import Accelerator
 from encode import open_encoded
 from studies.model_runs import StudyData, trained_once
-from studies.settings import SystemSettings, training_fields
+from studies.settings import training_fields
+from studies.system_settings import SystemSettings
 
 from paradigms import GENERATIVE, PARADIGMS, Paradigm, load
 from paradigms.baselines.bm25 import BM25

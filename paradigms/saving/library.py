@@ -160,7 +160,7 @@ class LibraryEncoder(Encoder):
 
         try:
             columns, rows = get_n_patches(self.model, image.size)
-        except (NotImplementedError, ValueError):  # as it raises for a grid that it does not know
+        except (NotImplementedError, ValueError):  # sentence-transformers does not know this processor's grid
             return 1, 0, []
         patches = [id for id in set(ids) if ids.count(id) == columns * rows]
         places = [n for n, id in enumerate(ids) if id == patches[0]] if len(patches) == 1 else []

@@ -13,7 +13,7 @@ from studies.settings import Machine, Output, Seed
 
 @flags()
 class Benchmark(Output, Machine, Seed):
-    """Where a benchmark writes, and how it measures."""
+    """The results folder, threads, rounds and seed of a benchmark."""
 
     @property
     def experiment(self) -> str:
