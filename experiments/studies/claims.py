@@ -35,6 +35,7 @@ from studies.pages import Measured, Section
 from paradigms.evaluate.claims import TRAINING, Claim, judge
 
 PAPERS = {
+    "implicit_idf": "Our own",
     "lee2023": "Lee et al. 2023",
     "luan2021": "Luan et al. 2021",
     "qian2022": "Qian et al. 2022",
