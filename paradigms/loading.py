@@ -57,8 +57,8 @@ def load(
     model: Paradigm | Generative | CrossAttention
     with backbone.for_search() if for_search else nullcontext():
         if documents is not None:
-            queries = _open(folder, layout, pickled)
-            model = _joined(queries, _open(_folder(documents, pickled), layout, pickled))
+            pair = [folder, _folder(documents, pickled)]
+            model = _joined(*(_open(part, layout, pickled) for part in pair))
         else:
             with naming(folder):
                 half = json_or_empty(folder / "config.json").get("model_type") == "dpr"

@@ -80,9 +80,9 @@ class Trainable(nn.Module, ABC):
     def retriever(self, corpus: Corpus, precision: str) -> Retriever:
         """Return what searches or reranks the corpus with a model that needs no index (`retriever_of`).
 
-        Raises TypeError if the model encodes documents, which `retrieve.Indexed` stores and searches.
+        Raises TypeError unless a subclass defines it. A paradigm does not: `retrieve.Indexed` searches it.
         """
-        raise TypeError(f"{self.name} encodes documents: search with retrieve.Indexed")
+        raise TypeError(f"{self.name} defines no `retriever`: a paradigm is searched with retrieve.Indexed")
 
     def save_pretrained(self, folder: str | Path, layout: str = "paradigms", card: str | None = None) -> None:
         """Save this model with `saved.save_pretrained`."""

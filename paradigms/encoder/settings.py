@@ -174,8 +174,11 @@ def settings_fields(values: Mapping[str, Any], vocabulary: Callable[[], Containe
     of which the vocabulary may lack.
     """
     settings = {"vectors" if name == "first" else name: value for name, value in values.items()}
-    if settings.get("salience_sides") == "both" or settings.get("salience") == "none":
-        settings.pop("salience_sides", None)
+    sides = settings.pop("salience_sides", "both")
+    if sides != "both" and settings.get("salience") != "none":
+        raise ValueError(
+            f"salience of one side (salience_sides={sides!r}) was removed: train the model again"
+        )
     if "query_prompt" in settings:
         return settings
     tokens = vocabulary()

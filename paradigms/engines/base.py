@@ -61,7 +61,7 @@ class Engine(ABC):
         Raises ValueError if the stored vectors were made otherwise, or if nothing recorded what made them.
         """
         if self.made is None:
-            if self.top(np.eye(1, self.dim, dtype=np.float32), 1):
+            if self.has_documents():
                 raise ValueError(
                     f"{self.place} has documents, and does not record which model made them: use another "
                     "place"
@@ -76,6 +76,9 @@ class Engine(ABC):
         if self.made is not None and (other := differing(self.made, made)):
             raise ValueError(f"{self.place} has vectors of another model ({other}): use another place")
 
+    def has_documents(self) -> bool:
+        return bool(self.top(np.eye(1, self.dim, dtype=np.float32), 1))
+
     def add(
         self, ids: Sequence[str], documents: Sequence[Vectors], texts: Sequence[int] | None = None
     ) -> None:
@@ -86,6 +89,13 @@ class Engine(ABC):
         or are not finite. Also raises ValueError, naming the engine (`place`), if the engine fails, for
         example because the disk is full.
         """
+        self.check_documents(ids, documents)
+        if ids:
+            with naming(self.place):
+                self._add(ids, documents, [0] * len(ids) if texts is None else texts)
+
+    def check_documents(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
+        """Raise ValueError if documents cannot be stored; see `add`."""
         twice = next((id for id, count in Counter(ids).items() if count > 1), None)
         if twice is not None:
             raise ValueError(f"document {twice!r} is listed twice")
@@ -93,9 +103,6 @@ class Engine(ABC):
             if not len(vectors):
                 raise ValueError(f"document {id!r} has no vector, so no search can find it: leave it out")
             self._check(f"document {id!r}", vectors)
-        if ids:
-            with naming(self.place):
-                self._add(ids, documents, [0] * len(ids) if texts is None else texts)
 
     def check(self, model: Paradigm) -> None:
         """Raise ValueError unless the engine can score the model's vectors (`check_maxima`)."""

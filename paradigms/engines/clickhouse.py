@@ -1,13 +1,14 @@
 """Search with ClickHouse, in this process or on a server, by any A that is SQL (`paradigms.engines.sql`).
 
-Extra `clickhouse`. A row of the table `tokens` is a document token: its vector, vocabulary id and salience.
-`chdb` is ClickHouse as a library: one folder in a process, and one process for a folder. A server is spoken
-to over HTTP. Where `tokens` and `documents` are `Distributed` tables, sharded by document, each shard scores
-its own documents, since a statement groups by document and keeps the k best.
+Extra `clickhouse`. A row of the table `tokens` is a document token: its vector, vocabulary id and salience. A
+row of `documents` names the version of the document's tokens: a write is complete once that row is there, and
+searches read named versions only. `chdb` is ClickHouse as a library: one folder in a process, and one process
+for a folder. A server is spoken to over HTTP.
 """
 
 import json
 import re
+import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 from urllib.error import HTTPError
@@ -28,6 +29,9 @@ from paradigms.model import Paradigm
 from paradigms.recipe import Recipe
 
 NUMBERS = ("Float32", "BFloat16", "Float64")  # types of stored vectors
+NO_ID = -1 << 63  # id of a token whose encoder has no vocabulary
+LONGEST = 1 << 30  # bytes of a statement, which names documents and contains a query's vectors
+MOST = (1 << 24) - 1  # similarities that ClickHouse keeps in order, for each query token
 ADDRESS = re.compile(r"https?://")
 
 
@@ -47,6 +51,7 @@ class Folder:
         from chdb.session import Session
 
         self.session = Session(place)
+        self.session.query(f"SET max_query_size = {LONGEST}")
 
     def query(self, sql: str) -> Any:
         import pyarrow as pa
@@ -90,7 +95,7 @@ class Server:
         pass
 
     def _post(self, parameters: Mapping[str, str], body: bytes) -> bytes:
-        asked = urlencode({"default_format": "ArrowStream", **parameters})
+        asked = urlencode({"default_format": "ArrowStream", "max_query_size": LONGEST, **parameters})
         request = Request(f"{self.address}/?{asked}", data=body, headers=self.headers)
         try:
             with urlopen(request) as answer:
@@ -125,27 +130,29 @@ class ClickHouseEngine(Engine):
     ) -> None:
         if numbers not in NUMBERS:
             raise ValueError(f"numbers={numbers!r}: choose one of {', '.join(NUMBERS)}")
-        self.place, self.dim, self.single = (
-            f"{ADDRESS.sub('', place).rpartition('@')[2]}/{database}",
-            dim,
-            False,
-        )
-        self.numbers, self.candidates, self.where = numbers, candidates, where
+        self.place = f"{ADDRESS.sub('', place).rpartition('@')[2]}/{database}"  # without a password
+        self.dim = dim
+        self.single = single
+        self.numbers = numbers
+        self.candidates = candidates
+        self.where = where
         with naming(self.place):
             self.connection: Connection = Server(place) if ADDRESS.match(place) else Folder(place)
             name = f"`{database}`"
-            self.tokens, self.documents, self.makers = (
-                f"{name}.{t}" for t in ("tokens", "documents", "made")
-            )
+            self.tokens = f"{name}.tokens"
+            self.documents = f"{name}.documents"
+            self.makers = f"{name}.made"
             precise = "Float64" if numbers == "Float64" else "Float32"
             self.run(f"CREATE DATABASE IF NOT EXISTS {name} ENGINE = Atomic")
             self.run(
-                f"CREATE TABLE IF NOT EXISTS {self.tokens} (document String, place UInt32, token Int64, "
-                f"salience {precise}, vector Array({numbers})) ENGINE = MergeTree ORDER BY (document, place)"
+                f"CREATE TABLE IF NOT EXISTS {self.tokens} (document String, version UInt64, place UInt32, "
+                f"token Int64, salience {precise}, vector Array({numbers}), "
+                "INDEX weighed salience TYPE minmax) ENGINE = MergeTree ORDER BY (document, version, place)"
             )
             self.run(
-                f"CREATE TABLE IF NOT EXISTS {self.documents} (document String, text Int64, "
-                "pooled Array(Float32), metadata Map(String, String)) ENGINE = MergeTree ORDER BY document"
+                f"CREATE TABLE IF NOT EXISTS {self.documents} (document String, version UInt64, "
+                "edition UInt64, text Int64, pooled Array(Float32), metadata Map(String, String)) "
+                "ENGINE = ReplacingMergeTree(edition) ORDER BY document"
             )
             self.run(f"CREATE TABLE IF NOT EXISTS {self.makers} (made String) ENGINE = MergeTree ORDER BY ()")
             types = {row["name"]: row["type"] for row in self.rows(f"DESCRIBE TABLE {self.tokens}")}
@@ -154,7 +161,6 @@ class ClickHouseEngine(Engine):
             [width] = self.rows(f"SELECT max(length(vector)) AS most FROM {self.tokens}")
             if width["most"] not in (0, dim):
                 raise ValueError(f"its vectors have {width['most']} numbers, not {dim}: use another database")
-            self.weighed = bool(self.rows(f"SELECT 1 FROM {self.tokens} WHERE salience != 1 LIMIT 1"))
             recorded = self.rows(f"SELECT made FROM {self.makers}")
             self.made = json.loads(recorded[0]["made"]) if recorded else None
 
@@ -172,31 +178,39 @@ class ClickHouseEngine(Engine):
         if model.encoder.dim != self.dim:
             raise ValueError(f"{model.recipe.name} has {model.encoder.dim} dimensions, the engine {self.dim}")
 
+    def has_documents(self) -> bool:
+        return bool(self.rows(f"SELECT 1 FROM {self.tokens} LIMIT 1"))
+
     def write(self, ids: Sequence[str], documents: Tokens, texts: Sequence[int] | None = None) -> int:
+        """Store documents [1, n, i, h] as `add` does, with ids and saliences.
+
+        A replaced document keeps its metadata.
+        """
         import pyarrow as pa
 
-        n, i = documents.mask[0].nonzero(as_tuple=True)
-        names = [ids[row] for row in n.tolist()]
-        count = len(names)
-        tokens = torch.full((count,), -1) if documents.ids is None else documents.ids[0][n, i]
-        salience = torch.ones(count) if documents.salience is None else documents.salience[0][n, i]
-        vectors = (
-            documents.vectors[0][n, i].double()
-            if self.numbers == "Float64"
-            else documents.vectors[0][n, i].float()
-        )
-        sizes = documents.mask[0].sum(1)
-        pooled = (documents.vectors * documents.mask[..., None])[0].sum(1) / sizes.clamp(min=1)[:, None]
-        full = sizes.nonzero()[:, 0].tolist()
+        masks = documents.mask[0]
+        full = masks.any(1).nonzero()[:, 0].tolist()
         written = [ids[row] for row in full]
-        self.weighed |= bool((salience != 1).any())
+        every = documents.vectors[0].detach()
+        self.check_documents(written, [every[row][masks[row]].float().numpy() for row in full])
+        if not written:
+            return 0
+        n, i = masks.nonzero(as_tuple=True)
+        count = len(n)
+        tokens = torch.full((count,), NO_ID) if documents.ids is None else documents.ids[0][n, i]
+        salience = torch.ones(count) if documents.salience is None else documents.salience[0][n, i].detach()
+        vectors = every[n, i].to(torch.float64 if self.numbers == "Float64" else torch.float32)
+        pooled = torch.stack([every[row][masks[row]].float().mean(0) for row in full])
+        digests = [0 if texts is None else texts[row] for row in full]
+        version = time.time_ns()
         with naming(self.place):
-            self.delete(written)
+            former = {row["document"]: row for row in self._stored(written)}
             self.connection.insert(
                 self.tokens,
                 pa.table(
                     {
-                        "document": names,
+                        "document": [ids[row] for row in n.tolist()],
+                        "version": pa.array([version] * count, pa.uint64()),
                         "place": pa.array(i.numpy(), pa.uint32()),
                         "token": tokens.numpy(),
                         "salience": salience.numpy(),
@@ -204,16 +218,23 @@ class ClickHouseEngine(Engine):
                     }
                 ),
             )
-            digests = [0 if texts is None else texts[row] for row in full]
-            rows = {"document": written, "text": pa.array(digests, pa.int64())}
-            rows["pooled"] = _lists(pooled[full].float())
-            self.connection.insert(f"{self.documents} (document, text, pooled)", pa.table(rows))
+            self._name(
+                [
+                    {"document": id, "version": version, "text": text, "pooled": mean.tolist()}
+                    | {"metadata": former[id]["metadata"] if id in former else []}
+                    for id, text, mean in zip(written, digests, pooled, strict=True)
+                ]
+            )
+            if former:
+                names = ", ".join(map(_text, former))
+                self.run(f"DELETE FROM {self.tokens} WHERE document IN ({names}) AND version < {version}")
         return len(written)
 
     def approximate(self) -> None:
         """Build an HNSW index over the documents' mean vectors, which chooses `candidates`.
 
-        Deleted documents remain in it until ClickHouse merges its parts: a search then has fewer candidates.
+        Deleted and replaced rows remain in it until ClickHouse merges its parts: a search then has fewer
+        candidates.
         """
         with naming(self.place):
             kind = f"vector_similarity('hnsw', 'cosineDistance', {self.dim})"
@@ -223,55 +244,42 @@ class ClickHouseEngine(Engine):
     def delete(self, ids: Collection[str]) -> None:
         """Delete documents; ids that are not stored are ignored."""
         names = ", ".join(map(_text, ids))
-        if ids and self.rows(f"SELECT 1 FROM {self.documents} WHERE document IN ({names}) LIMIT 1"):
-            for table in (self.tokens, self.documents):
-                self.run(f"DELETE FROM {table} WHERE document IN ({names})")
+        for table in (self.documents, self.tokens) if ids else ():
+            self.run(f"DELETE FROM {table} WHERE document IN ({names})")
 
     def describe(self, metadata: Mapping[str, Mapping[str, str]]) -> None:
         """Set the metadata of stored documents, id -> {name: value}, which `where` reads."""
-        import pyarrow as pa
-
-        ids = ", ".join(map(_text, metadata))
-        stored = self.rows(f"SELECT document, text, pooled FROM {self.documents} WHERE document IN ({ids})")
-        if missing := metadata.keys() - {row["document"] for row in stored}:
-            raise ValueError(f"{self.place} has no document {min(missing)!r}")
-        pairs = pa.map_(pa.string(), pa.string())
-        rows = {
-            "document": [row["document"] for row in stored],
-            "text": pa.array([row["text"] for row in stored], pa.int64()),
-            "pooled": pa.array([row["pooled"] for row in stored], pa.list_(pa.float32())),
-            "metadata": pa.array([list(metadata[row["document"]].items()) for row in stored], pairs),
-        }
-        self.run(f"DELETE FROM {self.documents} WHERE document IN ({ids})")
-        self.connection.insert(self.documents, pa.table(rows))
+        with naming(self.place):
+            stored = self._stored(metadata)
+            if missing := metadata.keys() - {row["document"] for row in stored}:
+                raise ValueError(f"there is no document {min(missing)!r}")
+            self._name([row | {"metadata": list(metadata[row["document"]].items())} for row in stored])
 
     def rank(self, query: Tokens, recipe: Recipe, k: int, among: Collection[str] | None = None) -> list[Hit]:
         real = query.mask[0, 0]
-        query = query.map(lambda t: t[:, :, real])
-        self._check("the query", query.vectors[0, 0].numpy())
+        query = query.map(lambda t: t[:, :, real].detach())
+        self._check("the query", query.vectors[0, 0].float().numpy())
         if not real.any() or (among is not None and not among):
             return []
-        rows = similarities(query, self.tokens, self.numbers, self.weighed, self._documents(query, among))
         with naming(self.place):
-            if recipe.reads_pool:
-                [pool] = self.rows(f"SELECT count() AS tokens FROM ({rows})")
-            if recipe.search == "impute":
-                retrieved = self._retrieved(rows, query, recipe.search_tokens)
-                missing = IMPUTATIONS[recipe.imputation](retrieved, pool["tokens"])
-                scored = imputed(rows, retrieved.amin(1).tolist(), missing.tolist())
+            if "ids" in recipe.align.reads:
+                self._check_ids(query)
+            weighed = bool(self.rows(f"SELECT 1 FROM {self.tokens} WHERE salience != 1 LIMIT 1"))
+            rows = similarities(query, self.tokens, self.numbers, weighed, self._current(query, among))
+            retrieved = self._retrieved(rows, query, recipe) if recipe.reads_pool else None
+            if retrieved is not None and not retrieved.shape[1]:
+                return []
+            floors = [] if retrieved is None else retrieved.amin(1).tolist()
+            if recipe.search == "impute" and retrieved is not None:
+                missing = IMPUTATIONS[recipe.imputation](retrieved, self._count(rows))
+                scored = imputed(rows, floors, missing.tolist())
                 if among is None:
                     scored = f"SELECT * FROM ({scored}) WHERE reached"
             else:
-                floors: list[float] = []
-                if isinstance(recipe.align, PoolTopK):
-                    count = int(pool_count(recipe.align.k, torch.tensor([[pool["tokens"]]])))
-                    floors = self._retrieved(rows, query, count).amin(1).tolist()
-                scored = relevance(query, recipe.align, recipe.normalise, rows, floors, self.weighed)
+                scored = relevance(query, recipe.align, recipe.normalise, rows, floors, weighed)
             best = self.rows(f"SELECT * FROM ({scored}) ORDER BY score DESC, document LIMIT {k}")
-            names = ", ".join(_text(row["document"]) for row in best) or "''"
-            stored = self.rows(f"SELECT document, text FROM {self.documents} WHERE document IN ({names})")
-        texts = {row["document"]: row["text"] for row in stored}
-        return [Hit(row["document"], row["score"], texts[row["document"]]) for row in best]
+            texts = {row["document"]: row["text"] for row in self._stored([row["document"] for row in best])}
+        return [Hit(row["document"], row["score"], texts.get(row["document"], 0)) for row in best]
 
     def close(self) -> None:
         self.connection.close()
@@ -291,23 +299,65 @@ class ClickHouseEngine(Engine):
         tokens = Tokens(vectors, torch.ones(1, 1, len(query), dtype=torch.bool))
         return self.rank(tokens, Recipe("maxsim", QueryToDocument(), "one"), k, among)
 
-    def _documents(self, query: Tokens, among: Collection[str] | None) -> str:
-        """Return SQL that limits rows to the documents to score."""
-        if among is not None:
-            return f"document IN ({', '.join(map(_text, among))})"
-        if not self.where and not self.candidates:
-            return "1"
-        chosen = f"SELECT document FROM {self.documents} WHERE {self.where or '1'}"
-        if self.candidates:
-            mean = query.vectors[0, 0].double().mean(0).tolist()
-            chosen += (
-                f" ORDER BY cosineDistance(pooled, {vector_of(mean, 'Float32')}) LIMIT {self.candidates}"
-            )
-        return f"document IN ({chosen})"
+    def _stored(self, ids: Collection[str]) -> list[dict[str, Any]]:
+        """Return the rows of `documents`."""
+        names = ", ".join(map(_text, ids)) or "''"
+        return self.rows(f"SELECT * EXCEPT edition FROM {self.documents} FINAL WHERE document IN ({names})")
 
-    def _retrieved(self, rows: str, query: Tokens, count: int) -> torch.Tensor:
-        """Return each query token's `count` largest similarities in the rows, or all, padded with −∞."""
+    def _name(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Insert rows of `documents`, which take the place of those with the same ids."""
+        import pyarrow as pa
+
+        edition = {"edition": time.time_ns()}
+        types = {
+            "document": pa.string(),
+            "version": pa.uint64(),
+            "edition": pa.uint64(),
+            "text": pa.int64(),
+            "pooled": pa.list_(pa.float32()),
+            "metadata": pa.map_(pa.string(), pa.string()),
+        }
+        columns = {name: pa.array([(row | edition)[name] for row in rows], t) for name, t in types.items()}
+        self.connection.insert(self.documents, pa.table(columns))
+
+    def _current(self, query: Tokens, among: Collection[str] | None) -> str:
+        """Return SQL that limits rows to the documents to score, and to their named versions."""
+        chosen = self.where or "1"
+        if among is not None:
+            chosen = f"document IN ({', '.join(map(_text, among))})"
+        elif self.candidates:
+            mean = vector_of(query.vectors[0, 0].double().mean(0).tolist(), "Float32")
+            latest = "" if self._indexed() else " FINAL"  # which would not use the index
+            near = f"SELECT document FROM {self.documents}{latest} WHERE {chosen}"
+            chosen = f"document IN ({near} ORDER BY cosineDistance(pooled, {mean}) LIMIT {self.candidates})"
+        named = f"SELECT document, version FROM {self.documents} FINAL WHERE {chosen}"
+        return f"(document, version) IN ({named})"
+
+    def _indexed(self) -> bool:
+        database = self.documents.partition(".")[0].strip("`")
+        indexes = f"SELECT 1 FROM system.data_skipping_indices WHERE database = {_text(database)}"
+        return bool(self.rows(f"{indexes} AND table = 'documents' AND name = 'pooled'"))
+
+    def _check_ids(self, query: Tokens) -> None:
+        if query.ids is None or self.rows(f"SELECT 1 FROM {self.tokens} WHERE token = {NO_ID} LIMIT 1"):
+            raise ValueError("an alignment of equal ids needs the token ids of queries and documents")
+
+    def _count(self, rows: str) -> int:
+        [pool] = self.rows(f"SELECT count() AS tokens FROM ({rows})")
+        return int(pool["tokens"])
+
+    def _retrieved(self, rows: str, query: Tokens, recipe: Recipe) -> torch.Tensor:
+        """Return each query token's largest similarities [j, k], as many as the recipe retrieves."""
+        tokens = self._count(rows)
+        count = recipe.search_tokens
+        if recipe.search != "impute" and isinstance(recipe.align, PoolTopK):
+            count = int(pool_count(recipe.align.k, torch.tensor([[tokens]])))
+        count = min(count, tokens)
+        if count > MOST:
+            raise ValueError(f"ClickHouse orders up to {MOST:,} similarities, not {count:,}")
         names = [f"s{n}" for n in range(1, query.mask.shape[-1] + 1)]
+        if not count:
+            return torch.empty(len(names), 0, dtype=torch.float64)
         lists = ", ".join(f"groupArraySorted({count})(-{name}) AS {name}" for name in names)
         [row] = self.rows(f"SELECT {lists} FROM (SELECT {', '.join(names)} FROM ({rows}))")
         return -torch.tensor([row[name] for name in names], dtype=torch.float64)

@@ -15,6 +15,7 @@ from paradigms.align import (
     AllPairs,
     DocumentToQuery,
     EqualIds,
+    Idf,
     PoolTopK,
     PositiveEqualIds,
     QueryToDocument,
@@ -70,6 +71,7 @@ def _positive_equal_ids(align: PositiveEqualIds, column: Column) -> tuple[str, s
 ALIGNED: dict[type[Alignment], Callable[[Any, Column], tuple[str, str]]] = {
     AllPairs: lambda align, column: (f"sum({column.similarity} * u)", "sum(u)"),
     QueryToDocument: lambda align, column: column.maximum(),
+    Idf: lambda align, column: column.maximum(),  # its weights become saliences (`Alignment.with_salience`)
     DocumentToQuery: _document_to_query,
     EqualIds: lambda align, column: column.maximum(f"token = {column.id}"),
     PositiveEqualIds: _positive_equal_ids,

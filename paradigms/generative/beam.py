@@ -223,7 +223,8 @@ def _continue(
     """Find each query's k best valid one-token continuations, and the rows of the prefixes they extend."""
     offsets, places = ranges(table.offsets[entry], table.offsets[entry + 1])
     rows = np.repeat(np.arange(len(prefixes)), np.diff(offsets))
-    queries, tokens = prefixes.queries[rows], table.tokens[places]
+    queries = prefixes.queries[rows]
+    tokens = table.tokens[places]
     at = torch.from_numpy(rows * added.shape[1] + tokens).to(added.device)
     scores = prefixes.scores[rows] + added.reshape(-1)[at].cpu().double().numpy()
     ahead = prefixes.ahead[rows]

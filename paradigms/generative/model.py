@@ -71,10 +71,10 @@ class Generative(Trainable):
         _check_parts(settings, identifiers, clusters, sets)
         self.settings = settings
         self.identifiers = identifiers
-        self.clusters = clusters
-        self.sets = sets
         self.states: LowerStates | None = None  # of a frozen encoder; see `keep_states`
         self.backbone: Any = base.load_base(backbone)
+        self.clusters = clusters
+        self.sets = sets
         self.tokenizer = base.load_base_tokenizer(backbone)
         config = self.backbone.config
         width: int = config.hidden_size

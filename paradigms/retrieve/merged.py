@@ -7,9 +7,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import compress
 from pathlib import Path
+from typing import Any
 
 from paradigms.data import Corpus, Run, best_first, check_queries
+from paradigms.encoder.towers import described
 from paradigms.explanation import Explanation
+from paradigms.identity import differing
 from paradigms.model import Paradigm
 from paradigms.retrieve.indexed import Indexed
 
@@ -20,7 +23,8 @@ class Merged:
 
     A document's score is that of its own index. It equals the score in one index of all documents, except if
     the paradigm reads the whole pool (XTR): each index then retrieves k' tokens for each query token, and
-    imputes from these alone. Raises ValueError if there is no index or if two contain the same document.
+    imputes from these alone. Raises ValueError if there is no index, if two contain the same document, or if
+    they differ in what made their vectors, in the dimensions that they keep, or in the recipe.
     """
 
     parts: Sequence[Indexed]
@@ -28,6 +32,11 @@ class Merged:
     def __post_init__(self) -> None:
         if not self.parts:
             raise ValueError("there is no index to search")
+        first = self.parts[0]
+        for part in self.parts[1:]:
+            if other := differing(_made(part), _made(first)):
+                stores = f"{part.index.store} and {first.index.store}"
+                raise ValueError(f"{stores} are not of one model ({other}): search each alone")
         count = sum(len(part.index) for part in self.parts)
         if len(self._owners) < count:
             seen: set[str] = set()
@@ -92,6 +101,13 @@ class Merged:
                 raise KeyError(f"document {id!r} is in none of the {len(self.parts)} indexes")
             parts[self._owners[id]].append(id)
         return parts
+
+
+def _made(part: Indexed) -> dict[str, Any]:
+    """Return what the parts have to agree in: what made their vectors, what is stored of them, the recipe."""
+    manifest = part.index.store.manifest
+    stored = {name: manifest[name] for name in ("dim", "fields")} | (manifest.get("identity") or {})
+    return stored | {"settings": described(part.model.encoder)} | part.model.recipe.described()
 
 
 def _joined(runs: Sequence[Run], query: str) -> dict[str, float]:

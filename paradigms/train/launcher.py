@@ -15,7 +15,7 @@ from paradigms.encoder.precision import AUTO, VARIABLE
 
 RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")  # variables of launchers
 # Flags of `accelerate launch` that start processes, compile the trained model, or choose FSDP, whose values
-# `processes._plugin` checks.
+# `parallel._plugin` checks.
 ACTING = """
     config_file quiet module no_python debug cpu multi_gpu num_processes num_machines gpu_ids same_network
     num_cpu_threads_per_process enable_cpu_affinity machine_rank main_process_ip main_process_port tee log_dir

@@ -82,9 +82,9 @@ def keep_settings(settings: dict[str, Any], folder: Path, free: Names[str]) -> N
 
     A setting that names a file, folder or collection may have another value if its `content`, or the
     collection's "fingerprint", is the same. A content that config.json lacks, such as that of a checkpoint
-    which was downloaded later, is not compared. free: names of settings that may differ. Another setting
-    missing from config.json because it was introduced later counts as different only if its current value is
-    true or non-empty.
+    which was downloaded later, is not compared. free: names of settings that may differ. Another setting that
+    one side lacks, because it was introduced later or has been removed, counts as different only if its value
+    on the other side is true or non-empty.
     """
     file = folder / "config.json"
     if file.is_file() and any(entry.name not in BEFORE_RESULTS for entry in folder.iterdir()):
@@ -94,7 +94,9 @@ def keep_settings(settings: dict[str, Any], folder: Path, free: Names[str]) -> N
         free |= {content for content, _ in contents if content not in old}
         free |= {"collection"} if "fingerprint" in settings else set()
         named = settings.keys() - free
-        changed = differences({k: old[k] for k in named & old.keys()}, {k: settings[k] for k in named})
+        gone = {name for name in old.keys() - settings.keys() - free if not name.startswith("content of ")}
+        before = {name: old[name] for name in (named & old.keys()) | gone}
+        changed = differences(before, {name: settings[name] for name in named})
         if changed:
             raise SystemExit(
                 f"{folder} holds results with other settings ({changed}). Choose another --output, or delete "

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paradigms import PARADIGMS
-from paradigms.align import Buckets, Entropic
+from paradigms.align import AllPairs, Buckets, Entropic, EqualIds, Idf, PoolTopK, QueryToDocument
 from paradigms.core import Tokens, similarity
 from paradigms.engines import EngineRetriever, hand_over
 from paradigms.engines.clickhouse import ClickHouseEngine
@@ -37,8 +37,8 @@ def folder(tmp_path_factory):
 def engine_of(folder, request):
     name = "".join(c if c.isalnum() else "_" for c in request.node.name)
 
-    def opened(dim=H, **settings):
-        return ClickHouseEngine(folder, dim, database=name, **settings)
+    def opened(dim=H, database=name, **settings):
+        return ClickHouseEngine(folder, dim, database=database, **settings)
 
     return opened
 
@@ -81,11 +81,15 @@ def test_sql_imputes(engine_of, imputation):
         assert_same(torch.tensor(list(ranked.values()), dtype=torch.float64), expected[rows])
 
 
-@pytest.mark.parametrize("name", ["dpr", "me_bert", "colbert", "coil", "aligner", "xtr"])
+@pytest.mark.parametrize("name", ["dpr", "me_bert", "colbert", "coil", "aligner", "xtr", "idf"])
 def test_it_answers_as_exact_search_does(tiny_bert, engine_of, name):
     torch.manual_seed(0)
-    model = PARADIGMS[name](tiny_bert, **LENGTHS, **({"search_tokens": 30} if name == "xtr" else {}))
     documents = texts(80, 0) | {"empty": ""}
+    paradigm = PARADIGMS["colbert" if name == "idf" else name]
+    model = paradigm(tiny_bert, **LENGTHS, **({"search_tokens": 30} if name == "xtr" else {}))
+    if name == "idf":
+        counted = model.count_corpus(documents.values())
+        model = model.with_alignment(Idf(statistics=counted.name), "total")
     store = Store.build(kinds.exact(), model, list(documents), list(documents.values()))
     engine = engine_of(model.encoder.dim)
     assert hand_over(store, model, engine) == 80
@@ -111,6 +115,7 @@ def test_filters_candidates_and_deletions(engine_of):
     engine.candidates = 1
     assert [id for id, _ in engine.top(query, 4)] == ["b"]
     engine.where = ""
+    assert [id for id, _ in engine.top(query, 4)] == ["a"]
     engine.approximate()
     engine.approximate()
     assert [id for id, _ in engine.top(query, 4)] == ["a"]
@@ -119,11 +124,77 @@ def test_filters_candidates_and_deletions(engine_of):
         "ORDER BY cosineDistance(pooled, [1, 0]::Array(Float32)) LIMIT 1"
     )
     assert any("vector_similarity" in row["explain"] for row in plan)
-    engine.candidates = 4  # the deleted document counts
+    engine.candidates = 8  # the deleted document counts, and the rows from before `describe`
     engine.delete(["a", "unknown"])
     assert [id for id, _ in engine.top(query, 4)] == ["b", "c", "d"]
     with pytest.raises(ValueError, match="no document 'a'"):
         engine.describe({"a": {}})
+
+
+def tokens(*vectors, ids=None):
+    """Documents of one token each."""
+    places = torch.ones(1, len(vectors), 1, dtype=torch.bool)
+    return Tokens(
+        torch.tensor(vectors)[None, :, None],
+        places,
+        None if ids is None else torch.tensor(ids)[None, :, None],
+    )
+
+
+def test_a_write_is_complete_or_changes_nothing(engine_of, monkeypatch):
+    engine = engine_of(2)
+    engine.write(["a", "b"], tokens([1.0, 0.0], [0.0, 1.0]))
+    engine.describe({"a": {"language": "en"}})
+    insert = engine.connection.insert
+
+    def failing(table, rows):
+        if table == engine.documents:
+            raise OSError("the disk is full")
+        insert(table, rows)
+
+    query = torch.tensor([[1.0, 0.0]]).numpy()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.connection, "insert", failing)
+        for change in (
+            lambda: engine.write(["a", "c"], tokens([0.5, 0.0], [2.0, 0.0])),
+            lambda: engine.describe({"a": {}}),
+        ):
+            with pytest.raises(ValueError, match="the disk is full"):
+                change()
+            assert engine.top(query, 3) == [("a", 1.0), ("b", 0.0)]
+    engine.write(["a", "c"], tokens([0.5, 0.0], [2.0, 0.0]))
+    assert engine.rank(tokens([1.0, 0.0]), Recipe("all", AllPairs(), "one"), 3) == [
+        ("c", 2.0, 0),
+        ("a", 0.5, 0),
+        ("b", 0, 0),
+    ]
+    engine.where = "metadata['language'] = 'en'"
+    assert engine.top(query, 3) == [("a", 0.5)]  # which a replacement keeps
+    with pytest.raises(ValueError, match="has documents, and does not record which model"):
+        engine_of(2, where="document = 'none'").claim({"weights": "1"})
+
+
+def test_many_documents_and_long_queries(engine_of):
+    engine = engine_of(1024)
+    ids = [f"document {n}" for n in range(20_000)]
+    engine_of(2, database="many").write(ids, tokens(*[[n / 20_000, 1.0] for n in range(20_000)]))
+    vectors = torch.randn(1, 1, 24, 1024)
+    engine.write(["a"], Tokens(vectors, torch.ones(1, 1, 24, dtype=torch.bool)))
+    assert engine.top(vectors[0, 0].numpy(), 1)[0][0] == "a"
+
+
+def test_a_pool_that_is_empty_or_smaller_than_k(engine_of):
+    engine = engine_of(2)
+    query = tokens([1.0, 0.0])
+    for recipe in (
+        Recipe("gathered", PoolTopK(k=1 << 40), "retrieved"),
+        Recipe("imputed", QueryToDocument(), "one", search="impute", search_tokens=(1 << 31) - 1),
+    ):
+        assert engine.rank(query, recipe, 3) == []
+        engine.write(["a"], tokens([0.5, 0.0]))
+        assert engine.rank(query, recipe, 3, among=["unknown"]) == []
+        assert engine.rank(query, recipe, 3) == [("a", 0.5, 0)]
+        engine.delete(["a"])
 
 
 def test_what_it_cannot_take_is_refused(tiny_bert, engine_of):
@@ -136,6 +207,16 @@ def test_what_it_cannot_take_is_refused(tiny_bert, engine_of):
     model = PARADIGMS["colbert"](tiny_bert, dim=4).with_alignment("Entropic(k=1, eps=0.1)")
     with pytest.raises(ValueError, match=r"Entropic.* has no SQL"):
         EngineRetriever(engine, model)
+    for ids, documents, message in (
+        (["a", "a"], tokens([1.0] * 4, [1.0] * 4), "'a' is listed twice"),
+        (["b"], tokens([1.0] * 3), r"'b' needs axes \[vectors, 4\]"),
+        (["b"], tokens([float("nan")] * 4), "'b' has vectors that are not finite"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            engine.write(ids, documents)
+    with pytest.raises(ValueError, match="needs the token ids"):
+        engine.rank(tokens([1.0] * 4, ids=[3]), Recipe("coil", EqualIds(), "one"), 1)
+    assert engine_of(4, single=True).single
     with pytest.raises(ValueError, match="no_such_column"):
         engine_of(4, where="no_such_column").top(torch.ones(1, 4).numpy(), 1)
 

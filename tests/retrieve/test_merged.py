@@ -81,3 +81,20 @@ def test_folders_are_opened_and_divided(tiny_bert, tmp_path):
         several.only(["d00", "x"])
     with pytest.raises(ValueError, match="not by this colbert"):
         Merged.open(folders, model("colbert", tiny_bert, document_length=9))
+
+
+@pytest.mark.parametrize(
+    ("other", "difference"),
+    [
+        (("dpr", {}), "fields|settings|align"),
+        (("xtr", {}), "align"),
+        (("colbert", {"query_length": 9}), "query_length"),
+    ],
+)
+def test_indexes_of_two_models_are_refused(tiny_bert, other, difference):
+    name, options = other
+    documents = [{id: text for id, text in TEXTS.items() if (id < "d20") is first} for first in (True, False)]
+    models = model("colbert", tiny_bert), model(name, tiny_bert, **options)
+    parts = [Indexed.build(*pair) for pair in zip(models, documents, strict=True)]
+    with pytest.raises(ValueError, match=rf"are not of one model \(.*({difference})"):
+        Merged(parts)
