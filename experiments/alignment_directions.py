@@ -84,15 +84,20 @@ def rankings(models: list[Any], data: StudyData, pool: Run) -> dict[str, Run]:
 
 
 def by_chance(pool: Run, judgements: Judgements, queries: list[str]) -> dict[str, list[float]]:
-    """Map each measure to its expected value per query when the candidates are ranked in random order."""
+    """Map each measure to its expected value per query when the candidates are ranked in random order.
+
+    Of a query's R relevant documents, r are among its n candidates.
+    """
     means: dict[str, list[float]] = {measure: [] for measure in MEASURES}
     for query in queries:
         n = len(pool[query])
-        relevant = sum(grade > 0 for grade in judgements[query].values())
-        # C(n − r, relevant − 1) of the C(n, relevant) orders have the first relevant document at rank r.
+        relevant = [document for document, grade in judgements[query].items() if grade > 0]
+        r = sum(document in pool[query] for document in relevant)
+        share = r / len(relevant) / max(1, n)
+        # C(n − rank, r − 1) of the C(n, r) orders have the first relevant document at this rank.
         ranks = range(1, min(10, n) + 1)
-        reciprocal = sum(comb(n - r, relevant - 1) / r for r in ranks) / comb(n, relevant)
-        for measure, value in zip(MEASURES, (1 / n, min(10, n) / n, reciprocal), strict=True):
+        reciprocal = sum(comb(n - rank, r - 1) / rank for rank in ranks) / comb(n, r) if r else 0.0
+        for measure, value in zip(MEASURES, (share, min(10, n) * share, reciprocal), strict=True):
             means[measure].append(value)
     return means
 
@@ -144,7 +149,7 @@ def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[s
     for system, of_system in values.items():
         nq, msmarco = table_5(system)
         table.append({"system": system} | of_system | {"paper, NQ320K": nq, "paper, MS MARCO": msmarco})
-    summary = f"BM25's first {settings.depth} documents and the relevant ones, reranked. "
+    summary = f"BM25's first {settings.depth} documents, reranked. "
     return summary + sample(data, settings), {
         "claims": study_of(values, trainings_of(results), data.clusters(seeds[0]["queries"])).section(
             "wu2024",

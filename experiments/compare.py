@@ -65,6 +65,8 @@ class Settings(
     weights (by default, sum chooses them on dev); teacher, as in '{"colbert": {}, "dpr": {"teacher":
     "colbert", "distil": {"temperature": 0.02}}}', a system whose scores of the relevant document and the
     hard negatives are learned in addition to the labels"""
+    with_relevant: bool = False
+    """also rerank the relevant documents that are not among the candidates"""
     minutes: float = 0.0
     """pause after this many minutes at a checkpoint, with exit status 75; the same command resumes. 0:
     never"""
@@ -270,8 +272,9 @@ def run_bm25(data: ComparisonData, settings: Settings) -> None:
         retriever = WithoutOwn(bm25, data.own)
         run = retriever.search(test.queries, settings.depth, progress=True)
         if name == "bm25":
-            pool = without_own(candidates(run, test.judgements, settings.depth), data.own)
-            write_run(folder / "runs" / "candidates.run", pool, tag="bm25+gold")
+            pool = candidates(run, settings.depth, test.judgements if settings.with_relevant else None)
+            pool = without_own(pool, data.own)
+            write_run(folder / "runs" / "candidates.run", pool, tag="bm25")
         runs = {"retrieve": run, "rerank": bm25.rerank(test.queries, pool)}
         for split, other in data.others.items():
             runs[split] = retriever.search(other.queries, settings.depth, progress=True)

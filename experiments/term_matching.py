@@ -231,7 +231,7 @@ def report(settings: Settings, data: StudyData, by_task: TaskResults) -> tuple[s
         curves = Curves("IDF", bins, panels, printed={everywhere: average})
         return Section(heading, text, rows, curves.draw())
 
-    summary = f"BM25's first {settings.depth} documents and the relevant ones. {sample(data, settings)}"
+    summary = f"BM25's first {settings.depth} documents. {sample(data, settings)}"
     return summary, {
         "claims": study_of(
             results,

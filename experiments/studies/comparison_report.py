@@ -102,13 +102,21 @@ def make_report(
         costs=[{"system": name} | costs_of(folder / name) for name in systems],
         settings=asdict(settings),
         environment=where,
-        notes=[*notes(data, settings, undone, share), *gates(retrievers)],
+        notes=[*notes(data, settings, undone, share), rerankable(candidates, test), *gates(retrievers)],
         alignments=alignments,
         pictures=[
             costs_picture(tables, labels, systems, folder, measures[0]),
             *learning_picture(learned),
             *choices(learned, tables["retrieve"], labels, settings),
         ],
+    )
+
+
+def rerankable(candidates: Run, test: Split) -> str:
+    count = evaluate.undecided(candidates, test.judgements)
+    return (
+        f"Rerank: for {count} of {len(candidates):,} queries every order of the candidates is as good, since "
+        "none or all of them are relevant."
     )
 
 
@@ -137,7 +145,7 @@ def stage_table(
     titles = {
         "retrieve": "End to end: the whole corpus searched",
         "rerank": f"Rerank: BM25's top {settings.depth}"
-        + (" and the relevant documents" if any(data.test.judgements.values()) else ""),
+        + (" and the relevant documents" if settings.with_relevant else ""),
     }
     trained, before = (
         {

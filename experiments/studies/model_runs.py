@@ -77,8 +77,8 @@ class StudyData:
         return clusters
 
     def pool(self, depth: int) -> Run:
-        """For each test query, return BM25's first `depth` documents plus the relevant ones, with scores."""
-        return candidates(self.bm25.search(self.test.queries, depth), self.test.judgements, depth)
+        """For each test query, return BM25's first `depth` documents, with scores."""
+        return candidates(self.bm25.search(self.test.queries, depth), depth)
 
     def lexical(self, measures: tuple[str, ...]) -> PerQuery:
         """Return BM25's value of each measure for each test query."""

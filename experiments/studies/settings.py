@@ -377,7 +377,7 @@ class PairSettings(Results, OneCollection, Training, HeadRate, Backbone, Lengths
     span: int = 10
     """tokens per document window that SEAL scores"""
     depth: int = 50
-    """BM25 candidates per query; the relevant documents are added"""
+    """BM25 candidates per query"""
     models: str = ""
     """folder of trained models that these scripts share; empty: results/pairs-COLLECTION"""
 

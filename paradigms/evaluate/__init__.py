@@ -11,6 +11,7 @@ from paradigms.evaluate.measures import (
     over_seeds,
     per_query,
     seeds_interval,
+    undecided,
     with_judgements,
 )
 from paradigms.evaluate.significance import compare, holm, paired_test

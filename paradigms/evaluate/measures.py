@@ -81,15 +81,28 @@ class Interval(NamedTuple):
     high: float
 
 
-def candidates(run: Run, judgements: Judgements, depth: int) -> Run:
-    """Return each query's first `depth` documents, then its other relevant documents, for reranking."""
+def candidates(run: Run, depth: int, with_relevant: Judgements | None = None) -> Run:
+    """Return each query's first `depth` documents, for reranking.
+
+    with_relevant: judgements whose other relevant documents follow. Such a pool is not what a first stage
+    retrieves: it makes every system better, the first stage too.
+    """
     result: Run = {}
     for query, scores in run.items():
         top = best_first(scores, depth)
         worst = min(top.values(), default=0.0)
-        gold = [d for d, grade in sorted(judgements.get(query, {}).items()) if grade > 0 and d not in top]
-        result[query] = top | {d: worst - 1 - n for n, d in enumerate(gold)}
+        judged = sorted((with_relevant or {}).get(query, {}).items())
+        missed = [document for document, grade in judged if grade > 0 and document not in top]
+        result[query] = top | {document: worst - 1 - n for n, document in enumerate(missed)}
     return result
+
+
+def undecided(pool: Run, judgements: Judgements) -> int:
+    """Count the judged queries whose candidates are all of one grade: every order of these is as good."""
+    return sum(
+        len({judged.get(document, 0) for document in pool.get(query, {})}) < 2
+        for query, judged in _with_relevant(judgements).items()
+    )
 
 
 def per_query(

@@ -40,7 +40,8 @@ class DevMeasure:
         self.precision = precision
         self.queries = {query: split.queries[query] for query in sorted(ordered[:queries])}
         self.judgements = {query: split.judgements[query] for query in self.queries}
-        self.pool = candidates({q: run.get(q, {}) for q in self.queries}, self.judgements, DEV_DEPTH)
+        retrieved = {query: run.get(query, {}) for query in self.queries}
+        self.pool = candidates(retrieved, DEV_DEPTH, with_relevant=self.judgements)
 
     def __call__(self, model: Any) -> Dev:
         reranker = Reranking(model, self.corpus, precision=self.precision)

@@ -16,6 +16,7 @@ from paradigms.data import read_run, write_run
 from paradigms.evaluate import (
     MEASURES,
     PerQuery,
+    candidates,
     compare,
     csv_table,
     holm,
@@ -26,6 +27,7 @@ from paradigms.evaluate import (
     rich_matrix,
     rich_table,
     seeds_interval,
+    undecided,
 )
 
 JUDGEMENTS = {"graded": {"a": 2, "b": 1, "c": 0}, "late": {"d": 1}, "absent": {"a": 1}, "nothing": {"a": 0}}
@@ -309,3 +311,26 @@ def test_a_difference_table_keeps_its_numbers_in_80_columns():
     Console(file=text, width=80).print(rich_matrix(table))
     words = set(re.findall(r"[+-]\.\d{3}", text.getvalue()))
     assert words >= {cell[:5] for _, cells in table.matrix for cell in cells}
+
+
+def test_candidates_are_what_was_retrieved_unless_the_relevant_ones_are_asked_for():
+    run = {"a": {"x": 3.0, "y": 2.0, "z": 1.0}, "b": {"x": 1.0}, "c": {"y": 2.0, "x": 1.0}, "none": {}}
+    judged = {
+        "a": {"z": 1, "y": 1},
+        "b": {"w": 1, "x": 0},
+        "c": {"y": 1},
+        "none": {"x": 1},
+        "empty": {"x": 0},
+    }
+    retrieved = candidates(run, 2)
+    assert {query: list(pool) for query, pool in retrieved.items()} == {
+        "a": ["x", "y"],
+        "b": ["x"],
+        "c": ["y", "x"],
+        "none": [],
+    }
+    assert undecided(retrieved, judged) == 2, "b's one candidate is not relevant, none has no candidate"
+    pool = candidates(run, 2, with_relevant=judged)
+    assert list(pool["a"]) == ["x", "y", "z"]
+    assert list(pool["b"]) == ["x", "w"]
+    assert undecided(pool, judged) == 1, "the pool of none is its relevant document"

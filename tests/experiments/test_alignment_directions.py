@@ -2,6 +2,7 @@
 against a slow twin; claims about planted numbers."""
 
 import json
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rich.console import Console
 from studies.model_runs import DEV, open_study
 
 from paradigms import PARADIGMS, load
+from paradigms.evaluate import per_query
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED
 from tests.experiments import scripts
 from tests.experiments.scripts import pair_flags, published, run, settings
@@ -108,6 +110,23 @@ def test_directions_against_loops_over_tokens(finished: Path, words: Path, seq2s
                 ("MVDR (q←d), Z = M", S.max(1).values.mean(), 1),
             ):
                 assert_within_rounding(runs[system][query][id], rel, torch.float16, 1, scale=cosines)
+
+
+def test_chance_is_the_mean_over_all_orders() -> None:
+    """Also of a query whose candidates have some, or none, of its relevant documents."""
+    pool = {"q": dict.fromkeys("abcd", 0.0), "none": dict.fromkeys("ab", 0.0)}
+    judgements = {"q": {"b": 1, "c": 2, "d": 0, "missed": 1}, "none": {"missed": 1}}
+    runs = [
+        {query: {id: float(-n) for n, id in enumerate(order)}}
+        for query, documents in pool.items()
+        for order in permutations(documents)
+    ]
+    chance = study.by_chance(pool, judgements, list(pool))
+    for place, query in enumerate(pool):
+        values = [per_query(run, {query: judgements[query]}, study.MEASURES) for run in runs if query in run]
+        for measure in study.MEASURES:
+            expected = np.mean([value.values[measure] for value in values])
+            assert chance[measure][place] == pytest.approx(expected, abs=1e-12)
 
 
 def verdicts(

@@ -537,7 +537,7 @@ def test_a_batch_knows_which_of_the_pool_are_relevant(tiny_bert: Path) -> None:
 
 def test_the_dev_measure_reranks_candidates_and_the_relevant(tiny_bert: Path) -> None:
     run: Run = {"q0": {"d1": 3.0, "d2": 3.0, "d7": 1.0}, "q1": {}}
-    pool = candidates(run, split().judgements, 2)
+    pool = candidates(run, 2, with_relevant=split().judgements)
     assert list(pool["q0"]) == ["d1", "d2", "d7"]
     assert pool["q0"]["d7"] < 3.0
     assert set(pool["q1"]) == {"d0", "d3"}

@@ -68,7 +68,8 @@ def open_task(
     test = collection.split("test")
     mined = with_random(bm25[first].search(train.queries, each), corpus, each, 0)
     dev_run = bm25[first].search(collection.split("dev").queries, DEV_DEPTH)
-    pool = candidates(bm25[first].search(test.queries, half), test.judgements, half)
+    run = bm25[first].search(test.queries, half)
+    pool = candidates(run, half, with_relevant=test.judgements)
     return PassageTask(
         length, collection, measure, bm25, mined, dev_run, with_random(pool, corpus, depth - half, 0)
     )

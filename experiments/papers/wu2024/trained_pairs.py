@@ -261,7 +261,7 @@ def trainings_of(results: TaskResults) -> dict[str, list[Measured]]:
 def recalls(data: StudyData, depth: int, models: Mapping[str, Paradigm | Generative]) -> Measured:
     """Measure the mean R@10 of each model and of BM25 on the test queries, for `unlearned_models`.
 
-    A model reranks BM25's first `depth` documents and the relevant documents, using its training score.
+    A model reranks BM25's first `depth` documents, using its training score.
     """
     pool = data.pool(depth)
     corpus = data.collection.corpus
