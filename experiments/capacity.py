@@ -124,6 +124,7 @@ from paradigms.train.fit import fit
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.script import begin, open_collection
 from paradigms.train.state import TRAINED
+from paradigms.train.states import STATES, keep_states
 
 SPREAD = 64  # training queries, and evenly spaced passages, for measuring the spread of scores
 POOLING = "mean"  # pooling to one vector, as in all-MiniLM-L6-v2; the paper has cls
@@ -200,6 +201,7 @@ def under_titles(corpus: Corpus) -> Corpus:
 def job(task: PassageTask, seed: int, name: str, settings: Settings, accelerator: Accelerator) -> Job:
     """Make the job that trains a system on passages of one length, and measures it and its hybrids."""
     folder = Path(settings.output) / f"length-{task.length}" / f"seed-{seed}" / name
+    states = Path(settings.output) / f"length-{task.length}" / STATES
 
     def train(model: Any, training: Path) -> Any:
         options = training_fields(settings) | {"head_learning_rate": 1e-3, "save_every": 200, "seed": seed}
@@ -217,13 +219,22 @@ def job(task: PassageTask, seed: int, name: str, settings: Settings, accelerator
             training_settings,
             training,
             accelerator,
+            states=states,
         )
 
     def prepare() -> Any:
         make = partial(build, name, task.length, settings)
-        if name == INIT:
-            return make().to(accelerator.device).eval()
-        return trained_once(folder, seed, make, train, accelerator)
+        untrained = name == INIT
+        model = (
+            make().to(accelerator.device).eval()
+            if untrained
+            else trained_once(folder, seed, make, train, accelerator)
+        )
+        if settings.trained_layers and name != CROSS:
+            keep_states(
+                model, settings.trained_layers, states, {"document": task.collection.corpus}, accelerator
+            )
+        return model
 
     def measured(model: Any) -> Measured:
         measurements = {
@@ -239,7 +250,7 @@ def job(task: PassageTask, seed: int, name: str, settings: Settings, accelerator
         return measurements
 
     title = f"{task.collection.name}, seed {seed}, {name}"
-    return Job(title, folder.with_name(f"{name}.json"), prepare, measured)
+    return Job(title, folder.with_name(f"{name}.json"), prepare, measured, states)
 
 
 def build(name: str, length: int, settings: Settings) -> Model:
