@@ -9,13 +9,40 @@ names them only in `rooms`.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from paradigms.aligner import aligner as ALIGNER
+    from paradigms.baselines.bm25 import BM25
     from paradigms.baselines.cross_attention import CrossAttention
+    from paradigms.coil import coil as COIL
+    from paradigms.colbert import colbert as ColBERT
+    from paradigms.dpr import dpr as DPR
     from paradigms.generative.model import Generative
     from paradigms.loading import load
     from paradigms.model import Paradigm
     from paradigms.registry import GENERATIVE, PARADIGMS, RERANKERS
+    from paradigms.retrieve import Indexed as Index
+    from paradigms.splade import splade as SPLADE
+    from paradigms.xtr import xtr as XTR
 
-__all__ = ["GENERATIVE", "PARADIGMS", "RERANKERS", "CrossAttention", "Generative", "Paradigm", "load"]
+__all__ = [
+    "ALIGNER",
+    "BM25",
+    "COIL",
+    "DPR",
+    "GENERATIVE",
+    "PARADIGMS",
+    "RERANKERS",
+    "SPLADE",
+    "XTR",
+    "ColBERT",
+    "CrossAttention",
+    "Generative",
+    "Index",
+    "Paradigm",
+    "load",
+]
+
+
+PLACES = {"load": "loading.load", "BM25": "baselines.bm25.BM25", "Index": "retrieve.Indexed"}
 
 
 def __getattr__(name: str) -> Any:
@@ -30,5 +57,10 @@ def __getattr__(name: str) -> Any:
 
     from paradigms.rooms import ROOMS
 
-    modules = ROOMS | {"load": "loading"}
-    return getattr(import_module(f"paradigms.{modules.get(name, 'registry')}"), name)
+    if name in ROOMS:
+        return getattr(import_module(f"paradigms.{ROOMS[name]}"), name)
+    if name in PLACES:
+        module, _, attribute = PLACES[name].rpartition(".")
+        return getattr(import_module(f"paradigms.{module}"), attribute)
+    registry = import_module("paradigms.registry")
+    return getattr(registry, name) if hasattr(registry, name) else registry.PARADIGMS[name]

@@ -1,8 +1,17 @@
-"""The result of `explain`: similarities S, alignment A and normaliser Z for one query and one document."""
+"""The results of a search, and of `explain`: S, A and Z for one query and one document."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from paradigms.rooms import Entry
+
+
+class Result(NamedTuple):
+    """A document and its score for a query. text: "" if the retriever does not keep texts."""
+
+    id: str
+    score: float
+    text: str = ""
 
 
 @dataclass

@@ -88,7 +88,7 @@ def _folder(name: str | Path, pickled: bool, revision: str | None = None) -> Pat
         if revision is not None:
             raise ValueError(f"{name} is a folder: a revision belongs to a repository of the hub")
         return Path(name)
-    if str(name) in PARADIGMS | GENERATIVE | RERANKERS:
+    if any(str(name).lower() in table for table in (PARADIGMS, GENERATIVE, RERANKERS)):
         raise ValueError(
             f"{name} is a kind of model, and load opens saved models: make one with PARADIGMS, GENERATIVE or "
             "RERANKERS, as in PARADIGMS['colbert']('offline')"

@@ -25,7 +25,7 @@ from paradigms.encoder.published import as_published
 from paradigms.encoder.settings import EncoderSettings, Side
 from paradigms.encoder.text import ENCODERS, TextEncoder, encoder_class
 from paradigms.encoder.towers import TwoTowers, described
-from paradigms.explanation import Explanation
+from paradigms.explanation import Explanation, Result
 from paradigms.impute import IMPUTATIONS
 from paradigms.io.checks import (
     as_sequence,
@@ -150,6 +150,7 @@ class Paradigm(Trainable):
         batch_size: int = 32,
         device: torch.device | str | None = None,
         progress: bool = False,
+        **other: object,
     ) -> list[np.ndarray]:
         """Encode each text as a float32 array [l, h]; l = 1 for one pooled vector.
 
@@ -159,8 +160,13 @@ class Paradigm(Trainable):
         batch_size: number of texts, of similar length, to encode together. device: the device to move the
         model to first, for example "cuda". progress: show a progress bar.
 
-        Raises TypeError if `texts` is a string or a mapping, or contains anything but strings.
+        Raises TypeError if `texts` is a string or a mapping, or contains anything but strings, and for any
+        other argument.
         """
+        for name in other:
+            from paradigms.io.guesses import no_argument
+
+            raise no_argument("encode", name)
         texts = as_sequence(texts, "texts")
         for n, text in enumerate(texts):
             check_text(text, f"text {n}")
@@ -198,6 +204,39 @@ class Paradigm(Trainable):
     def encode_documents(self, texts: Iterable[Input]) -> Tokens:
         """Encode x documents as D, with axes [1, x, l, h]."""
         return replace(self.tokens(texts, "document"), side="document")
+
+    def encode_query(self, texts: Input | Iterable[Input]) -> Tokens:
+        """Encode one query or several as Q, like `encode_queries`."""
+        return self.encode_queries([texts] if isinstance(texts, str) else texts)
+
+    def encode_document(self, texts: Input | Iterable[Input]) -> Tokens:
+        """Encode one document or several as D, like `encode_documents`."""
+        return self.encode_documents([texts] if isinstance(texts, str) else texts)
+
+    def similarity(self, queries: Any, documents: Any) -> Float[Tensor, "b n"]:
+        """Compute rel for every query and document, each given as Tokens, as one text or as several."""
+        Q = queries if isinstance(queries, Tokens) else self.encode_query(queries)
+        D = documents if isinstance(documents, Tokens) else self.encode_document(documents)
+        return self.score(D, Q)
+
+    def rank(
+        self, query: Input, documents: Iterable[Input] | Mapping[str, Input], k: int | None = None
+    ) -> list[Result]:
+        """Rank documents by rel with one query, best first.
+
+        documents: texts, whose ids are "0", "1" and so on, or id → text. k: number of results; None means
+        all.
+        """
+        if not isinstance(documents, Mapping):
+            documents = {str(n): text for n, text in enumerate(as_sequence(documents, "documents"))}
+        texts = list(documents.values())
+        parts = [self.encode_documents(texts[n : n + COUNTED]) for n in range(0, len(texts), COUNTED)]
+        if not parts:
+            return []
+        with torch.inference_mode():
+            scores = self.score(join_documents(parts), self.encode_queries([query]))[0].tolist()
+        rows = zip(documents, scores, texts, strict=True)
+        return sorted((Result(*row) for row in rows), key=lambda result: (-result.score, result.id))[:k]
 
     def interact(self, documents: Tokens, queries: Tokens) -> Interaction:
         """Compute similarities S, alignment A and normaliser Z for every query and candidate."""

@@ -88,6 +88,20 @@ class Trainable(nn.Module, ABC):
         """Save this model with `saved.save_pretrained`."""
         save_pretrained(self, folder, layout, card)
 
+    def save(self, folder: str | Path) -> None:
+        """Save this model in the layout of this package, like `save_pretrained`."""
+        self.save_pretrained(folder)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                from paradigms.io.guesses import no_attribute
+
+                raise no_attribute(self, name) from None
+
     @classmethod
     @abstractmethod
     def from_pretrained(cls, folder: str | Path) -> Any:

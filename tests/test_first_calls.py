@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import jaxtyping
@@ -12,8 +14,7 @@ import pytest
 import torch
 
 import paradigms
-from paradigms import GENERATIVE, PARADIGMS, RERANKERS, Paradigm
-from paradigms.baselines.bm25 import BM25
+from paradigms import BM25, GENERATIVE, PARADIGMS, RERANKERS, ColBERT, Index, Paradigm
 from paradigms.data import Corpus
 from paradigms.data.pieces import Pieces
 from paradigms.find import INDEXES
@@ -113,24 +114,41 @@ def test_a_blank_text_keeps_its_row(models, name, side):
         assert_within_rounding(row, models[name].encode([text], side)[0], torch.float32, TERMS)
 
 
-QUERIES: list[Any] = ["are cats animals?", ["are cats animals?"], {1: "are cats animals?"}, {"q": None}, None]
+RETRIEVERS = ["index", "bm25", "generative", "reranking", "fused", "passages"]
+QUERIES: list[Any] = [{1: "are cats animals?"}, {"q": None}, None, [None], np.zeros((1, 4), np.float32)]
 
 
 @pytest.mark.parametrize("queries", QUERIES, ids=str)
-@pytest.mark.parametrize("name", ["index", "bm25", "generative", "reranking", "fused", "passages"])
-def test_queries_are_texts_by_ids(retrievers, name, queries):
+@pytest.mark.parametrize("name", RETRIEVERS)
+def test_queries_are_texts(retrievers, name, queries):
     """Ids that are numbers would meet judgements, whose ids are strings, in the first measure."""
-    remedy = r"dict, id → text|must be a string, got 1: use str\(id\)|text of query 'q' is None"
+    remedy = r"dict, id → text|must be a string, got 1: use str\(id\)|text of query '.' is (None|array)"
     refused(lambda: retrievers[name].search(queries), remedy)
     refused(lambda: retrievers[name].rerank(queries, {"q": {"b": 0.0}}), remedy)
 
 
-DOCUMENTS: list[Any] = [LIST, LIST[0], {1: LIST[0], 2: LIST[1]}, {"a": None}, pd.Series(LIST)]
+@pytest.mark.parametrize("name", RETRIEVERS)
+def test_a_search_takes_a_text_and_texts(retrievers, name):
+    """One text is answered by results with their texts, several by a list for each."""
+    retriever = retrievers[name]
+    queries = ["cat animal", "river bank"]
+    run = retriever.search({"q0": queries[0], "q1": queries[1]}, 2)
+    rankings = retriever.search(pd.Series(queries, index=[7, 3]), 2)
+    assert [[(id, score) for id, score, _ in ranking] for ranking in rankings] == [
+        list(scores.items()) for scores in run.values()
+    ]
+    results = retriever.search(queries[0], 2)
+    assert [result.id for result in results] == list(run["q0"])
+    for result in results:
+        assert result.text == ("" if name == "generative" else TEXTS[result.id])
+
+
+DOCUMENTS: list[Any] = [LIST[0], {1: LIST[0], 2: LIST[1]}, {"a": None}, [LIST[0], None], None]
 
 
 @pytest.mark.parametrize("texts", DOCUMENTS, ids=lambda texts: str(texts)[:20])
-def test_documents_are_texts_by_ids(models, texts):
-    remedy = r"dict, id → text|must be a string, got 1: use str\(id\)|text of document 'a' is None"
+def test_documents_are_texts(models, texts):
+    remedy = r"list of strings|must be a string, got 1: use str\(id\)|text of document '.' is None"
     for build in (BM25, lambda texts: Indexed.build(models["dpr"], texts)):
         refused(lambda build=build: build(texts), remedy)
     refused(lambda: Corpus([1, 2], ["x", "y"]), r"id of a document must be a string, got 1: use str\(id\)")
@@ -166,11 +184,137 @@ def test_swapped_sides_are_refused(models, name, count):
 
 def test_names_are_told():
     for table in (PARADIGMS, GENERATIVE, RERANKERS, INDEXES):
-        refused(lambda table=table: table["ColBERT"], ", ".join(table), KeyError)
+        refused(lambda table=table: table["no-such"], ", ".join(table), KeyError)
+        for name in table:
+            assert table[name.upper().replace("_", "-")] is table[name]
         assert "ColBERT" not in table
-        assert table.get("ColBERT") is None
     for name in PARADIGMS:
         refused(lambda name=name: PARADIGMS[name](), f"{name} needs a backbone: .offline.*encoder")
-    for name in ("colbert", "dsi", "cross_attention"):
+    for name in ("colbert", "ColBERT", "dsi", "cross_attention"):
         refused(lambda name=name: paradigms.load(name), r"PARADIGMS\['colbert'\]\('offline'\)", ValueError)
     assert paradigms.__version__ == version("retrieval-paradigms")
+    for name in ("ALIGNER", "COIL", "ColBERT", "DPR", "SPLADE", "XTR"):
+        assert getattr(paradigms, name) is PARADIGMS[name]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What the calls are tried on."""
+
+    model: Paradigm
+    index: Index
+    bm25: BM25
+    folder: Path
+
+
+def saved(x: Tried) -> Paradigm:
+    x.model.save(x.folder)
+    return paradigms.load(x.folder)
+
+
+QUERY = "is a cat an animal"
+# A call in the words of another library -> the number of results that it has.
+ANSWERED: dict[str, tuple[Callable[[Tried], Any], int]] = {
+    "encode_query('text')": (lambda x: x.model.encode_query(QUERY).vectors, 1),
+    "encode_query([text])": (lambda x: x.model.encode_query([QUERY, QUERY]).vectors, 2),
+    "encode_document('text')": (lambda x: x.model.encode_document(QUERY).vectors[0], 1),
+    "encode_document([text])": (lambda x: x.model.encode_document(LIST).vectors[0], 3),
+    "encode([text])": (lambda x: x.model.encode(LIST), 3),
+    "encode(texts, 'query')": (lambda x: x.model.encode(LIST, "query", batch_size=2), 3),
+    "similarity('text', texts)": (lambda x: x.model.similarity(QUERY, LIST)[0], 3),
+    "similarity(texts, texts)": (lambda x: x.model.similarity(LIST, LIST), 3),
+    "similarity(Q, D)": (
+        lambda x: x.model.similarity(x.model.encode_query(LIST), x.model.encode_document(QUERY)),
+        3,
+    ),
+    "rank('text', texts)": (lambda x: x.model.rank(QUERY, LIST), 3),
+    "rank('text', {id: text}, 2)": (lambda x: x.model.rank(QUERY, TEXTS, 2), 2),
+    "rank('text', [])": (lambda x: x.model.rank(QUERY, []), 0),
+    "load(folder), after save(folder)": (lambda x: saved(x).rank(QUERY, LIST), 3),
+    "Index.build(model, texts)": (lambda x: Index.build(x.model, LIST).search(QUERY), 3),
+    "Index.build(model, {id: text})": (lambda x: Index.build(x.model, TEXTS).search(QUERY, 2), 2),
+    "Index.build(model, generator)": (lambda x: Index.build(x.model, iter(LIST)).search(QUERY), 3),
+    "index.search([text])": (lambda x: x.index.search([QUERY, QUERY], k=2), 2),
+    "index.search({id: text})": (lambda x: x.index.search({"q": QUERY}), 1),
+    "index.rerank({id: text}, run)": (lambda x: x.index.rerank({"q": QUERY}, {"q": {"0": 0.0}})["q"], 1),
+    "BM25(texts).search('text')": (lambda x: BM25(LIST).search("cat"), 1),
+    "bm25.search([text], k=1)": (lambda x: x.bm25.search(["cat", "bank"], k=1), 2),
+    "Fused([index, bm25]).search('text')": (lambda x: Fused([x.index, x.bm25]).search(QUERY), 3),
+    "index.only(ids).search('text')": (lambda x: x.index.only(["0", "2"]).search(QUERY), 2),
+    "model.to('cpu').eval()": (lambda x: x.model.to("cpu").eval().rank(QUERY, LIST), 3),
+}
+# A call -> the error, and what its sentence says to write.
+REFUSED: dict[str, tuple[Callable[[Tried], Any], type[Exception], str]] = {
+    "model.encode('text')": (lambda x: x.model.encode(QUERY), TypeError, "must be a list of strings"),
+    "encode(is_query=True)": (lambda x: x.model.encode(LIST, is_query=True), TypeError, "side='query'"),
+    "encode(convert_to_tensor=True)": (
+        lambda x: x.model.encode(LIST, convert_to_tensor=True),
+        TypeError,
+        "encode_documents",
+    ),
+    "encode(show_progress_bar=True)": (
+        lambda x: x.model.encode(LIST, show_progress_bar=True),
+        TypeError,
+        "progress=True",
+    ),
+    "encode(normalize_embeddings=True)": (
+        lambda x: x.model.encode(LIST, normalize_embeddings=True),
+        TypeError,
+        "setting normalize",
+    ),
+    "model.score(texts, texts)": (lambda x: x.model.score(LIST, LIST), TypeError, "encode_documents"),
+    "model.predict(pairs)": (lambda x: x.model.predict([(QUERY, LIST[0])]), AttributeError, r"rank\(query"),
+    "model.embed_documents(texts)": (
+        lambda x: x.model.embed_documents(LIST),
+        AttributeError,
+        "encode_document",
+    ),
+    "model.search('text', texts)": (lambda x: x.model.search(QUERY, LIST), AttributeError, "Index.build"),
+    "model.index(texts)": (lambda x: x.model.index(collection=LIST), AttributeError, "Index.build"),
+    "model.fit(pairs)": (lambda x: x.model.fit([]), AttributeError, "train"),
+    "model.tokenizer": (lambda x: x.model.tokenizer, AttributeError, "encoder.tokenizer"),
+    "model.config": (lambda x: x.model.config, AttributeError, "description"),
+    "Paradigm.from_pretrained('name')": (
+        lambda x: Paradigm.from_pretrained("offline"),
+        FileNotFoundError,
+        "load",
+    ),
+    "Index(model, texts)": (lambda x: Index(x.model, LIST), TypeError, "Index.build"),
+    "index.add(texts)": (lambda x: x.index.add(LIST), AttributeError, "store.add"),
+    "index.retrieve('text')": (lambda x: x.index.retrieve(QUERY), AttributeError, r"search\(query"),
+    "index.save(folder)": (lambda x: x.index.save(x.folder), AttributeError, "Index.build.*folder"),
+    "index.ntotal": (lambda x: x.index.ntotal, AttributeError, "len"),
+    "index.rerank('text', texts)": (lambda x: x.index.rerank(QUERY, LIST), TypeError, "dict, id → text"),
+    "index.search(vectors)": (lambda x: x.index.search(np.eye(8)), TypeError, "a string is needed"),
+    "bm25.get_scores(words)": (lambda x: x.bm25.get_scores(["cat"]), AttributeError, r"search\(query"),
+    "bm25.retrieve('text')": (lambda x: x.bm25.retrieve("cat"), AttributeError, r"search\(query"),
+    "BM25('text')": (lambda x: BM25("a cat"), TypeError, "list of strings"),
+}
+
+
+@pytest.fixture
+def tried(models, tmp_path) -> Tried:
+    model = models["colbert"]
+    return Tried(model, Index.build(model, LIST), BM25(LIST), tmp_path / "saved")
+
+
+@pytest.mark.parametrize("call", ANSWERED)
+def test_a_call_of_another_library_is_answered(tried, call):
+    answer, count = ANSWERED[call]
+    assert len(answer(tried)) == count
+
+
+@pytest.mark.parametrize("call", REFUSED)
+def test_a_call_of_another_library_says_what_to_write(tried, call):
+    guess, kind, remedy = REFUSED[call]
+    refused(lambda: guess(tried), remedy, kind)
+
+
+def test_four_lines_rank_documents(tiny_bert):
+    index = Index.build(ColBERT(tiny_bert, **LENGTHS), LIST)
+    results = index.search(QUERY, k=2)
+    assert [result.text for result in results] == [LIST[int(result.id)] for result in results]
+    ranked = index.model.rank(QUERY, LIST, 2)
+    assert [result.id for result in results] == [result.id for result in ranked]
+    for ours, theirs in zip(results, ranked, strict=True):  # an index keeps numbers of 16 bits
+        assert ours.score == pytest.approx(theirs.score, abs=1e-3)

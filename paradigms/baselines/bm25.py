@@ -26,11 +26,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import regex  # type: ignore[import-untyped]
 
-from paradigms.data import Corpus, Run, best_first, check_queries
+from paradigms.data import Corpus, Run, Texts, best_first, check_queries
 from paradigms.data.assembly import Digest
+from paradigms.data.results import any_queries
 from paradigms.explanation import Explanation
 from paradigms.io.checks import check_texts, naming, read_json
 from paradigms.io.files import atomic_folder, contents, settle
+from paradigms.io.guesses import Guessed
 from paradigms.io.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -68,12 +70,12 @@ def _bm25s() -> ModuleType:
             del sys.modules["jax"]
 
 
-class BM25:
+class BM25(Guessed):
     """Search a corpus with BM25. vocabulary: map from terms to columns of `matrix`."""
 
     def __init__(
         self,
-        texts: Corpus | Mapping[str, str],
+        texts: Texts,
         *,
         k1: float = 0.9,
         b: float = 0.4,
@@ -82,11 +84,11 @@ class BM25:
         tokenizer: str | Path | None = None,
         progress: bool = False,
     ) -> None:
-        """Index a corpus or a map from ids to texts. Terms are runs of 1 to `ngrams` words or pieces.
+        """Index a corpus, a map from ids to texts, or a list of texts.
 
-        tokenizer: hub name or folder of a tokenizer whose pieces are the terms; None = words. stopwords:
-        words to remove before runs are formed, by default `STOPWORDS` for words and none for pieces. Raises
-        ValueError if no text contains a term.
+        ngrams: terms are runs of 1 to `ngrams` words or pieces. tokenizer: hub name or folder of a tokenizer
+        whose pieces are the terms; None = words. stopwords: words to remove before runs are formed, by
+        default `STOPWORDS` for words and none for pieces. Raises ValueError if no text contains a term.
         """
         bm25s = _bm25s()
 
@@ -139,6 +141,7 @@ class BM25:
         matrix = self.matrix()
         return matrix.data.nbytes + matrix.indices.nbytes + matrix.indptr.nbytes
 
+    @any_queries
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
         """Find the k best documents that share a term with each query; equal scores are ordered by id."""
         if k < 1:
@@ -233,7 +236,7 @@ class BM25:
             (fresh / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
 
     @classmethod
-    def load(cls, folder: str | Path, texts: Corpus | Mapping[str, str]) -> "BM25":
+    def load(cls, folder: str | Path, texts: Texts) -> "BM25":
         """Open an index of `texts` written by `save`.
 
         Raises FileNotFoundError if `folder` contains no index, and ValueError if the index was built from

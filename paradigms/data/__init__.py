@@ -20,6 +20,7 @@ from paradigms.data.collection import (
     Problems,
     Run,
     Split,
+    Texts,
     best_first,
     check_answered,
     check_queries,

@@ -69,10 +69,15 @@ class Corpus(Sequence[str]):
             raise ValueError("the ids of a corpus must be unique")
 
     @classmethod
-    def of(cls, texts: "Corpus | Mapping[str, str]") -> "Corpus":
-        """Make a corpus from document id → text; a `Corpus` is returned unchanged."""
+    def of(cls, texts: "Texts") -> "Corpus":
+        """Make a corpus from document id → text, or from a list, whose ids are "0", "1" and so on.
+
+        A `Corpus` is returned unchanged.
+        """
         if isinstance(texts, Corpus):
             return texts
+        if not isinstance(texts, Mapping):
+            texts = {str(n): text for n, text in enumerate(as_sequence(texts, "documents"))}
         check_texts(texts, "document")
         return cls(list(texts), list(texts.values()))
 
@@ -130,6 +135,10 @@ class Corpus(Sequence[str]):
         rows = sorted({self.position(id) for id in ids})
         titles = [self.titles[row] for row in rows]
         return Corpus([self.ids[row] for row in rows], [self[row] for row in rows], titles)
+
+
+Texts = Corpus | Mapping[str, str] | Iterable[str]
+"""Documents: a corpus, document id → text, or texts whose ids are "0", "1" and so on."""
 
 
 @dataclass(frozen=True)

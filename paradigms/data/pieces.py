@@ -19,15 +19,15 @@ from paradigms.data.texts import WORD, passages
 class Pieces:
     """A corpus cut into passages. `Pieces.corpus` contains the passages as documents.
 
-    words: maximum words per passage, including the title, cut as in `texts.passages`; with 0, each document
-    is one passage. Passage n of document d has the id "d:n" and begins with d's title. A document without
-    text is one passage without text.
+    source: the corpus of documents. words: maximum words per passage, including the title, cut as in
+    `texts.passages`; with 0, each document is one passage. Passage n of document d has the id "d:n" and
+    begins with d's title. A document without text is one passage without text.
     """
 
     def __init__(self, corpus: Corpus, words: int):
         if words < 0:
             raise ValueError(f"words of passages must be at least 0, got {words}")
-        self._documents = corpus
+        self.source = corpus
         self.words = words
         if not words:
             self.corpus = corpus
@@ -51,14 +51,14 @@ class Pieces:
         >>> Pieces(Corpus(["a", "b"], ["one two three", "four"]), words=2).of("a")
         ['a:0', 'a:1']
         """
-        place = self._documents.position(document)
+        place = self.source.position(document)
         start, end = np.searchsorted(self._owners, [place, place + 1])
         return self.corpus.ids[start:end]
 
     @property
     def mean(self) -> int:
         """Average number of passages per document, rounded up."""
-        return -(-len(self.corpus) // max(1, len(self._documents)))
+        return -(-len(self.corpus) // max(1, len(self.source)))
 
     def documents(self, scores: Mapping[str, float], best: int = 1) -> dict[str, float]:
         """Map each document to the sum of its passages' `best` largest scores, in no particular order."""
@@ -67,7 +67,7 @@ class Pieces:
         for owner, score in zip(self._owners[rows].tolist(), scores.values(), strict=True):
             grouped.setdefault(owner, []).append(score)
         summed = ((owner, sum(sorted(values, reverse=True)[:best])) for owner, values in grouped.items())
-        return {self._documents.ids[owner]: score for owner, score in summed}
+        return {self.source.ids[owner]: score for owner, score in summed}
 
 
 class _Texts(Sequence[str]):

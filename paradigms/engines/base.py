@@ -15,6 +15,7 @@ from jaxtyping import Float
 from paradigms.align import UNBOUNDED
 from paradigms.core import Tokens
 from paradigms.data import Corpus, Run, best_first, check_queries
+from paradigms.data.results import any_queries
 from paradigms.explanation import Explanation
 from paradigms.identity import Identity, differing, identity
 from paradigms.io.checks import check_texts, naming
@@ -207,6 +208,7 @@ class EngineRetriever:
         """Return 0, because the engine stores its documents elsewhere."""
         return 0
 
+    @any_queries
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
         check_texts(queries, "query")
         return self._ranked(f"search {self.model.name}", queries, dict.fromkeys(queries, k), {}, progress)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from paradigms.data import Run, best_first, check_queries
+from paradigms.data.results import any_queries
 from paradigms.explanation import Explanation
 from paradigms.generative.beam import beam_search
 from paradigms.generative.interaction import decompose
@@ -52,6 +53,7 @@ class GenerativeRetriever:
             parts += [array for array in arrays if isinstance(array, np.ndarray)]
         return sum(part.nbytes for part in parts)
 
+    @any_queries
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
         """Find at most k documents per query, best first; equal scores are ordered by id.
 

@@ -179,13 +179,16 @@ def naming(what: object) -> Iterator[None]:
 
 
 class Named(dict[str, T]):
-    """A table of entries by name, which names all of them when it lacks one. what: an entry, in words."""
+    """A table of entries by name, such as "me_bert", which "ME-BERT" also finds. what: an entry, in words."""
 
     def __init__(self, what: str, **entries: T) -> None:
         super().__init__(entries)
         self.what = what
 
     def __missing__(self, name: object) -> T:
+        plain = str(name).lower().replace("-", "_").replace(" ", "_")
+        if plain != name and plain in self:
+            return self[plain]
         raise KeyError(f"there is no {self.what} {name!r:.80}; there are {', '.join(self)}")
 
 
@@ -341,4 +344,4 @@ FILE_CHECKS: dict[str, Callable[[Path], None]] = {
 def require(file: Path, folder: Path) -> None:
     """Raise FileNotFoundError if a file of a saved paradigm is missing."""
     if not file.is_file():
-        raise FileNotFoundError(f"{file} is missing: {folder} is not a saved paradigm")
+        raise FileNotFoundError(f"{file} is missing: {folder} is not a saved paradigm (load reads others)")

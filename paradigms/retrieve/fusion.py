@@ -19,8 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, isnan
 
-from paradigms.data import Run
+from paradigms.data import Corpus, Run
 from paradigms.data.collection import best_first, ranked
+from paradigms.data.results import any_queries
 from paradigms.explanation import Explanation
 from paradigms.retrieve.retriever import Retriever
 
@@ -42,9 +43,15 @@ class Fused:
     def __post_init__(self) -> None:
         check_weights(self.weights, len(self.retrievers), self.method)
 
+    @property
+    def corpus(self) -> Corpus | None:
+        corpora = (getattr(one, "corpus", None) for one in self.retrievers)
+        return next((corpus for corpus in corpora if corpus is not None), None)
+
     def size_in_bytes(self) -> int:
         return sum(retriever.size_in_bytes() for retriever in self.retrievers)
 
+    @any_queries
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
         return fuse(self.runs(queries, k, progress=progress), self.weights, self.method, k)
 

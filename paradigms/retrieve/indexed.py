@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 
 from paradigms.core import Tokens
-from paradigms.data import Corpus, Run, check_queries
+from paradigms.data import Corpus, Run, Texts, check_queries
+from paradigms.data.results import any_queries
 from paradigms.encoder.batches import by_length
 from paradigms.encoder.precision import AUTO, autocast
 from paradigms.explanation import Explanation
 from paradigms.find import INDEXES, Index, open_index
 from paradigms.find.scan import Exact
 from paradigms.io.checks import check_texts
+from paradigms.io.guesses import Guessed
 from paradigms.io.progress import progress_bar
 from paradigms.model import Paradigm
 from paradigms.recipe import Recipe
@@ -27,7 +29,7 @@ QUERIES = 64  # queries encoded at once
 
 
 @dataclass(frozen=True, eq=False)
-class Indexed:
+class Indexed(Guessed):
     """Search and rerank by rel over an index (`paradigms.find`).
 
     model: the model that made the index, possibly with another alignment. corpus: the documents' texts, for
@@ -43,6 +45,8 @@ class Indexed:
     precision: str = AUTO
 
     def __post_init__(self) -> None:
+        if isinstance(self.index, Paradigm):
+            raise TypeError("Index.build(model, texts) makes an index; Index.open(folder, model) opens one")
         if self.corpus is not None:
             self.index.store.check_texts(self.corpus)
 
@@ -50,7 +54,7 @@ class Indexed:
     def build(
         cls,
         model: Paradigm,
-        texts: Corpus | Mapping[str, str],
+        texts: Texts,
         folder: str | Path | None = None,
         *,
         kind: Kind | str = "exact",
@@ -60,11 +64,11 @@ class Indexed:
     ) -> Indexed:
         """Encode texts into an index.
 
-        texts: a corpus, or document id → text. folder: where to store the index; None keeps it in memory.
-        kind: a kind such as `find.kinds.compressed(bits=4)`, or a key of `INDEXES`. precision: precision for
-        encoding documents and queries. dim: number of leading coordinates of each vector to store and to
-        search with (`Paradigm.truncated`); None means all. settings: arguments of `Store.build`, such as
-        progress.
+        texts: a corpus, document id → text, or a list, whose ids are "0", "1" and so on. folder: where to
+        store the index; None keeps it in memory. kind: a kind such as `find.kinds.compressed(bits=4)`, or a
+        key of `INDEXES`. precision: precision for encoding documents and queries. dim: number of leading
+        coordinates of each vector to store and to search with (`Paradigm.truncated`); None means all.
+        settings: arguments of `Store.build`, such as progress.
         """
         model = model if dim is None else model.truncated(dim)
         corpus = Corpus.of(texts)
@@ -93,6 +97,7 @@ class Indexed:
         """Return a retriever restricted to these documents. Raises KeyError if an id is unknown."""
         return replace(self, index=self.index.only(ids))
 
+    @any_queries
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
         check_texts(queries, "query")
         self.index.store.check(self.model)

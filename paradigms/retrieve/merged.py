@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paradigms.data import Corpus, Run, best_first, check_queries
+from paradigms.data.results import any_queries
 from paradigms.encoder.towers import described
 from paradigms.explanation import Explanation
 from paradigms.identity import differing
@@ -55,6 +56,11 @@ class Merged:
     def model(self) -> Paradigm:
         return self.parts[0].model
 
+    @cached_property
+    def corpus(self) -> Corpus | None:
+        corpora = {id(part.corpus): part.corpus for part in self.parts if part.corpus is not None}
+        return Corpus.joined(list(corpora.values())) if corpora else None
+
     def size_in_bytes(self) -> int:
         return sum(part.size_in_bytes() for part in self.parts)
 
@@ -67,6 +73,7 @@ class Merged:
         """Return a retriever over the n-th of `count` parts of the indexes, or None if there are fewer."""
         return Merged(self.parts[n::count]) if len(self.parts) >= count else None
 
+    @any_queries
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
         runs = [part.search(queries, k, progress=progress) for part in self.parts]
         return {query: best_first(_joined(runs, query), k) for query in queries}

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from paradigms.data import Corpus, Run
+from paradigms.data import Corpus, Run, Texts
+from paradigms.data.results import any_queries
 from paradigms.encoder.precision import AUTO
 from paradigms.explanation import Explanation
 from paradigms.model import Paradigm
@@ -20,7 +21,7 @@ Model: TypeAlias = Trainable  # of any kind
 
 def retriever_of(
     model: Model,
-    texts: Corpus | Mapping[str, str],
+    texts: Texts,
     folder: str | Path | None = None,
     *,
     first: Retriever | None = None,
@@ -58,6 +59,7 @@ class Reranking:
     def size_in_bytes(self) -> int:
         return 0
 
+    @any_queries
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
         """Rerank the k best documents of `first`. Raises ValueError if `first` is None."""
         if self.first is None:

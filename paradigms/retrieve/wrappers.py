@@ -8,9 +8,10 @@ from typing import Any
 
 from torch import distributed
 
-from paradigms.data import Run, best_first
+from paradigms.data import Corpus, Run, best_first
 from paradigms.data.identical import without_own
 from paradigms.data.pieces import Pieces
+from paradigms.data.results import any_queries
 from paradigms.explanation import Explanation
 from paradigms.io.checks import check_texts
 from paradigms.retrieve.indexed import Indexed
@@ -26,6 +27,10 @@ class Wrapper:
     """A retriever that modifies the searches of another retriever."""
 
     retriever: Retriever
+
+    @property
+    def corpus(self) -> Corpus | None:
+        return getattr(self.retriever, "corpus", None)
 
     def size_in_bytes(self) -> int:
         return self.retriever.size_in_bytes()
@@ -49,6 +54,11 @@ class Passages(Wrapper):
         if self.best < 1:
             raise ValueError(f"best must be at least 1 passage, got {self.best}")
 
+    @property
+    def corpus(self) -> Corpus:
+        return self.pieces.source
+
+    @any_queries
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
         """Return the k best documents for each query.
 
@@ -97,6 +107,7 @@ class WithoutOwn(Wrapper):
 
     ids: Set[str]
 
+    @any_queries
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
         depth = k + 1 if self.ids and k > 0 else k
         return without_own(self.retriever.search(queries, depth, progress=progress), self.ids, k)
@@ -118,6 +129,7 @@ class AllProcesses(Wrapper):
 
     launch: Launch
 
+    @any_queries
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
         check_texts(queries, "query")
         rank, count, searched = self.launch.process_index, self.launch.num_processes, self.retriever
