@@ -167,7 +167,8 @@ def rescored(
             automatic = settings.precision == "auto"
             precision = native_precision(state.device) if automatic else settings.precision
             retriever = retriever_of(model, part, folder, precision=precision, progress=main, launch=state)
-        documents = Passages(AllProcesses(retriever, state), pieces, settings.best_passages)
+        passages = settings.passages > 0  # whose scores decide how far a process searches
+        documents = Passages(AllProcesses(retriever, state, passages), pieces, settings.best_passages)
         reranked = documents.rerank(queries, pool, progress=main)
         state.wait_for_everyone()  # all processes must have read the folder before it is deleted
     return reranked

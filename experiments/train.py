@@ -116,7 +116,6 @@ import torch
 from accelerate import Accelerator
 
 from paradigms import GENERATIVE, PARADIGMS, RERANKERS, CrossAttention, Generative, Paradigm, load
-from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Run, Split, read_run
 from paradigms.io.files import write_json
 from paradigms.train import fit, negatives, script
@@ -124,7 +123,7 @@ from paradigms.train.fit import DEV_DEPTH
 from paradigms.train.generative import fit_generative, t5_folder
 from paradigms.train.loop import TrainingSettings, training_seconds
 from paradigms.train.losses import Distillation
-from paradigms.train.negatives import NEGATIVES_DEPTH, FalseNegatives, ScorePairs, pair_scores
+from paradigms.train.negatives import NEGATIVES_DEPTH, FalseNegatives, ScorePairs, SharedBM25, pair_scores
 from paradigms.train.parallel import by_main
 
 FREE = {
@@ -166,13 +165,25 @@ def trained(
     splits = fit.training_splits(collection, settings.seed)
     if not splits[0].queries:
         raise ValueError(f"{collection.name} has no training queries")
-    bm25 = BM25(collection.corpus)
+    with SharedBM25(collection.corpus, folder / "bm25", accelerator) as bm25:
+        return fitted(settings, collection, splits, bm25, folder, accelerator)
+
+
+def fitted(
+    settings: Settings,
+    collection: Collection,
+    splits: tuple[Split, Split],
+    bm25: SharedBM25,
+    folder: Path,
+    accelerator: Accelerator,
+) -> Paradigm | Generative | CrossAttention:
+    """Train on splits[0], with dev queries from splits[1]; BM25 is built only if something is searched."""
+    dev_run = bm25.search(fit.dev_queries(splits[1], settings.dev_queries), DEV_DEPTH)
     mined: Run = {}
     if settings.negatives and settings.run:
         mined = mined_run(settings.run, collection, splits[0], folder, accelerator)
-    elif settings.negatives:
+    elif settings.negatives and settings.paradigm not in GENERATIVE:
         mined = bm25.search(splits[0].queries, NEGATIVES_DEPTH)
-    dev_run = bm25.search(splits[1].queries, DEV_DEPTH)
     torch.manual_seed(settings.seed)
     values = training_fields(settings)
     if settings.distil != "none":
@@ -196,6 +207,7 @@ def trained(
             generated,
             settings.negatives,
             settings.teacher,
+            bm25.search,
         )
     teacher, suspects = judges(settings, collection, splits[0], folder, accelerator)
     build: Callable[..., Any] = (PARADIGMS | RERANKERS)[settings.paradigm]
@@ -234,10 +246,7 @@ def judges(
 
 
 def mined_run(run: str, collection: Collection, split: Split, folder: Path, accelerator: Accelerator) -> Run:
-    """Read a run from a file; if `run` is a paradigm's folder, mine a run with it into mined.run.
-
-    Only one process mines.
-    """
+    """Read a run from a file; if `run` is a paradigm's folder, mine a run with it into mined.run."""
     if not Path(run).is_dir():
         return read_run(run)
     return negatives.mined_run(lambda: load(run), collection.corpus, split, folder, accelerator)

@@ -14,6 +14,7 @@ from paradigms.io.terminal import interruptible, shown
 
 Tracker = Literal["none", "wandb"]
 Precision = Literal["auto", "no", "bf16", "fp16"]
+LAUNCHERS = ("PMI_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_")  # prefixes of what MPI's launchers set
 DIVISIONS = {"within": "within documents", "unseen": "unseen documents"}  # names in tables
 
 
@@ -39,11 +40,13 @@ def launch(module: str, settings: type, description: str | None, *, processes: b
 
 def leave_to_first() -> None:
     """End all processes of a launch except the first, which goes on as if it had been started alone."""
-    if os.environ.get("RANK", "0") != "0":
+    names = [f"{launcher}{name}" for launcher in LAUNCHERS for name in ("RANK", "SIZE")]
+    values = {name: os.environ.get(name, "0") for name in ("RANK", "WORLD_SIZE", *names)}
+    if any(value != "0" for name, value in values.items() if name.endswith("RANK")):
         raise SystemExit(0)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if any(int(value) > 1 for value in values.values()):
         print(f"{Path(sys.argv[0]).name} runs in one process; the others end at once.", file=sys.stderr)
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+    for name in (*values, "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         os.environ.pop(name, None)
 
 

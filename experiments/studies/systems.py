@@ -257,7 +257,7 @@ def retriever(
     model.check_corpus(corpus.ids)
     how: dict[str, Any] = {"precision": launch.mixed_precision, "progress": launch.is_main_process}
     if not isinstance(model, Paradigm):
-        return AllProcesses(retriever_of(model, corpus, first=data.bm25, **how), launch)
+        return AllProcesses(retriever_of(model, corpus, first=data.bm25, **how), launch, to_all=False)
     if system.index:
         indexed: Retriever = open_encoded(
             system.index, model, data.collection, settings.passages, pieces.corpus
@@ -267,7 +267,8 @@ def retriever(
         if settings.index == "exact" and model.encoder.dim == 1 and "ids" in model.reads:
             how["kind"] = kinds.inverted(16)  # also exact, and faster for term weights
         indexed = Indexed.build(model, pieces.corpus, folder, **how)
-    return Passages(AllProcesses(indexed, launch), pieces, settings.best_passages)
+    passages = settings.passages > 0  # whose scores decide how far a process searches
+    return Passages(AllProcesses(indexed, launch, passages), pieces, settings.best_passages)
 
 
 def finished(name: str, data: ComparisonData, settings: Any, seed: int | None = None) -> Retriever:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 WORD = re.compile(r"\w+")
 BATCH = 1000  # texts per call of a tokenizer
 TOKENIZER = "tokenizer"  # subfolder of a saved index
+SAVED = contents("*.index.npy", "*.json", f"{TOKENIZER}/", marks=["params.index.json"])
 UNSPACED = "".join(
     rf"\p{{scx={script}}}" for script in ("Hani", "Hira", "Kana", "Thai", "Laoo", "Khmr", "Mymr")
 )
@@ -221,8 +222,7 @@ class BM25(Guessed):
 
     def save(self, folder: str | Path) -> None:
         """Write the index and its tokenizer as .npy and .json files. Only an older index is overwritten."""
-        written = contents("*.index.npy", "*.json", f"{TOKENIZER}/", marks=["params.index.json"])
-        with atomic_folder(folder, written) as fresh:
+        with atomic_folder(folder, SAVED) as fresh:
             self._index.save(fresh, show_progress=False, allow_pickle=False)
             settings = {
                 "ids": self.corpus.ids,
@@ -263,6 +263,17 @@ class BM25(Guessed):
             pieces = settings.pop("pieces", None)
             tokenizer = None if pieces is None else _tokenizer(Path(folder) / TOKENIZER, pieces)
             bm25._hold(index, corpus, **settings, tokenizer=tokenizer)
+        return bm25
+
+    @classmethod
+    def mapped(cls, folder: str | Path, corpus: Corpus) -> "BM25":
+        """Map the weights of an index of words that another process of this launch has just saved.
+
+        Unlike `load`, this neither reads nor compares the documents.
+        """
+        bm25 = cls.__new__(cls)
+        index = _bm25s().BM25.load(folder, mmap=True, show_progress=False, allow_pickle=False)
+        bm25._hold(index, corpus, 1, STOPWORDS, None)
         return bm25
 
     def _scores(self, text: str) -> np.ndarray:

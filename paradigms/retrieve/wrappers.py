@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
+import numpy as np
 from torch import distributed
 
 from paradigms.data import Corpus, Run, best_first
@@ -19,6 +21,7 @@ from paradigms.retrieve.merged import Merged
 from paradigms.retrieve.retriever import Retriever
 from paradigms.store.building import Launch
 
+BLOCK = 256  # queries whose results processes send at once
 WIDER = 4  # factor by which to increase the number of passages if a query gets too few documents
 
 
@@ -120,14 +123,16 @@ class WithoutOwn(Wrapper):
 class AllProcesses(Wrapper):
     """Divide each search among the processes of a launch, without changing the results.
 
-    Every process calls the methods with the same arguments and receives all results. If the index can be
-    divided (`Indexed.part`), each process searches one part of the documents, and the results are merged.
-    Otherwise, and for reranking, the queries are divided.
+    Every process calls the methods with the same arguments. If the index can be divided (`Indexed.part`),
+    each process searches one part of the documents, and the results are merged. Otherwise, and for reranking,
+    the queries are divided. Results travel as arrays, BLOCK queries at a time, and process 0 merges them.
 
     launch: object that describes the processes, such as accelerate's `Accelerator` or `PartialState`.
+    to_all: whether every process receives the results; if not, those after process 0 receive no documents.
     """
 
     launch: Launch
+    to_all: bool = True
 
     @any_queries
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
@@ -143,13 +148,46 @@ class AllProcesses(Wrapper):
         mine = {query: run[query] for query in list(run)[rank::count]}
         return self._merged(run, self.retriever.rerank(queries, mine, progress=progress))
 
-    def _merged(self, queries: Mapping[str, Any], run: Run, k: int | None = None) -> Run:
+    def _merged(self, queries: Iterable[str], run: Run, k: int | None = None) -> Run:
         """Merge the runs of all processes. k: number of documents to keep per query; None keeps all."""
-        runs: list[Run] = [run] * self.launch.num_processes
-        if len(runs) > 1:
-            distributed.all_gather_object(runs, run)
-        merged: Run = {query: {} for query in queries}
-        for part in runs:
-            for query, scores in part.items():
-                merged[query] |= scores
-        return {query: best_first(scores, k) for query, scores in merged.items()}
+        count = self.launch.num_processes
+        if count == 1:
+            return {query: best_first(run.get(query, {}), k) for query in queries}
+        names = list(queries)
+        merged: Run = {}
+        for start in range(0, len(names), BLOCK):
+            block = names[start : start + BLOCK]
+            parts: list[Any] | None = [None] * count if self.launch.process_index == 0 else None
+            distributed.gather_object(RunArrays.of([run.get(query, {}) for query in block]), parts)
+            best = [RunArrays.merged(parts, k) if parts else RunArrays.of([{}] * len(block))]
+            if self.to_all:
+                distributed.broadcast_object_list(best)
+            merged |= zip(block, best[0].scored(), strict=True)
+        return merged
+
+
+class RunArrays(NamedTuple):
+    """Scored documents of several queries, one query after the other."""
+
+    lengths: np.ndarray  # int64 [queries]
+    ids: np.ndarray  # bytes of equal width [documents]: UTF-8 and a full stop, as numpy strips final zeros
+    scores: np.ndarray  # float64 [documents]
+
+    @classmethod
+    def of(cls, scored: Sequence[Mapping[str, float]]) -> RunArrays:
+        ids = [f"{id}.".encode("utf-8", "surrogatepass") for scores in scored for id in scores]
+        values = [score for scores in scored for score in scores.values()]
+        return cls(np.array([*map(len, scored)], np.int64), np.array(ids, np.bytes_), np.array(values, float))
+
+    def scored(self) -> Iterator[dict[str, float]]:
+        for start, end in pairwise([0, *self.lengths.cumsum().tolist()]):
+            ids = (id[:-1].decode("utf-8", "surrogatepass") for id in self.ids[start:end].tolist())
+            yield dict(zip(ids, self.scores[start:end].tolist(), strict=True))
+
+    @classmethod
+    def merged(cls, parts: Sequence[RunArrays], k: int | None) -> RunArrays:
+        """Return each query's `best_first` documents of all parts."""
+        best = []
+        for query in zip(*(part.scored() for part in parts), strict=True):
+            best.append(best_first({id: score for scores in query for id, score in scores.items()}, k))
+        return cls.of(best)

@@ -35,10 +35,9 @@ class DevMeasure:
     """
 
     def __init__(self, corpus: Corpus, split: Split, run: Run, queries: int, precision: str) -> None:
-        ordered = sorted(split.queries, key=lambda q: hashlib.sha256(q.encode("utf-8", "replace")).digest())
         self.corpus = corpus
         self.precision = precision
-        self.queries = {query: split.queries[query] for query in sorted(ordered[:queries])}
+        self.queries = dev_queries(split, queries)
         self.judgements = {query: split.judgements[query] for query in self.queries}
         retrieved = {query: run.get(query, {}) for query in self.queries}
         self.pool = candidates(retrieved, DEV_DEPTH, with_relevant=self.judgements)
@@ -47,6 +46,12 @@ class DevMeasure:
         reranker = Reranking(model, self.corpus, precision=self.precision)
         reranked = reranker.rerank(self.queries, self.pool)
         return per_query(reranked, self.judgements, ("nDCG@10",)).values["nDCG@10"]
+
+
+def dev_queries(split: Split, count: int) -> dict[str, str]:
+    """Choose `count` queries of a split by a hash of their ids."""
+    ordered = sorted(split.queries, key=lambda q: hashlib.sha256(q.encode("utf-8", "replace")).digest())
+    return {query: split.queries[query] for query in sorted(ordered[:count])}
 
 
 def dev_measure(
@@ -75,7 +80,7 @@ def fit(
     splits: tuple[Split, Split],
     runs: tuple[Run, Run],
     negatives: int,
-    dev_queries: int,
+    dev_count: int,
     training: TrainingSettings,
     folder: Path,
     accelerator: Accelerator,
@@ -85,7 +90,7 @@ def fit(
     states: Path | None = None,
     own_negatives: bool = False,
 ) -> Encoded:
-    """Train on splits[0] and choose the best state by nDCG@10 on `dev_queries` queries of splits[1].
+    """Train on splits[0] and choose the best state by nDCG@10 on `dev_count` queries of splits[1].
 
     The dev measure is `DevMeasure`. runs: first-stage rankings of both splits' queries, for hard negatives
     and for reranking. own_negatives: the model itself ranks the training queries, once before training
@@ -125,7 +130,7 @@ def fit(
         objective = Listwise(paradigm, corpus, examples)
         layers = 0  # it reads pairs, so single texts have no states
     objective.configure(training)  # refuses settings before states are stored
-    dev = dev_measure(corpus, splits[1], dev_run, dev_queries, accelerator)
+    dev = dev_measure(corpus, splits[1], dev_run, dev_count, accelerator)
     temporary = bool(layers) and states is None
     with deleted_after(folder / STATES, accelerator) if temporary else nullcontext(states) as place:
         if layers and place is not None:

@@ -187,10 +187,11 @@ def fit_generative(
     generated: Path | None = None,
     negatives: int = 0,
     teacher: str = "",
+    search: Callable[[dict[str, str], int], Run] | None = None,
 ) -> Generative:
     """Train a model on pairs from splits[0] and the corpus, and choose its best state as `fit` does.
 
-    generated: JSON lines of generated queries (`pairs.read_generated`). negatives, teacher: see
+    generated: JSON lines of generated queries (`pairs.read_generated`). negatives, teacher, search: see
     `with_negatives`; the teacher is a model for `pair_scores`.
     """
     problems = Problems()
@@ -203,7 +204,7 @@ def fit_generative(
         def scores(queries: dict[str, str]) -> ScorePairs:
             return pair_scores(teacher, folder / "teacher.run", queries, corpus, accelerator)
 
-        pairs = with_negatives(pairs, corpus, negatives, training.seed, scores if teacher else None)
+        pairs = with_negatives(pairs, corpus, negatives, training.seed, scores if teacher else None, search)
     dev = dev_measure(corpus, splits[1], dev_run, dev_queries, accelerator)
     return fit_pairs(model, corpus, pairs, training, folder, accelerator, dev=dev, problems=problems)
 
@@ -248,12 +249,13 @@ def with_negatives(
     negatives: int,
     seed: int,
     teacher: Callable[[dict[str, str]], ScorePairs] | None = None,
+    search: Callable[[dict[str, str], int], Run] | None = None,
 ) -> list[Pair]:
     """Add to each pair `negatives` documents drawn from BM25's top `NEGATIVES_DEPTH` for its source.
 
     Documents that are paired with the source in any pair, and their copies, are not drawn. teacher: receives
-    the sources, keyed by number, and returns a function that scores their documents. Raises ValueError if the
-    corpus has too few documents.
+    the sources, keyed by number, and returns a function that scores their documents. search: BM25's search,
+    by default in this process. Raises ValueError if the corpus has too few documents.
     """
     numbers: dict[str, int] = {}
     paired: dict[str, set[int]] = {}  # source -> its documents
@@ -261,7 +263,7 @@ def with_negatives(
         numbers.setdefault(pair.source, len(numbers))
         paired.setdefault(pair.source, set()).add(corpus.first(corpus.ids[pair.document]))
     sources = {str(n): source for source, n in numbers.items()}
-    run = BM25(corpus).search(sources, NEGATIVES_DEPTH, progress=True)
+    run = (search or BM25(corpus).search)(sources, NEGATIVES_DEPTH)
     ranked = []
     for pair in pairs:
         never = paired[pair.source]

@@ -16,13 +16,15 @@ from typing import Any, TypeAlias
 
 from accelerate import Accelerator
 
+from paradigms.baselines.bm25 import BM25, SAVED
 from paradigms.data import Corpus, Run, Split, read_run, write_run
 from paradigms.data.trec import check_ids
 from paradigms.encoder.precision import AUTO
 from paradigms.io.files import contents, remove_folder
 from paradigms.io.progress import progress_bar
 from paradigms.loading import is_reranker, load
-from paradigms.retrieve import Model, Reranking, Retriever, retriever_of
+from paradigms.retrieve import AllProcesses, Model, Reranking, Retriever, retriever_of
+from paradigms.store.building import BUILT, Launch
 from paradigms.train.parallel import by_main
 from paradigms.trainable import Trainable
 
@@ -41,15 +43,55 @@ def mine(
     *,
     precision: str = AUTO,
     progress: bool = False,
+    folder: Path | None = None,
+    launch: Launch | None = None,
 ) -> Run:
     """For each query with a relevant document, find the top `depth` documents by exact search.
 
-    precision: precision of encoding, as in `encoder.precision`. Raises ValueError if the model cannot search.
+    precision: precision of encoding, as in `encoder.precision`. folder: where the documents' vectors are
+    stored; None keeps them in memory. launch: processes that divide encoding and search, and see `folder`;
+    process 0 returns the run, the others no documents. Raises ValueError if the model cannot search.
     """
     relevant = (query for query, judged in split.judgements.items() if any(g > 0 for g in judged.values()))
     queries = {query: split.queries[query] for query in relevant}
-    retriever = retriever_of(model, corpus, precision=precision, progress=progress)
+    retriever = retriever_of(model, corpus, folder, precision=precision, progress=progress, launch=launch)
+    if launch is not None:
+        retriever = AllProcesses(retriever, launch, to_all=False)
     return retriever.search(queries, depth, progress=progress)
+
+
+class SharedBM25:
+    """BM25 that one process builds when it is first used; all processes map its index and divide searches.
+
+    folder: where several processes store the index until `__exit__`; they all see it.
+    """
+
+    def __init__(self, corpus: Corpus, folder: Path, accelerator: Accelerator) -> None:
+        self.corpus = corpus
+        self.folder = folder
+        self.accelerator = accelerator
+        self.bm25: BM25 | None = None
+
+    def __enter__(self) -> "SharedBM25":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.bm25 is not None and self.accelerator.num_processes > 1:
+            self.bm25 = None
+            if self.accelerator.is_main_process:
+                remove_folder(self.folder, SAVED)
+
+    def search(self, queries: Mapping[str, str], k: int) -> Run:
+        """Find the k best documents for each query. Every process calls this and receives the run."""
+        if not queries:
+            return {}
+        progress = self.accelerator.is_main_process
+        if self.bm25 is None and self.accelerator.num_processes == 1:
+            self.bm25 = BM25(self.corpus, progress=True)
+        elif self.bm25 is None:
+            by_main(lambda: BM25(self.corpus, progress=True).save(self.folder), self.accelerator)
+            self.bm25 = BM25.mapped(self.folder, self.corpus)
+        return AllProcesses(self.bm25, self.accelerator).search(queries, k, progress=progress)
 
 
 def mined_run(
@@ -57,20 +99,27 @@ def mined_run(
 ) -> Run:
     """Use a model to find NEGATIVES_DEPTH documents for each query; cache the run in folder/mined.run.
 
-    One process opens the model and searches. Raises ValueError if the model cannot search, if the file is
-    damaged, or if it cannot hold an id.
+    Every process opens the model; they divide the documents to encode and the search. Raises ValueError if
+    the model cannot search, if the file is damaged, or if it cannot hold an id.
     """
     file = folder / "mined.run"
+    place = folder / "mined"  # the documents' vectors, if several processes divide them
     check_ids([*split.queries, *corpus.ids], "id")
-
-    def search() -> None:
-        if not file.is_file():
-            model: Any = open_model().to(accelerator.device)
-            precision = accelerator.mixed_precision
-            run = mine(model, corpus, split, NEGATIVES_DEPTH, precision=precision, progress=True)
-            write_run(file, run, tag=model.name)
-
-    by_main(search, accelerator)
+    if not by_main(file.is_file, accelerator):
+        model: Any = open_model().to(accelerator.device)
+        mined = mine(
+            model,
+            corpus,
+            split,
+            NEGATIVES_DEPTH,
+            precision=accelerator.mixed_precision,
+            progress=accelerator.is_main_process,
+            folder=place if accelerator.num_processes > 1 else None,
+            launch=accelerator,
+        )
+        by_main(lambda: write_run(file, mined, tag=model.name), accelerator)
+        if accelerator.is_main_process and place.is_dir():
+            remove_folder(place, BUILT)
     run = read_run(file)
     if split.queries and not run:
         raise ValueError(

@@ -180,9 +180,17 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> Tensor:
-        gradient = gradient.contiguous()
-        dist.all_reduce(gradient)
-        return gradient.chunk(dist.get_world_size(), 1)[dist.get_rank()]
+        parts = [part.contiguous() for part in gradient.chunk(dist.get_world_size(), 1)]
+        mine = torch.empty_like(parts[0])
+        try:
+            dist.reduce_scatter(mine, parts)  # each process receives its own documents' gradient only
+        except RuntimeError as error:  # gloo before torch 2.7
+            if "support" not in str(error):
+                raise
+            gradient = torch.cat(parts, 1)
+            dist.all_reduce(gradient)
+            mine = gradient.chunk(dist.get_world_size(), 1)[dist.get_rank()]
+        return mine
 
 
 def check_shared(folder: Path, accelerator: Accelerator | PartialState) -> None:

@@ -43,15 +43,21 @@ def test_what_a_part_lacks_is_named(tmp_path: Path):
         average.Settings(folders=["nowhere", folders[0]])
 
 
-def test_a_script_for_one_process_runs_once_in_a_launch_of_several(monkeypatch, capsys):
-    ranks = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"},
+        {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"},
+    ],
+)
+def test_a_script_for_one_process_runs_once_in_a_launch_of_several(monkeypatch, capsys, ranks):
     for name, value in ranks.items():
         monkeypatch.setenv(name, value)
     settings.leave_to_first()
     assert not ranks.keys() & os.environ.keys()
     assert "runs in one process; the others end" in capsys.readouterr().err
     settings.leave_to_first()
-    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv(next(iter(ranks)), "1")
     with pytest.raises(SystemExit) as ended:
         settings.launch("__main__", object, "")
     assert ended.value.code == 0

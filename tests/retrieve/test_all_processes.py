@@ -1,6 +1,7 @@
 """Two processes search and rerank with the results of one, however the work is divided."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from accelerate import PartialState
 
 from paradigms import PARADIGMS
 from paradigms.find import INDEXES, Store, open_index
-from paradigms.retrieve import AllProcesses, Indexed, Merged
+from paradigms.retrieve import AllProcesses, Indexed, Merged, wrappers
+from paradigms.retrieve.wrappers import RunArrays
 from tests.forks import fork_group
 from tests.tiny import WORDS
 
@@ -31,6 +33,7 @@ HALVES = (slice(0, None, 2), slice(1, None, 2))
 def search(backbone: Path, folder: Path, answers: str) -> None:
     """Each process writes the results of every system."""
     torch.set_num_threads(1)
+    wrappers.BLOCK = 3  # of four queries
     state, found = PartialState(cpu=True), {}
     for name, kind in SYSTEMS:
         torch.manual_seed(0)
@@ -45,8 +48,18 @@ def search(backbone: Path, folder: Path, answers: str) -> None:
             retriever = AllProcesses(Indexed(index, paradigm), state)
         found[f"{name} {kind} search"] = retriever.search(QUERIES, 7)
         found[f"{name} {kind} rerank"] = retriever.rerank(QUERIES, POOL)
+        alone = replace(retriever, to_all=False).search(QUERIES, 7)
+        received = found[f"{name} {kind} search"] if state.is_main_process else {q: {} for q in QUERIES}
+        assert alone == received
     Path(f"{answers}-{state.num_processes}-{state.process_index}.json").write_text(json.dumps(found))
     state.destroy_process_group()
+
+
+def test_results_are_merged_as_arrays():
+    parts = [[{"a\0": 0.1, "ü": 2.0}, {}], [{"c": 2.0, "\ud800": 1 / 3}, {"c": -1.0}]]
+    arrays = [RunArrays.of(part) for part in parts]
+    assert [list(part.scored()) for part in arrays] == parts
+    assert [*map(list, RunArrays.merged(arrays, 3).scored())] == [["c", "ü", "\ud800"], ["c"]]
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
+from torch.distributed.tensor.debug import CommDebugMode
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.core import Tokens
@@ -19,6 +20,7 @@ from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
 from paradigms.train.loop import TrainingSettings, train
 from paradigms.train.losses import Distillation, LossSettings
+from paradigms.train.parallel import gather
 from paradigms.train.script import lock_output
 from paradigms.train.state import signature
 from paradigms.train.states import deleted_after, keep_states
@@ -84,6 +86,19 @@ def equal_losses_and_gradients(accelerator: Accelerator, backbone: Path, folder:
         expected = load_file(folder / f"{name}.safetensors")
         found = loss_and_gradients(name, backbone, accelerator, chunk=chunk)
         assert_same({name: found}, {name: expected})
+
+
+def sends_shares(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
+    """The backward pass of a gather sends each process its share of the gradient, and no sums to all."""
+    rank = accelerator.process_index
+    part = torch.full((1, 3, 2), rank + 1.0, dtype=torch.float64, requires_grad=True)
+    weights = torch.arange(12, dtype=torch.float64).view(1, 6, 2) * (rank + 1)
+    pool = gather(part)
+    with CommDebugMode() as sent:
+        (pool * weights).sum().backward()
+    assert {str(op): count for op, count in sent.get_comm_counts().items()} == {"c10d.reduce_scatter_": 1}
+    assert part.grad is not None
+    assert torch.equal(part.grad, 3 * torch.arange(12).view(1, 2, 3, 2)[:, rank])
 
 
 def cached_steps(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
@@ -170,6 +185,7 @@ def frozen_layers(accelerator: Accelerator, backbone: Path, folder: Path) -> Non
 
 CHECKS = (
     equal_losses_and_gradients,
+    sends_shares,
     cached_steps,
     frozen_layers,
     apart,

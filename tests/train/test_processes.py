@@ -12,10 +12,14 @@ from rich.console import Console
 from studies import model_runs
 from studies.model_runs import Job, run_jobs
 
+from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Corpus, Problems, Run, Split
+from paradigms.store import shards
 from paradigms.train import generative, negatives
 from paradigms.train.parallel import by_main
 from tests import launch
+from tests.near import same_run
+from tests.train.test_mining import CORPUS, SPLIT, dense
 
 COLLECTION: Any = SimpleNamespace(name="none", corpus=Corpus(["d"], ["text"]))
 
@@ -88,13 +92,55 @@ def small_models_cannot_be_made(accelerator: Accelerator, backbone: Path, folder
         )
 
 
-def negatives_cannot_be_mined(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
+def mined_run_cannot_be_kept(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
     nothing = Split({}, {})
+    model = SimpleNamespace(to=lambda device: model, name="none")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "load", full_disk)
+        patch.setattr(train, "load", lambda run: model)
+        patch.setattr(negatives, "mine", lambda *given, **named: {})
+        patch.setattr(negatives, "write_run", full_disk)
         fails_for_both(
             lambda: train.mined_run(str(backbone), COLLECTION, nothing, folder, accelerator), accelerator
         )
+
+
+def shares_the_mining(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
+    """Two processes encode and search their shares, with the run of one."""
+    model = dense(backbone)
+    encoded: list[str] = []
+    tokenize = model.encoder.tokenize
+    model.encoder.tokenize = lambda texts, side: encoded.extend(texts) or tokenize(texts, side)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards, "SHARD", 8)
+        mined = negatives.mined_run(lambda: model, CORPUS, SPLIT, folder / "mining", accelerator)
+    same_run(mined, negatives.mine(dense(backbone), CORPUS, SPLIT, 100))
+    documents = set(encoded).intersection(CORPUS)
+    assert 0 < len(documents) < len(CORPUS)
+    assert not (folder / "mining" / "mined").exists()
+
+
+def shares_bm25(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
+    """One process builds the index, when something is searched, and each searches for half of the queries."""
+    built: list[BM25] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            BM25,
+            "__init__",
+            lambda self, *given, init=BM25.__init__, **named: (
+                built.append(self),
+                init(self, *given, **named),
+            )[0],
+        )
+        with negatives.SharedBM25(CORPUS, folder / "bm25", accelerator) as shared:
+            assert shared.search({}, 5) == {}
+            assert not built
+            assert not shared.folder.exists()
+            found = shared.search(SPLIT.queries, 5)
+            assert shared.search(SPLIT.queries, 5) == found
+    assert len(built) == accelerator.is_main_process
+    assert found == BM25(CORPUS).search(SPLIT.queries, 5)
+    accelerator.wait_for_everyone()
+    assert not shared.folder.exists()
 
 
 def studies_cannot_save_or_measure(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
@@ -116,7 +162,9 @@ CHECKS = (
     pairs_cannot_be_kept,
     shares_the_teachers_work,
     small_models_cannot_be_made,
-    negatives_cannot_be_mined,
+    mined_run_cannot_be_kept,
+    shares_the_mining,
+    shares_bm25,
     studies_cannot_save_or_measure,
 )
 
