@@ -339,6 +339,7 @@ def run_system(
             "encode s": None if system.index else encoded - began,
             **system_runs.search_costs(others, model, data.test.queries, settings.depth),
             "bytes/document": retriever.size_in_bytes() / max(1, len(data.collection.corpus)),
+            **system_runs.index_recall(Path(system.index or folder) / "index", settings.depth),
             "parameters": sum(p.numel() for p in model.parameters()),
             "documents cut": cut and cut.cut,
             "% of tokens cut": cut and 100 * cut.share,

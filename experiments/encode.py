@@ -129,6 +129,7 @@ def encode(
             progress=launch.is_main_process,
             launch=launch,
         )
+        by_main(Indexed.open(places[n], paradigm, corpus.only(ids)).tuned, launch)
     if launch.is_main_process:
         seconds = time.perf_counter() - began
         write_json(folder / "environment.json", environment(launch) | {"seconds": seconds})

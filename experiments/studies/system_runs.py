@@ -18,6 +18,7 @@ from paradigms.data import Run, check_answered, read_run, write_run
 from paradigms.data.identical import own_documents
 from paradigms.evaluate import with_judgements
 from paradigms.evaluate.tuning import tune_weights
+from paradigms.find import open_index
 from paradigms.io.checks import read_json
 from paradigms.io.files import write_json
 from paradigms.retrieve import AllProcesses, Model, Retriever, WithoutOwn, fuse
@@ -112,6 +113,13 @@ def search_costs(
         return {"encode ms/query": None, "search ms/query": searching}
     encoding = milliseconds(lambda query: encode([texts[query]]), list(texts)) or 0.0
     return {"encode ms/query": encoding, "search ms/query": max(0.0, searching - encoding)}
+
+
+def index_recall(folder: Path, k: int) -> dict[str, float]:
+    """Return the recall that the build of an index measured for searches of k documents, if it did."""
+    choices = open_index(folder).choices if folder.is_dir() else []
+    nearest = next((choice for choice in choices if k <= choice.k), choices[-1] if choices else None)
+    return {f"recall@{nearest.k} of the index": nearest.recall} if nearest else {}
 
 
 def _alone(retriever: Retriever) -> Retriever:

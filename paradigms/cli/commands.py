@@ -58,6 +58,8 @@ def run_index(settings: argparse.Namespace) -> None:
         show.tell(cut.summary + ("" if opened.origin.words else " (--passages)"))
     count = f"{len(opened.corpus):,} document{'s' * (len(opened.corpus) != 1)}"
     show.tell(f"{count} of {settings.source} in {output}")
+    for choice in opened.choices:
+        show.tell(f"A search for {choice.k} finds {choice.recall:.1%} of what an exhaustive one finds")
     again = "".join(f" --plugin {quote(file)}" for file in settings.plugin) + " --pickled" * settings.pickled
     show.tell(f'Search them: python -m paradigms search {quote(str(output))} "your question"{again}')
 

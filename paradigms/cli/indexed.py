@@ -28,6 +28,7 @@ from paradigms.data.collection import Document
 from paradigms.data.pieces import Pieces
 from paradigms.data.texts import CORPUS, INDEX, MARKER, WORDS, visible
 from paradigms.find import INDEXES, open_index
+from paradigms.find.recall import Choice
 from paradigms.io.checks import read_settings
 from paradigms.io.device import chosen_device
 from paradigms.io.files import locked, replace_file, write_json
@@ -125,6 +126,11 @@ class SearchFolder:
     @property
     def retriever(self) -> Retriever:
         return Passages(self.index, self.pieces, self.best)
+
+    @property
+    def choices(self) -> list[Choice]:
+        """What the build of an index in one folder chose for its searches (`find.recall`)."""
+        return self.index.index.choices if isinstance(self.index, Indexed) else []
 
     def only(self, ids: Iterable[str]) -> SearchFolder:
         """Restrict searches to the given documents (`Indexed.only`). Raises KeyError if an id is unknown."""

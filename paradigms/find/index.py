@@ -13,7 +13,7 @@ reranking scores them −∞. Queries without tokens return no documents. The ca
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -21,9 +21,11 @@ import torch
 from torch import Tensor
 
 from paradigms.core import Tokens
+from paradigms.find import recall
 from paradigms.find.ranking import Ranked, best, scores
 from paradigms.recipe import Recipe
 from paradigms.store.build import Advance
+from paradigms.store.columns import DEFECTS, MANIFEST
 from paradigms.store.store import Store
 
 
@@ -55,6 +57,32 @@ class Index:
         """Return an index with changed finder settings, such as probes=16."""
         finder: Any = self.finder
         return Index(self.store, replace(finder, **settings))
+
+    def tuned(self, recipe: Recipe, queries: Sequence[Tokens]) -> "Index":
+        """Measure and store the finder's recall (`recall`), which chooses its settings of 0; see `Finder`.
+
+        queries: encoded queries, each [b, 1, j, h].
+        """
+        if not isinstance(self.finder, recall.Approximate) or not self.store.living_tokens:
+            return self
+        parts = [self.checked(recipe, query) for query in queries]
+        with torch.inference_mode():
+            weighed = [recipe.with_salience(part) for part in parts if part.mask.any()]
+            measured = recall.measure(
+                self.finder, self.store, weighed[0][0] if weighed else recipe, [part for _, part in weighed]
+            )
+        return Index(self.store.describe(recall=[asdict(choice) for choice in measured]), self.finder)
+
+    @property
+    def choices(self) -> list[recall.Choice]:
+        """The settings that the build chose, with their recall; empty for an exhaustive search."""
+        return recall.choices(self.store.manifest)
+
+    def _finder(self, recipe: Recipe, k: int) -> Any:
+        try:
+            return recall.chosen(self.finder, self.store.manifest, recipe.search, k)
+        except DEFECTS as error:
+            raise self.store.files.damaged(MANIFEST, error) from error
 
     def only(self, ids: Iterable[str]) -> "Index":
         """Return an index restricted to these documents, without writing anything.
@@ -91,7 +119,7 @@ class Index:
         with torch.inference_mode():
             weighed = [recipe.with_salience(part) for part in parts]
             recipe, parts = weighed[0][0], [part for _, part in weighed]
-            ranked = self.finder.search(self.store, recipe, parts, min(k, len(self)), advance)
+            ranked = self._finder(recipe, k).search(self.store, recipe, parts, min(k, len(self)), advance)
         return [row if tokens else {} for row, tokens in zip(ranked, full, strict=True)]
 
     @torch.inference_mode()

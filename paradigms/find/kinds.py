@@ -25,23 +25,24 @@ def exact() -> Kind:
     return Kind("exact", Float16(), Exact())
 
 
-def faiss(factory: str = "", probes: int = 16, seed: int = 0) -> Kind:
+def faiss(factory: str = "", probes: int = 0, seed: int = 0) -> Kind:
     """Store float16 vectors and a FAISS index; a search scores the documents whose tokens FAISS finds.
 
     factory: a string for `faiss.index_factory`; "" means a flat float16 index for few tokens, and inverted
-    lists for many. probes: number of lists to read per query token. seed: random seed of the training sample.
+    lists for many. probes: number of lists to read per query token, or the depth of a graph's search; 0 means
+    what `find.recall` chooses. seed: random seed of the training sample.
     """
     return Kind("faiss", Float16(), NearTokens(probes), TokenFile(factory, seed))
 
 
 def compressed(
-    bits: int = 4, lists: int = 0, rounds: int = 5, seed: int = 0, probes: int = 8, candidates: int = 0
+    bits: int = 4, lists: int = 0, rounds: int = 5, seed: int = 0, probes: int = 0, candidates: int = 0
 ) -> Kind:
     """Store a centroid and 1, 2, 4 or 8 bits per dimension for each token; a search scores a few lists.
 
     lists: number of centroids; 0 means the power of two nearest to 4√tokens. rounds, seed: settings of
     k-means. probes: number of lists to read per query token. candidates: number of documents to score in
-    full, raised to k if smaller; 0 means the larger of 512 and 8k.
+    full, raised to k if smaller. 0 means what `find.recall` chooses.
     """
     codec = Residuals(bits, lists, rounds, seed)
     return Kind("compressed", Float16(), Probing(probes, candidates), Lists(), codec)
@@ -60,14 +61,15 @@ def lemur(
     epochs: int = 4,
     seed: int = 0,
     factory: str = FLAT,
-    probes: int = 16,
+    probes: int = 0,
     candidates: int = 0,
 ) -> Kind:
     """Store float16 vectors and a vector per document that predicts MaxSim and selects documents to score.
 
     width, epochs, seed: see `lemur` and `predictors.Predictors`. factory: FAISS index of these vectors, by
     default a flat one (`nearest.FLAT`). probes: number of lists to read per query, if it has lists.
-    candidates: number of documents to score in full, raised to k if smaller; 0 means the larger of 64 and 4k.
+    candidates: number of documents to score in full, raised to k if smaller. 0 means what `find.recall`
+    chooses.
     """
     derived = Predictors(width, epochs, seed, factory)
     return Kind("lemur", Float16(), NearDocuments(probes, candidates), derived)

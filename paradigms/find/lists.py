@@ -23,7 +23,7 @@ such tokens, an addition rewrites the lists.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -43,6 +43,7 @@ from paradigms.store.store import Store
 from paradigms.store.view import ranges
 
 SMALL = 100  # largest k' for which k' tokens are retrieved instead of estimating mⱼ
+PROBES = 8  # lists per query token, where no recall was measured
 CANDIDATES, EACH = 512, 8  # documents scored in full: the minimum, and the number per wanted document
 BOUNDED = 16  # documents per candidate that are scored from their listed tokens
 UNLISTED = 1 << 20  # maximum number of tokens outside the lists after an addition: about 1 ms per search
@@ -115,16 +116,33 @@ def _unlisted(files: Files | Writer, store: Store) -> int:
 class Probing:
     """Search the lists of the centroids that are most similar to each query token.
 
-    probes: number of lists to read per query token. candidates: number of documents to score in full; 0 means
-    the larger of 512 and 8k.
+    probes: number of lists to read per query token. candidates: number of documents to score in full. 0 means
+    what the build chose (`recall`) or, if nothing was measured, 8 lists and the larger of 512 and 8k.
     """
 
-    probes: int = 8
+    probes: int = 0
     candidates: int = 0
 
     def __post_init__(self) -> None:
-        if self.probes < 1:
-            raise ValueError(f"probes must be at least 1 list for each query token, got {self.probes}")
+        if self.probes < 0:
+            raise ValueError(f"probes must be a number of lists for each query token, got {self.probes}")
+
+    def efforts(self, store: Store, k: int) -> Iterator["Probing"]:
+        codec: Any = store.codec
+        lists = len(codec.packed)
+        probes = PROBES
+        candidates = max(CANDIDATES, EACH * k)
+        while True:
+            yield Probing(self.probes or min(probes, lists), self.candidates or min(candidates, len(store)))
+            if probes >= lists and candidates >= len(store):
+                return
+            probes *= 2
+            if probes > 4 * PROBES:
+                candidates *= 2
+
+    def exhaustive(self, store: Store) -> "Probing":
+        codec: Any = store.codec
+        return Probing(len(codec.packed), len(store))
 
     def search(
         self, store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance
@@ -142,7 +160,7 @@ class Probing:
         def search(query: Tokens) -> dict[str, float]:
             # Eq. 4 knows no salience.
             packed = _read(store).packed(Tokens(query.vectors, query.mask) if imputes else query)
-            probed = _probe(store, packed, self.probes, recipe.search_tokens if imputes else 0)
+            probed = _probe(store, packed, self.probes or PROBES, recipe.search_tokens if imputes else 0)
             rows = _bounded(store, packed, probed, BOUNDED * wanted)
             rows = _largest(rows, _f(store, packed, rows, probed.chosen, probed.least), wanted)
             if not imputes:
@@ -161,7 +179,7 @@ class Probing:
             raise ValueError(f"k must be at least 1, got {k}")
         codec: Any = store.codec
         products = padded(vectors.cpu(), codec.bits) @ codec.centroids.T
-        probed = products.topk(min(self.probes, products.shape[1])).indices.tolist()
+        probed = products.topk(min(self.probes or PROBES, products.shape[1])).indices.tolist()
         values = vectors.new_full((len(vectors), min(k, int(store.offsets[-1]))), -torch.inf)
         tokens = torch.full(values.shape, -1, device=values.device)
         for n, (vector, chosen) in enumerate(zip(vectors, probed, strict=True)):

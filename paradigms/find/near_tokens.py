@@ -6,7 +6,7 @@ retrieved similarities by `impute.imputed_rel` (Lee et al. 2023, Eq. 4). Both ar
 and k' is the total number of tokens. Inverted lists and flat indexes give the same results for the same seed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch import Tensor
 from paradigms.core import Tokens
 from paradigms.find.nearest import Factory, Nearest
 from paradigms.find.ranking import Ranked, gathered, imputed
+from paradigms.find.scan import Exact
 from paradigms.recipe import Recipe
 from paradigms.store.build import Advance
 from paradigms.store.columns import Writer
@@ -46,9 +47,16 @@ class TokenFile:
 
 @dataclass(frozen=True)
 class NearTokens:
-    """Search with FAISS. probes: number of inverted lists to read per query token."""
+    """Search with FAISS. probes: see `nearest.Nearest`; 0 means what the build chose (`recall`)."""
 
-    probes: int = 16
+    probes: int = 0
+
+    def efforts(self, store: Store, k: int) -> Iterator["NearTokens"]:
+        near: Nearest = store.derived
+        return (NearTokens(self.probes or probes) for probes in near.efforts())
+
+    def exhaustive(self, store: Store) -> Exact:
+        return Exact()
 
     def search(
         self, store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance

@@ -27,6 +27,8 @@ SMALL = 1 << 16  # maximum number of tokens for a flat index
 MOST_LISTS = 1 << 12  # maximum number of default lists: as many as a SAMPLE of tokens can train
 SAMPLE = 1 << 18  # maximum number of vectors to train an index
 READ = 1 << 20  # bytes of a file passed to FAISS at once
+PROBES = 16  # inverted lists, where no recall was measured
+DEPTH = 4  # vectors of an HNSW graph that a search keeps, per probe
 BLAS_QUERIES = 800  # queries per thread from which FAISS uses BLAS; its default, 20, is slow on few threads
 
 Entries = Callable[[np.ndarray], np.ndarray]  # rows → vectors [rows, d], float32
@@ -112,19 +114,37 @@ class Nearest:
             raise self.files.damaged(FILE, f"{index.ntotal} vectors of {index.d}, not {self.shape}")
         return index
 
+    def _graphs(self) -> Iterator[Any]:
+        return (part.hnsw for part in _nested(_faiss(), self.index) if hasattr(part, "hnsw"))
+
+    def efforts(self) -> Iterator[int]:
+        """Yield numbers of probes from PROBES to those that read the whole index."""
+        lists = _faiss().try_extract_index_ivf(self.index)
+        depth = len(self._content) and self.shape[0] // DEPTH if any(self._graphs()) else 1
+        most = depth if lists is None else lists.nlist
+        probes = PROBES
+        while probes < most:
+            yield probes
+            probes *= 2
+        yield max(PROBES, most)
+
     def __call__(
         self, queries: np.ndarray, wanted: int, dead: np.ndarray | None, probes: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the inner products and positions of the `wanted` nearest vectors for each query.
 
-        dead: mask of vectors to skip. probes: number of inverted lists to read, if the index has any.
+        dead: mask of vectors to skip. probes: number of inverted lists to read, or a DEPTH-th of the vectors
+        that the search of a graph keeps; 0 means PROBES.
         """
+        probes = probes or PROBES
         if not wanted or not len(queries):
             return np.zeros((len(queries), wanted), np.float32), np.zeros((len(queries), wanted), np.int64)
         faiss, index = _faiss(), self.index
         lists = faiss.try_extract_index_ivf(index)
         if lists is not None:
             lists.nprobe = probes
+        for graph in self._graphs():
+            graph.efSearch = max(DEPTH * probes, 16)
         requested = wanted
         while True:
             with _threads(faiss):

@@ -5,7 +5,7 @@ features predicts MaxSim (`paradigms.lemur`). The documents with the largest inn
 all their tokens: by `core.rel` or, if the paradigm imputes, as in reranking.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from torch import Tensor
 from paradigms.core import Tokens
 from paradigms.find.nearest import FLAT, Factory, Nearest
 from paradigms.find.ranking import Ranked, best, scores
+from paradigms.find.scan import Exact
 from paradigms.lemur import SAMPLE, TARGETS, TOKENS, Features, Regression, fit_features
 from paradigms.lemur import best as best_tokens
 from paradigms.recipe import Recipe
@@ -27,6 +28,7 @@ from paradigms.store.store import Store
 FEATURES, LEARNED = "features.bin", "learned.bin"  # ψ, and the tokens of the least squares
 WIDE = 1 << 20  # maximum number of features
 READ = 1 << 16  # padded tokens read at once
+CANDIDATES, EACH = 64, 4  # documents scored in full: the minimum, and the number per wanted document
 
 
 class DocumentVectors(NamedTuple):
@@ -128,12 +130,23 @@ class _Fitted:
 class NearDocuments:
     """Score in full the documents whose vectors have the largest inner products with the query's vector.
 
-    probes: number of FAISS's inverted lists to read per query. candidates: number of documents to score,
-    raised to k if smaller; 0 means the larger of 64 and 4k.
+    probes: see `nearest.Nearest`. candidates: number of documents to score, raised to k if smaller. 0 means
+    what the build chose (`recall`) or, if nothing was measured, the larger of 64 and 4k candidates.
     """
 
-    probes: int = 16
+    probes: int = 0
     candidates: int = 0
+
+    def efforts(self, store: Store, k: int) -> Iterator["NearDocuments"]:
+        vectors: DocumentVectors = store.derived
+        steps = [*vectors.nearest.efforts()]
+        candidates = max(CANDIDATES, EACH * k)
+        for step in range(len(steps) + (len(store) // candidates).bit_length()):
+            probes = self.probes or steps[min(step, len(steps) - 1)]
+            yield NearDocuments(probes, self.candidates or min(candidates << step, len(store)))
+
+    def exhaustive(self, store: Store) -> Exact:
+        return Exact()
 
     def nearest(self, store: Store, queries: Tokens, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the k largest inner products for each query [b, 1, j, h], and the rows of their documents.
@@ -151,7 +164,7 @@ class NearDocuments:
     ) -> Ranked:
         ranked = []
         for queries in parts:
-            _, candidates = self.nearest(store, queries, max(k, self.candidates or max(64, 4 * k)))
+            _, candidates = self.nearest(store, queries, max(k, self.candidates or max(CANDIDATES, EACH * k)))
             for n, rows in enumerate(candidates):
                 rows = np.sort(rows[rows >= 0])
                 ranked.append(best(store, scores(store, [recipe], queries[n : n + 1], rows)[0], rows, k))

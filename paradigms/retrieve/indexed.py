@@ -16,6 +16,7 @@ from paradigms.encoder.batches import by_length
 from paradigms.encoder.precision import AUTO, autocast
 from paradigms.explanation import Explanation
 from paradigms.find import INDEXES, Index, open_index
+from paradigms.find.recall import Approximate, query_texts
 from paradigms.find.scan import Exact
 from paradigms.io.checks import check_texts
 from paradigms.io.guesses import Guessed
@@ -23,6 +24,7 @@ from paradigms.io.progress import progress_bar
 from paradigms.model import Paradigm
 from paradigms.recipe import Recipe
 from paradigms.store import Kind, Store
+from paradigms.store.building import Launch
 from paradigms.store.pruning import most_salient
 
 QUERIES = 64  # queries encoded at once
@@ -75,7 +77,14 @@ class Indexed(Guessed):
         index_kind = INDEXES[kind]() if isinstance(kind, str) else kind
         settings["precision"] = precision
         store = Store.build(index_kind, model, corpus.ids, corpus, folder, **settings)
-        return cls(Index(store), model, corpus, precision=precision)
+        built = cls(Index(store), model, corpus, precision=precision)
+        launch: Launch | None = settings.get("launch")
+        if folder is None or launch is None or launch.num_processes == 1:
+            return built.tuned()
+        if launch.process_index == 0:
+            built.tuned()
+        launch.wait_for_everyone()
+        return replace(built, index=open_index(folder))
 
     @classmethod
     def open(cls, folder: str | Path, model: Paradigm, corpus: Corpus | None = None) -> Indexed:
@@ -89,6 +98,18 @@ class Indexed(Guessed):
             model = model.truncated(index.store.dim)
         index.store.check(model)
         return cls(index, model, corpus)
+
+    def tuned(self) -> Indexed:
+        """Choose the settings of a finder that reads a part of the index by its recall (`find.recall`).
+
+        Queries are drawn from the corpus. A finder that finds everything needs none.
+        """
+        if self.corpus is None or not isinstance(self.index.finder, Approximate) or not len(self.corpus):
+            return self
+        texts = query_texts(self.corpus, self.index.store.living_tokens)
+        named = {str(n): text for n, text in enumerate(texts)}
+        encoded = [part for _, part in encoded_queries(self.model, named, self.precision)]
+        return replace(self, index=self.index.tuned(self.model.recipe, encoded))
 
     def size_in_bytes(self) -> int:
         return round(self.index.store.bytes_per_document * len(self.index))

@@ -380,6 +380,12 @@ class Store(View):
             writer.commit()
             return self.opened(writer.files, self.kind)
 
+    def describe(self, **state: Any) -> "Store":
+        """Set manifest entries of the caller, or remove those that are None, in a commit of its own."""
+        with self._writing() as (_, writer):
+            writer.commit(**state)
+            return self.opened(writer.files, self.kind)
+
     @contextmanager
     def _writing(self) -> Iterator[tuple["Store", Writer]]:
         """Yield the store at the newest commit, possibly made by another process, and its only writer."""

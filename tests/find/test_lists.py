@@ -272,8 +272,8 @@ def test_token_search_finds_the_nearest_of_the_lists(index):
         assert len(set(index.store.columns["centroids"][row[row >= 0].numpy()].tolist())) == 1
     with pytest.raises(ValueError, match="k must be at least 1"):
         near(index, vectors, 0)
-    with pytest.raises(ValueError, match="at least 1 list"):
-        index.with_finder(probes=0)
+    with pytest.raises(ValueError, match="a number of lists"):
+        index.with_finder(probes=-1)
 
 
 def test_equal_seeds_give_equal_bytes_however_lists_are_sorted(tmp_path, monkeypatch):

@@ -1,0 +1,118 @@
+"""Measure the recall of a finder that does not read everything, and choose its settings by it.
+
+Recall@k is the share of the k best documents of an exhaustive search of the same store that the finder
+returns, in the mean over queries. How much a finder has to read for a recall depends on the index: a query of
+ColBERT probes lists for each of its tokens, a query of DPR for one vector. A build therefore measures
+settings on queries drawn from the texts, from cheap to exhaustive, and the index keeps the first ones whose
+recall is at least `LEAST`. Settings that a user chose are kept and measured.
+
+What the codes of a compressed index cost in quality is not counted: the exhaustive search reads codes, too.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from paradigms.core import Tokens
+from paradigms.find.ranking import Ranked
+from paradigms.io.checks import Range, check_types
+from paradigms.recipe import Recipe
+from paradigms.store.store import Store
+
+ENTRY = "recall"  # of the manifest: the choices, as a list
+LEAST = 0.97
+CUTOFFS = (10, 100)  # a search for k documents uses the choice for the smallest cutoff of at least k
+QUERIES = (8, 64)  # fewer for a larger index
+READ = 1 << 26  # tokens that the exhaustive searches of all queries may read
+WORDS = 8  # of a query
+
+Setting = Annotated[int, Range(0, 1 << 31)]
+
+
+@runtime_checkable
+class Approximate(Protocol):
+    """A finder whose settings of 0 are chosen by recall."""
+
+    def efforts(self, store: Store, k: int) -> Iterator["Approximate"]:
+        """Yield finders without settings of 0 that read more and more. The last one may miss documents."""
+
+    def exhaustive(self, store: Store) -> Any:
+        """Return the finder that finds what this one may miss."""
+
+    def search(self, *args: Any) -> Ranked: ...
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Settings of a finder, and their recall@k.
+
+    search: how the measured recipe scores (`Recipe.search`). queries: number of queries in the mean.
+    """
+
+    search: str
+    k: Annotated[int, Range(1, 1 << 31)]
+    recall: Annotated[float, Range(0, 1)]
+    queries: Annotated[int, Range(1, 1 << 31)]
+    settings: dict[str, Setting]
+
+    def __post_init__(self) -> None:
+        check_types(self)
+
+
+def choices(manifest: Mapping[str, Any]) -> list[Choice]:
+    """Return the choices in a manifest, the smallest k first. Raises ValueError or TypeError if one is wrong."""
+    return [Choice(**row) for row in manifest.get(ENTRY, [])]
+
+
+def chosen(finder: Any, manifest: Mapping[str, Any], search: str, k: int) -> Any:
+    """Return the finder with the index's choice for k where its own settings are 0."""
+    if not isinstance(finder, Approximate):
+        return finder
+    fitting = [choice for choice in choices(manifest) if choice.search == search]
+    choice = next((choice for choice in fitting if k <= choice.k), fitting[-1] if fitting else None)
+    if choice is None:
+        return finder
+    # Beyond the largest cutoff, the number of candidates grows with k.
+    times = {"candidates": -(-k // choice.k)}
+    settings = {name: value * times.get(name, 1) for name, value in choice.settings.items()}
+    return replace(finder, **{name: value for name, value in settings.items() if not getattr(finder, name)})  # type: ignore[type-var]
+
+
+def measure(finder: Approximate, store: Store, recipe: Recipe, queries: Sequence[Tokens]) -> list[Choice]:
+    """Choose the settings of a finder for each cutoff. queries: encoded queries, each [b, 1, j, h]."""
+    found: list[Choice] = []
+    for k in sorted({min(k, len(store)) for k in CUTOFFS}):
+        best = _documents(finder.exhaustive(store), store, recipe, queries, k)
+        for effort in dict.fromkeys(finder.efforts(store, k)):
+            ranked = _documents(effort, store, recipe, queries, k)
+            shares = [len(a & b) / len(b) for a, b in zip(ranked, best, strict=True) if b]
+            if not shares:
+                return []
+            settings = {name: getattr(effort, name) for name in asdict(effort)}  # type: ignore[call-overload]
+            choice = Choice(recipe.search, k, float(np.mean(shares)), len(shares), settings)
+            if choice.recall >= LEAST:
+                break
+        found.append(choice)
+    return found
+
+
+def _documents(
+    finder: Any, store: Store, recipe: Recipe, queries: Sequence[Tokens], k: int
+) -> list[set[str]]:
+    return [set(row) for row in finder.search(store, recipe, queries, k, lambda n: None)]
+
+
+def query_texts(texts: Sequence[str], tokens: int) -> list[str]:
+    """Draw WORDS consecutive words of random texts, as queries for an index of so many tokens."""
+    least, most = QUERIES
+    count = max(least, min(most, READ // max(1, tokens)))
+    random = np.random.default_rng(0)
+    drawn = []
+    for row in random.choice(len(texts), min(count, len(texts)), replace=False).tolist():
+        words = texts[row].split()
+        first = int(random.integers(max(1, len(words) - WORDS + 1)))
+        if words:
+            drawn.append(" ".join(words[first : first + WORDS]))
+    return drawn

@@ -1,0 +1,108 @@
+"""A build measures the recall of finders that read a part of an index, and chooses their settings by it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from paradigms.align import AllPairs, PoolTopK
+from paradigms.core import Tokens
+from paradigms.find import Index, Store, kinds, open_index
+from paradigms.find.recall import LEAST
+from paradigms.find.scan import Exact
+from paradigms.io.files import write_json
+from paradigms.recipe import Recipe
+from paradigms.retrieve import Indexed
+from paradigms.store.arrays import as_tokens, parts
+from tests.tiny import WORDS, built
+
+DIM, COUNT = 32, 3000
+RECIPE = Recipe("dpr", AllPairs(), "one")
+KINDS = {
+    "compressed": kinds.compressed(bits=8),
+    "lists": kinds.faiss("IVF128,SQfp16"),
+    "graph": kinds.faiss("HNSW4,Flat"),
+    "lemur": kinds.lemur(width=40, epochs=0, factory="IVF32,Flat"),
+}
+
+
+def store(kind: str, folder: Path | None = None) -> Store:
+    """One vector a document: most neighbours of a query lie in other lists than its own."""
+    vectors = np.random.default_rng(0).standard_normal((COUNT, 1, DIM)).astype(np.float32)
+    ids = [f"d{n}" for n in range(COUNT)]
+    return Store.build_from(KINDS[kind], parts(ids, vectors), folder, paradigm="dpr", dim=DIM)
+
+
+def queries(seed: int, count: int = 32) -> Tokens:
+    vectors = torch.from_numpy(np.random.default_rng(seed).standard_normal((count, 1, DIM)))
+    return Tokens(vectors.float()[:, None], torch.ones(count, 1, 1, dtype=torch.bool), side="query")
+
+
+def recall(index: Index, k: int) -> float:
+    """Against the exhaustive search of the same store, for queries that chose nothing."""
+    recipe = Recipe("dpr", AllPairs(), "one", search_tokens=k)
+    everything = index.finder.exhaustive(index.store)
+    best = Index(index.store, everything).search_tokens(recipe, queries(2), k)
+    found = index.search_tokens(recipe, queries(2), k)
+    return float(np.mean([len(a.keys() & b.keys()) / k for a, b in zip(found, best, strict=True)]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_settings_follow_from_the_recall_that_they_reach(kind: str, tmp_path: Path) -> None:
+    recipe = Recipe("dpr", AllPairs(), "one", search_tokens=10)
+    index = Index(store(kind, tmp_path / "index"))
+    before = recall(index, 10)
+    tuned = index.tuned(recipe, [queries(1)])
+    assert [choice.k for choice in tuned.choices] == [10, 100]
+    assert tuned.choices[0].recall >= LEAST
+    assert before < 0.9 < LEAST - 0.03 <= recall(tuned, 10)
+    assert recall(open_index(tmp_path / "index"), 10) == recall(tuned, 10), "the folder keeps the choice"
+
+
+def test_settings_of_a_user_are_kept_and_measured() -> None:
+    index = Index(store("compressed")).with_finder(probes=4)
+    tuned = index.tuned(RECIPE, [queries(1)])
+    assert {choice.settings["probes"] for choice in tuned.choices} == {4}
+    assert max(choice.recall for choice in tuned.choices) < 0.9
+    assert tuned.with_finder(candidates=1000).search_tokens(RECIPE, queries(2), 10) == index.with_finder(
+        candidates=1000
+    ).search_tokens(RECIPE, queries(2), 10)
+
+
+def test_candidates_grow_with_k() -> None:
+    index = Index(store("compressed")).tuned(RECIPE, [queries(1)])
+    [_, last] = index.choices
+    assert len(index.search_tokens(RECIPE, queries(2, 1), 2000)[0]) == 2000
+    assert index._finder(RECIPE, 250).candidates == 3 * last.settings["candidates"]
+
+
+def test_a_choice_is_for_the_way_of_scoring_that_was_measured() -> None:
+    index = Index(store("compressed")).tuned(RECIPE, [queries(1)])
+    imputing = Recipe("xtr", PoolTopK(k=8), "retrieved", search="impute", search_tokens=20)
+    assert index._finder(imputing, 10) == index.finder
+
+
+def test_an_exhaustive_search_needs_no_choice() -> None:
+    vectors = as_tokens(list(np.ones((3, 1, DIM), np.float32)))
+    index = Index(Store.build_from(kinds.exact(), [(["a", "b", "c"], vectors)], paradigm="dpr", dim=DIM))
+    assert isinstance(index.finder, Exact)
+    assert index.tuned(RECIPE, [queries(1)]).choices == []
+
+
+@pytest.mark.parametrize("entry", [3, [3], [{"k": 10}], [{"search": "gather", "k": 10, "recall": 2}]])
+def test_a_damaged_choice_is_refused(entry: object, tmp_path: Path) -> None:
+    made = store("compressed", tmp_path / "index")
+    write_json(tmp_path / "index" / "manifest.json", made.manifest | {"recall": entry})
+    with pytest.raises(ValueError, match=r"manifest\.json"):
+        open_index(tmp_path / "index").search_tokens(RECIPE, queries(1), 10)
+
+
+def test_a_build_from_texts_measures_words_of_the_texts(tiny_bert: Path) -> None:
+    texts = {f"d{n}": " ".join(WORDS.split()[n : n + 9]) for n in range(60)} | {"empty": ""}
+    built_index = Indexed.build(built("colbert", tiny_bert), texts, kind=kinds.compressed(bits=8))
+    assert [choice.k for choice in built_index.index.choices] == [10, 61]
+    assert all(choice.queries > 30 and choice.recall >= LEAST for choice in built_index.index.choices)
+    assert Indexed.build(built("colbert", tiny_bert), {"empty": ""}, kind="compressed").search(
+        {"q": "a"}
+    ) == {"q": {}}
