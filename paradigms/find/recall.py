@@ -62,7 +62,7 @@ class Choice:
 
 
 def choices(manifest: Mapping[str, Any]) -> list[Choice]:
-    """Return the choices in a manifest, the smallest k first. Raises ValueError or TypeError if one is wrong."""
+    """Return a manifest's choices, the smallest k first. Raises ValueError or TypeError if one is wrong."""
     return [Choice(**row) for row in manifest.get(ENTRY, [])]
 
 
