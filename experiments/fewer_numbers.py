@@ -183,8 +183,20 @@ def sections(settings: Settings, values: dict[str, list[Measured]]) -> dict[str,
     )
     return {
         "bytes": Section(f"{MEASURE} by bytes", text, rows, picture(rows)),
+        "frontier": Section(
+            f"Highest {MEASURE} of each model up to a number of bytes",
+            "Ways to store that no way of the same model in as many or fewer bytes equals.",
+            [row for row in rows if not any(beats(other, row) for other in rows)],
+        ),
         "training": training_section({name: seeds for name, seeds in values.items() if name != UNTRAINED}),
     }
+
+
+def beats(other: dict[str, Any], row: dict[str, Any]) -> bool:
+    """Return whether another way to store the same model takes no more bytes and has a higher mean."""
+    bytes_ = "bytes/document"
+    higher = np.mean(other[MEASURE]) > np.mean(row[MEASURE])
+    return other["model"] == row["model"] and other[bytes_] <= row[bytes_] and bool(higher)
 
 
 def picture(rows: Rows) -> Figure:

@@ -4,7 +4,8 @@ Every finished encoder of compare.py is measured untrained and trained, at full 
 principal axes. Two shares of test queries are reported: the share that some query vectors answer, that is,
 for which they rank every relevant document above all others; and the share that the model's own query vectors
 answer (`python -m paradigms oracle`). For some queries, neither such query vectors nor a certificate that
-none exist is found; the first share is then a range.
+none exist is found; the first share is then a range. Only queries with several relevant documents count: one
+document of length 1 is answered by its own vector, with any number of dimensions.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Settings:
     dims: list[int] = field(default_factory=lambda: [4, 16, 64])
     """numbers of dimensions to measure, besides the full width"""
     queries: int = 100
-    """judged test queries, drawn at random"""
+    """test queries with several relevant documents, drawn at random"""
     output: str = "results/oracle"
 
     def __post_init__(self) -> None:
@@ -59,6 +60,7 @@ from paradigms.io.terminal import Terminal
 from paradigms.store import Store
 
 PANEL = (3.2, 2.8)  # size of a panel in inches
+FEWEST = 2  # relevant documents of a measured query
 KEYS = ("bytes", "possible", "neither found", "reached", "R-precision", "queries", "verified")
 
 
@@ -69,7 +71,7 @@ class Unsuitable(ValueError):
 def main(settings: Settings) -> None:
     rows = [row for results in map(Path, settings.results) for row in rows_of(results, settings)]
     if not rows:
-        raise SystemExit("no finished system has an index: run compare.py first, or choose others")
+        raise SystemExit("no finished system has an index and suitable queries: run compare.py first, or choose others")
     section = Section(
         "Quality possible and reached",
         "possible: the share of queries that some query vectors answer. reached: that the model's own "
@@ -149,7 +151,9 @@ def measured(
     for dim in (*sorted(dim for dim in settings.dims if dim < store.dim), store.dim):
         axes = principal_axes(store, dim) if dim < store.dim else None
         tokens = stored(store, axes)
-        queries = drawn(test, tokens.documents, settings.queries)
+        queries = drawn(test, tokens.documents, settings.queries, FEWEST)
+        if not queries:
+            raise Unsuitable(f"no query has {FEWEST} relevant documents")
         with progress_bar() as bar:
             work = outcomes(tokens, model, queries, starts)
             answers = list(bar.track(work, description=f"{name}, {dim} numbers", total=len(queries)))
@@ -192,8 +196,9 @@ def text(rows: Rows) -> str:
     verified, tried = np.sum([row["verified"] for row in rows], axis=0)
     counts = sorted({row["queries"] for row in rows})
     return (
-        f"Shares of {' or '.join(map(str, counts))} queries with all relevant documents above all others, by "
-        f"numbers h of a vector and bytes of a document, with 95% intervals over queries. {verified} of "
+        f"Shares of {' or '.join(map(str, counts))} queries, with several relevant documents each, that rank "
+        "these above all others, by numbers h of a vector and bytes of a document, with 95% intervals over "
+        f"queries. {verified} of "
         f"{tried} queries and certificates that were tried hold in rational arithmetic."
     )
 

@@ -8,8 +8,9 @@ model has no salience. Methods, coefficients and seeds may be added to a results
 """
 
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,11 @@ from paradigms.io.command_line import flags
 class Settings(EncoderStudy, CollectionName):
     """Settings for the ALIGNER models, their collection, and the shares of tokens to keep."""
 
-    methods: list[str] = field(default_factory=lambda: ["entropic", "relu", "hard", "l1", "none"])
-    """any of entropic, relu, hard, l1, eq5, and none (no salience, the paper's full model)"""
+    methods: list[str] = field(
+        default_factory=lambda: ["entropic", "relu", "hard", "l1", "none", "idf", "random"]
+    )
+    """any of entropic, relu, hard, l1, eq5, and none (no salience, the paper's full model, pruned to first
+    tokens), whose tokens idf and random choose by IDF and at random"""
     l1: list[float] = field(default_factory=lambda: [0.1, 1.0, 10.0])
     """coefficients γ of the mean salience in the loss of the method l1, a model for each. Claims are about
     the γ whose pruned searches have the highest RR@10 on dev queries"""
@@ -35,7 +39,9 @@ class Settings(EncoderStudy, CollectionName):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known(self, "methods", [*METHODS, "l1"])
+        known(self, "methods", [*METHODS, "l1", *CHOICES])
+        if {*CHOICES} & {*self.methods} and "none" not in self.methods:
+            raise SystemExit("methods: idf and random prune the model of none, which is missing")
         different(self, "l1")
         if min(self.l1) <= 0:
             raise SystemExit(f"l1 must list coefficients above 0, got {self.l1}")
@@ -46,8 +52,10 @@ class Settings(EncoderStudy, CollectionName):
 launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
 import numpy as np
+import torch
 from accelerate import Accelerator
 from bm25s.stopwords import STOPWORDS_EN_PLUS
+from papers.lee2023.token_measures import stored_ids
 from papers.qian2022.pruning_claims import L1, MEASURES, ON_DEV, SALIENT_IN, PruningStudy
 from scipy.stats import rankdata
 from studies.alignment_view import words
@@ -66,13 +74,14 @@ from studies.pages import Measured, publish, resampled
 from paradigms import Paradigm
 from paradigms.aligner import EPS, aligner
 from paradigms.core import Tokens
-from paradigms.data import Run, Split
+from paradigms.data import Corpus, Run, Split
 from paradigms.encoder.text import Side
 from paradigms.evaluate.gate import measure_gate
 from paradigms.find import Index, kinds
 from paradigms.find.scan import Exact
 from paradigms.retrieve import Indexed, union
 from paradigms.retrieve.strategies import rerank_strategies
+from paradigms.store import Store
 from paradigms.store.pruning import most_salient
 from paradigms.train.script import begin
 
@@ -83,6 +92,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "none": {"salience": "none"},  # the control: pruning truncates texts
     "eq5": {"salience": "entropic", "iterations": 5},  # "only a few iterations" of Eq. 5, not its solution
 }
+BLOCK = 100_000  # padded tokens pruned at once
+CHOICES = ("idf", "random")  # how the model without salience may choose its tokens, instead of the first
 RATIOS = {"query_ratio": 0.5, "document_ratio": 0.4}  # α^q and α^d in training
 FIGURE_7 = (0.5, 0.2)  # (β^q, β^d) in the text about Figure 7, with β^q as trained
 # Measured (β^q, β^d): no pruning, each ratio with the other as trained, and Figure 7.
@@ -100,7 +111,8 @@ def main(settings: Settings) -> None:
     bound = RATIOS | {"fingerprint": data.collection.fingerprint, "eps": eps, "chosen by": ON_DEV}
     bind(settings, accelerator, ("methods", "seeds", "l1"), ("backbone",), **bound)
     penalised = {f"{L1}{gamma:g}": {"salience": "relu", "salience_l1": gamma} for gamma in settings.l1}
-    each = {method: penalised if method == "l1" else {method: METHODS[method]} for method in settings.methods}
+    ordered = sorted(settings.methods, key=CHOICES.__contains__)  # these read the checkpoint of none
+    each = {method: penalised if method == "l1" else {method: METHODS.get(method, {})} for method in ordered}
     jobs = [
         job(name, salience, seed, data, settings, accelerator)
         for seed in settings.seeds
@@ -137,11 +149,64 @@ def job(
 
     def measured(paradigm: Paradigm, index: Index) -> Measured:
         keys = {"method": method, "seed": seed}
-        return keys | measure(paradigm, index, data, settings, method == "entropic")
+        return keys | measure(paradigm, index, data, settings, method)
 
-    folder = Path(settings.output) / f"{method}-{seed}"
+    output = Path(settings.output)
+    checkpoint = output / f"none-{seed}" / "checkpoint" if method in CHOICES else None
     name = f"{method}, seed {seed}"
-    return encoder_job(name, folder, seed, make, measured, data, settings, accelerator)
+    return encoder_job(
+        name,
+        output / f"{method}-{seed}",
+        seed,
+        make,
+        measured,
+        data,
+        settings,
+        accelerator,
+        checkpoint=checkpoint,
+    )
+
+
+def chosen(tokens: Tokens, weights: np.ndarray, ratio: float) -> Tokens:
+    """Keep a share of each text's tokens, those with the largest weights. weights: one per unmasked token."""
+    salience = torch.zeros(tokens.mask.shape)
+    salience[tokens.mask.cpu()] = torch.from_numpy(weights - weights.min()).float()  # from 0
+    weighted = replace(tokens, salience=salience.to(tokens.vectors.device))
+    return replace(most_salient(weighted, ratio), salience=None)
+
+
+def pruned_by(
+    method: str, paradigm: Paradigm, index: Index, corpus: Corpus
+) -> tuple[dict[float, Index], Callable[[Tokens, Sequence[str], float], Tokens]]:
+    """Return the index with each share of document tokens, and a function that prunes encoded queries.
+
+    Tokens are chosen by IDF or at random for the methods of `CHOICES`, otherwise by salience.
+    """
+    store = index.store
+    shares = {d for _, d in PAIRS} - {1.0}
+    if method not in CHOICES:
+        pruned = {d: Index(store.copy(kinds.exact(), keep=d)) for d in shares}
+        return pruned | {1.0: index}, lambda queries, texts, q: most_salient(queries, q)
+    ids = stored_ids(paradigm, index, corpus)
+    pairs = np.unique(np.stack([store.owners(np.arange(len(ids))), ids]), axis=1)
+    counts = np.bincount(pairs[1], minlength=len(paradigm.encoder.tokenizer))  # documents with each token
+    random = np.random.default_rng(0)
+
+    def weights(ids: np.ndarray) -> np.ndarray:
+        return random.random(len(ids)) if method == "random" else -np.log(np.maximum(1, counts[ids]))
+
+    def parts(d: float, every: np.ndarray) -> Iterator[tuple[list[str], Tokens]]:
+        for rows in store.blocks(BLOCK, np.arange(len(store))):
+            span = slice(store.offsets[rows[0]], store.offsets[rows[-1] + 1])
+            yield store.names(rows), chosen(store.tokens(rows), every[span], d)
+
+    def of_queries(queries: Tokens, texts: Sequence[str], q: float) -> Tokens:
+        batch = paradigm.encoder.tokenize(list(texts), "query")
+        return chosen(queries, weights(batch.input_ids[batch.counts].numpy()), q)
+
+    every = weights(ids)
+    build = partial(Store.build_from, kinds.exact(), paradigm=paradigm.name, dim=store.dim)
+    return {d: Index(build(parts(d, every))) for d in shares} | {1.0: index}, of_queries
 
 
 def content_words(
@@ -205,23 +270,20 @@ def retrieved_share(index: Index, queries: Tokens) -> float:
     return float((hits[most] / np.maximum(1, lengths[most])).mean())
 
 
-def measure(
-    paradigm: Paradigm, index: Index, data: StudyData, settings: Settings, strategies: bool
-) -> Measured:
+def measure(paradigm: Paradigm, index: Index, data: StudyData, settings: Settings, method: str) -> Measured:
     """Measure costs and results for each pair: the shares of query tokens and of document tokens kept.
 
     Each query's results are measured before and after refinement, which rescores the retrieved documents with
     all tokens. A model with salience is also measured on content words, and a model without salience on the
-    share of document tokens that are ever retrieved. strategies: whether to refine the results of the pair in
-    Figure 7 of Qian et al. 2022 with every alignment.
+    share of document tokens that are ever retrieved. The results of the pair in Figure 7 of Qian et al. 2022
+    are refined with every alignment for the entropic gate.
     """
     test = data.test
     dim = paradigm.encoder.dim
     asked = max(1, len(test.queries))
     queries = paradigm.encode_queries(list(test.queries.values()))
-    pruned = {d: Index(index.store.copy(kinds.exact(), keep=d)) for d in {d for _, d in PAIRS} - {1.0}}
-    pruned[1.0] = index
-    searching = {q: most_salient(queries, q) for q in {q for q, _ in PAIRS}}
+    pruned, prune = pruned_by(method, paradigm, index, data.collection.corpus)
+    searching = {q: prune(queries, list(test.queries.values()), q) for q in {q for q, _ in PAIRS}}
     points: list[Measured] = []
     runs: list[Run] = []
     for q, d in PAIRS:
@@ -244,12 +306,13 @@ def measure(
     choosing = paradigm.encode_queries(list(dev.queries.values()))
     dev_runs: list[Run] = []
     for q, d in PAIRS:
-        ranked = pruned[d].search_tokens(paradigm.recipe, most_salient(choosing, q), settings.depth)
+        pruned_queries = prune(choosing, list(dev.queries.values()), q)
+        ranked = pruned[d].search_tokens(paradigm.recipe, pruned_queries, settings.depth)
         dev_runs.append(dict(zip(dev.queries, ranked, strict=True)))
     refined_on_dev = refine(dev_runs, paradigm, index, dev)
     on_dev = [float(np.mean(values_of(run, dev, ["RR@10"])["RR@10"])) for run in refined_on_dev]
     adapted = {}
-    if strategies:
+    if method == "entropic":
         reranked = rerank_strategies(Indexed(index, paradigm), test.queries, runs[PAIRS.index(FIGURE_7)])
         adapted = {name: values_of(run, test, MEASURES[1:])["nDCG@10"] for name, run in reranked.items()}
     if "salience" in index.store.columns:
@@ -257,7 +320,7 @@ def measure(
         more: Measured = {"gate": asdict(gate)}
         more |= {"content words": content_words(paradigm, index, data, queries)}
     else:
-        more = {"retrieved": retrieved_share(index, queries)}
+        more = {} if method in CHOICES else {"retrieved": retrieved_share(index, queries)}
     return more | {ON_DEV: on_dev, "strategies": adapted, "points": points}
 
 

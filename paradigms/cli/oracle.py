@@ -183,17 +183,20 @@ def projected(vectors: np.ndarray, axes: np.ndarray | None, unit: bool) -> np.nd
     return vectors / np.maximum(lengths, np.finfo(np.float64).tiny)
 
 
-def drawn(split: Split, documents: Sequence[str], most: int = QUERIES) -> list[tuple[str, np.ndarray]]:
+def drawn(
+    split: Split, documents: Sequence[str], most: int = QUERIES, fewest: int = 1
+) -> list[tuple[str, np.ndarray]]:
     """Draw at most `most` judged queries; return (text, rows of the relevant documents) for each.
 
-    A query is skipped unless the index contains both relevant and other documents.
+    A query is skipped unless the index contains `fewest` relevant documents, and others. One relevant
+    document of length 1 is always found by its own vector.
     """
     place = {id: n for n, id in enumerate(documents)}
     relevant = {
         query: sorted(place[id] for id, grade in judged.items() if grade > 0 and id in place)
         for query, judged in split.judgements.items()
     }
-    names = sorted(query for query, rows in relevant.items() if 0 < len(rows) < len(place))
+    names = sorted(query for query, rows in relevant.items() if fewest <= len(rows) < len(place))
     chosen = np.random.default_rng(0).permutation(len(names))[:most]
     return [(split.queries[names[n]], np.array(relevant[names[n]])) for n in sorted(chosen)]
 

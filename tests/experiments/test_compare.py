@@ -80,9 +80,14 @@ def test_explore_serves_the_finished_systems(finished: Path, monkeypatch: pytest
 
 
 @needed
-def test_oracle_measures_finished_systems_before_and_after_training(finished: Path, tmp_path: Path):
+def test_oracle_measures_finished_systems_before_and_after_training(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Fewer axes never make more queries answerable, and what is reached is possible."""
     chosen = {"results": [str(finished)], "systems": ["colbert", "dsi"], "dims": [2], "queries": 4}
+    with pytest.raises(SystemExit, match="no finished system"):
+        scripts.run("oracle", output=tmp_path, **chosen)  # each query has one relevant document
+    monkeypatch.setattr("oracle.FEWEST", 1)
     scripts.run("oracle", output=tmp_path, **chosen)
     rows = [json.loads(file.read_text())["rows"] for file in sorted(tmp_path.glob("*/colbert*.json"))]
     assert len(rows) == 2  # untrained and trained; DSI has no index

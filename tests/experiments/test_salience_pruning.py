@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import salience_pruning
+import torch
 from papers.qian2022.pruning_claims import COSTS, ON_DEV, PruningStudy
 from studies.model_runs import DEV, some_queries
 
 from paradigms import Paradigm
 from paradigms.align import TopK
+from paradigms.core import Tokens
 from paradigms.data import load_collection
 from paradigms.evaluate import PerQuery, per_query
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED
@@ -26,7 +28,11 @@ QUERIES = 1500  # in which a loss that none of them shows is below the margins
 
 def flags(collection: Path, backbone: Path, output: Path, **changes: object) -> dict[str, object]:
     own = {"collection": collection, "backbone": backbone, "output": output, "seeds": "[0]", "negatives": 1}
-    own |= {"methods": '["entropic", "relu", "hard", "l1", "none"]', "l1": "[0.5, 2]", "depth": 8}
+    own |= {
+        "methods": '["idf", "random", "entropic", "relu", "hard", "l1", "none"]',
+        "l1": "[0.5, 2]",
+        "depth": 8,
+    }
     return SMALL | own | {"query_length": 8, "document_length": 12, "trained_layers": 0} | changes
 
 
@@ -38,12 +44,14 @@ def finished(words: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFact
 
 
 def test_every_model_and_pair_is_measured(finished: Path) -> None:
-    methods = ("entropic", "relu", "hard", "l1-0.5", "l1-2", "none")
+    methods = ("entropic", "relu", "hard", "l1-0.5", "l1-2", "none", "idf", "random")
     for method in methods:
         result = json.loads((finished / f"{method}-0" / "values.json").read_text())
         assert len({(point["query_keep"], point["document_keep"]) for point in result["points"]}) == 11
         size = {point["document_keep"]: point["bytes/document"] for point in result["points"]}
         assert [size[d] for d in sorted(size)] == sorted(size.values())
+        if method in salience_pruning.CHOICES:
+            continue
         saved = Paradigm.from_pretrained(finished / f"{method}-0" / "checkpoint").encoder.settings
         assert saved.salience_l1 == {"l1-0.5": 0.5, "l1-2": 2}.get(method, 0)
     assert (finished / "report.html").read_text().count("data:image/svg+xml") == 2
@@ -100,6 +108,15 @@ def test_retrieved_tokens_and_salient_words_are_counted(finished: Path, words: P
     found = salience_pruning.advantage(np.array([0.1, 0.9, 0.5, 0.5]), np.array([0, 1, 0, -1]))
     assert found == pytest.approx(1 - (0.25 + 0.625) / 2)
     assert salience_pruning.advantage(np.array([0.1, 0.9]), np.array([1, 1])) == 0
+
+
+def test_tokens_are_chosen_by_their_weights() -> None:
+    tokens = Tokens(
+        torch.arange(6.0).view(1, 2, 3, 1), torch.tensor([[[True, True, True], [True, True, False]]])
+    )
+    kept = salience_pruning.chosen(tokens, np.array([-3.0, -1.0, -2.0, -5.0, -4.0]), 0.5)
+    assert kept.vectors[kept.mask].flatten().tolist() == [1, 2, 4]
+    assert kept.salience is None, "rel must not weigh tokens by what chose them"
 
 
 def planted(

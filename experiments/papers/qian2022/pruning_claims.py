@@ -29,7 +29,8 @@ CLOSE = 0.02  # a share that is counted agrees with the paper's if it is not low
 
 
 def label(method: str) -> str:
-    return "without salience" if method == "none" else method.replace(L1, "L1, γ = ")
+    names = {"none": "without salience", "idf": "IDF"}
+    return names.get(method, method.replace(L1, "L1, γ = "))
 
 
 def at(pair: Pair) -> str:
@@ -135,7 +136,7 @@ class PruningStudy:
         theirs = {next(iter(panels)): {"MS MARCO": [RR_PRINTED.get(pair) for pair in line]}}
         return Curves(symbol, [pair[side] for pair in line], panels, printed=theirs).section(
             f"RR@10 against the share of {kept} (Figure 6)",
-            "Without salience the first tokens are kept: the control.",
+            "Without salience the first tokens are kept; IDF and random keep other tokens of the same model.",
         )
 
     def sections(self) -> dict[str, Section]:
