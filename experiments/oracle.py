@@ -71,7 +71,7 @@ class Unsuitable(ValueError):
 def main(settings: Settings) -> None:
     rows = [row for results in map(Path, settings.results) for row in rows_of(results, settings)]
     if not rows:
-        raise SystemExit("no finished system has an index and suitable queries: run compare.py first, or choose others")
+        raise SystemExit("no finished system has an index and suitable queries: run compare.py first")
     section = Section(
         "Quality possible and reached",
         "possible: the share of queries that some query vectors answer. reached: that the model's own "
