@@ -70,7 +70,7 @@ bench: .venv/.run
 
 # Pages of every public function, from its docstring: build/api/index.html. pdoc shows no module of a package that has
 # __all__, so each is named; of the others it says that it has them already.
-NEEDS_MORE := paradigms/__main__.py $(patsubst %,paradigms/engines/%.py,lance pgvector qdrant pyterrier)
+NEEDS_MORE := paradigms/__main__.py paradigms/serve/mcp.py $(patsubst %,paradigms/engines/%.py,lance pgvector qdrant pyterrier)
 DOCUMENTED := $(filter-out $(NEEDS_MORE),$(wildcard paradigms/*.py paradigms/*/*.py theory/*.py theory/*/*.py))
 api: .venv/.test
 	$(INSTALL) -e '.[docs]'

@@ -90,7 +90,7 @@ class Paradigm(Trainable):
         settings = self.encoder.settings
         if self.encoder.dim == 1 and "ids" in self.reads:
             return "feature-extraction", ["sparse-encoder", "sparse"]
-        if settings.query_vectors == settings.document_vectors == "pooled":
+        if settings.single:
             return "sentence-similarity", ["sentence-similarity", "feature-extraction", "dense"]
         colbert = ["colbert"] if self.recipe.align.is_maxsim() and settings.salience == "none" else []
         return "feature-extraction", ["multi-vector", "late-interaction", *colbert]

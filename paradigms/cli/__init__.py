@@ -1,1 +1,1 @@
-"""The command `python -m paradigms`: index, search, rerank, explain, compare, serve, export and others."""
+"""The command `paradigms`: index, search, rerank, explain, compare, serve, mcp, export and others."""

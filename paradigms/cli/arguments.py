@@ -55,6 +55,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "folder made by index, or a saved generative model; more folders of the same model may follow"
     },
     "folders": {"nargs": "+", "help": "folders made by index from the same source"},
+    "mcp folders": {"nargs": "+", "help": "folders made by index, by one model"},
     "query": {"nargs": "*", "help": "texts; without any, search reads one per line from the terminal"},
     "explain query": {},
     "model": {"help": f"checkpoint: a folder, a name on the hub, or {OFFLINE}"},
@@ -169,6 +170,10 @@ COMMANDS = {
     "serve": (
         "A page to type queries, change A and see why, and a JSON service, over indexed folders and models.",
         "folders --model --bm25 --fuse --split --host --port --token --pickled --precision --best-passages",
+    ),
+    "mcp": (
+        "Tools of a language model (MCP) that search indexed folders of the same model.",
+        "folders --hybrid --pickled --precision --best-passages",
     ),
     "dimensions": (
         "Estimate how many dimensions a linear map needs to keep BM25's order; needs no judgements.",

@@ -240,6 +240,24 @@ def run_serve(settings: argparse.Namespace) -> None:
     serve(retrievers, corpus, judged=judged, host=settings.host, port=settings.port, token=settings.token)
 
 
+def run_mcp(settings: argparse.Namespace) -> None:
+    """Answer a language model's requests on the standard input and output until the input ends."""
+    try:
+        from paradigms.serve import Service
+        from paradigms.serve.mcp import mcp_server
+    except ImportError as error:
+        raise ValueError(f"mcp needs MCP's package: pip install 'mcp>=2' ({error})") from error
+    opened = open_folders(settings.folders, pickled=settings.pickled, best=settings.best_passages)
+    retriever = opened.retriever
+    if settings.hybrid:
+        retriever = Fused([retriever, BM25(opened.corpus)])
+    service = Service({opened.name: retriever}, opened.corpus)
+    try:
+        mcp_server(service).run()
+    finally:
+        service.together.close()
+
+
 def run_export(settings: argparse.Namespace) -> None:
     """Write a model's folder, and upload it if --push is given."""
     model = Checkpoint.of(settings).open(pickled=settings.pickled, for_search=False)

@@ -87,6 +87,11 @@ class EncoderSettings:
         return "pooled" in (self.query_vectors, self.document_vectors) or self.pooled_dim != 0
 
     @property
+    def single(self) -> bool:
+        """Return whether each text has one vector, and nothing else."""
+        return self.query_vectors == self.document_vectors == "pooled" and self.pooled_dim == 0
+
+    @property
     def weighs(self) -> bool:
         """Return whether tokens have salience."""
         return self.salience != "none"

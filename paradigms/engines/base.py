@@ -263,15 +263,14 @@ def check_maxima(model: Paradigm, engine: Engine) -> None:
     rel must be Σⱼ maxᵢ dᵢᵀqⱼ times a factor that depends on the query alone.
     """
     recipe, settings = model.recipe, model.encoder.settings
-    one = {settings.query_vectors, settings.document_vectors} == {"pooled"}
-    maxsim = recipe.align.is_maxsim(1 if one else UNBOUNDED)
+    maxsim = recipe.align.is_maxsim(1 if settings.single else UNBOUNDED)
     if not maxsim or recipe.normalise not in ("one", "query_tokens") or settings.salience != "none":
         raise ValueError(
             f"{recipe.name} scores by the alignment {recipe.align} with Z = {recipe.normalise} and salience "
             f"{settings.salience}; engines support MaxSim only: "
             "model.with_alignment(QueryToDocument(), 'query_tokens') scores by MaxSim"
         )
-    if engine.single and not one:
+    if engine.single and not settings.single:
         raise ValueError(f"{recipe.name} has several vectors per document, but this engine takes one")
     if model.encoder.dim != engine.dim:
         raise ValueError(f"{recipe.name} has {model.encoder.dim} dimensions, the engine {engine.dim}")

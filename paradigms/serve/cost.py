@@ -123,6 +123,18 @@ def searching(retriever: Any, query: str, k: int) -> Cost:
     return reranking(retriever, query, len(index) if exact else min(len(index), max(LEAST, EACH * k)))
 
 
+def scoring(retriever: Any, model: Paradigm | None, query: str, text: str) -> Cost:
+    """Return the cost of scoring a text that need not be in the corpus."""
+    if model is not None:
+        tokens = vectors_of(model, "document", text)
+        aligned = aligning(model, model.recipe, query, tokens, at_once=True)
+        return encoding(model, "document", text) + encoding(model, "query", query) + aligned
+    other = getattr(retriever, "model", None)
+    if isinstance(other, CrossAttention):
+        return Cost(0, other.document_length * per_token(other))
+    return Cost(0, len(query) * len(text))
+
+
 def reranking(
     retriever: Any, query: str, documents: int, recipe: Recipe | None = None, at_once: bool = False
 ) -> Cost:

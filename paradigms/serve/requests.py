@@ -39,11 +39,17 @@ class Request:
         values = parse_json(body, "the request")
         if not isinstance(values, dict):
             raise ValueError("the request must be a JSON object")
+        values = cls.renamed(values)
         check_known(cls, values, "the request has unknown entries")
         missing = [f.name for f in fields(cls) if f.default is MISSING and f.name not in values]
         if missing:
             raise ValueError(f"the request lacks {' and '.join(missing)}")
         return cls(**values)
+
+    @classmethod
+    def renamed(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Return a request's entries under the names of the fields."""
+        return values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +115,59 @@ class Differences(Request):
     """List judged queries by the difference in nDCG@10 between two systems, with the largest first."""
 
     systems: Annotated[list[Text], TEXTS]
+
+
+class Foreign(Request):
+    """A request in the shape of another API, whose entries that have no meaning here are ignored."""
+
+    @classmethod
+    def renamed(cls, values: dict[str, Any]) -> dict[str, Any]:
+        names = {field.name for field in fields(cls)}
+        return {name: value for name, value in values.items() if name in names}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerankTexts(Foreign):
+    """Score texts, which need not be in the corpus, in the shape of Cohere, Jina and vLLM.
+
+    model: name of a system; may be left out if there is one. documents: texts, or objects with the entry
+    text. top_n: number of results; null means all."""
+
+    query: Text
+    documents: Annotated[list[Text], Most(MOST_DOCUMENTS, "entries")]
+    model: Text = ""
+    top_n: Annotated[int | None, Range(1, 1 << 31)] = None
+    return_documents: bool = False
+
+    @classmethod
+    def renamed(cls, values: dict[str, Any]) -> dict[str, Any]:
+        values = super().renamed(values)
+        documents = values.get("documents")
+        if isinstance(documents, list):
+            texts = [one["text"] if isinstance(one, dict) and "text" in one else one for one in documents]
+            values["documents"] = texts
+        return values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embeddings(Foreign):
+    """Encode texts to one vector each, in the shape of OpenAI.
+
+    model: name of a system with one vector per text; may be left out if there is one system. input: a text or
+    a list of texts. dimensions: must be the width of the system's vectors. input_type: side of the texts."""
+
+    input: Annotated[list[Text], Most(MOST_TEXTS, "entries")]
+    model: Text = ""
+    encoding_format: Literal["float", "base64"] = "float"
+    input_type: Literal["query", "document"] = "document"
+    dimensions: int | None = None
+
+    @classmethod
+    def renamed(cls, values: dict[str, Any]) -> dict[str, Any]:
+        values = super().renamed(values)
+        if isinstance(values.get("input"), str):
+            values["input"] = [values["input"]]
+        return values
 
 
 def schema(kind: Any) -> dict[str, Any]:

@@ -3,8 +3,8 @@
     serve({"colbert": index, "bm25": BM25(corpus)}, corpus)   # on http://127.0.0.1:8765, until interrupted
 
 The service accepts POST requests to /search, /rerank, /explain, /save, /encode and /differences, and GET
-requests to /systems, /documents/ID, /queries and /openapi.json, which describes all paths. A failed request
-returns {"error": one sentence}.
+requests to /systems, /documents/ID, /queries and /openapi.json, which describes all paths. Frameworks call
+/v1/rerank, /v1/embeddings and /v1/models. A failed request returns {"error": one sentence}.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import socket
 import sys
 from asyncio import FIRST_COMPLETED, ensure_future, gather, wait
+from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -20,6 +21,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import uvicorn
 from starlette.applications import Starlette
 from starlette.convertors import StringConvertor, register_url_convertor
@@ -44,6 +46,7 @@ from paradigms.view import FOLDER, card_data, page
 
 PORT = 8765
 MEASURE = "nDCG@10"
+USAGE = {"prompt_tokens": 0, "total_tokens": 0}  # not counted; clients require the entry
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 
 
@@ -196,6 +199,46 @@ class Service:
         encoded, seconds = await self._batched(system, system.encode, request.texts, costs, side)
         return {"milliseconds": 1000 * seconds, "texts": encoded}
 
+    async def rerank_texts(self, request: requests.RerankTexts) -> dict[str, Any]:
+        check_not_blank({"query": request.query})
+        system = self._only(request.model)
+        costs = system.scoring(request.query, request.documents)
+        if system.model is not None and "pool" in system.model.reads:  # a score depends on the other texts
+            self._check(system, [sum(costs, Cost())])
+            scores, _ = await self.together.run(lambda: system.scores(request.documents, request.query))
+        else:
+            self._check(system, costs)
+            scores, _ = await self._batched(system, system.scores, request.documents, costs, request.query)
+        best = sorted(range(len(scores)), key=lambda n: -scores[n])[: request.top_n]
+        results: list[dict[str, Any]] = [{"index": n, "relevance_score": scores[n]} for n in best]
+        if request.return_documents:
+            for result in results:
+                result["document"] = {"text": request.documents[result["index"]]}
+        return {"id": "", "model": system.name, "results": results, "usage": USAGE}
+
+    async def embed(self, request: requests.Embeddings) -> dict[str, Any]:
+        system = self._only(request.model)
+        model = system.model
+        if model is None or not model.encoder.settings.single:
+            raise ValueError(f"{system.name} has no single vector for a text: /encode returns its vectors")
+        if request.dimensions not in (None, model.encoder.dim):
+            raise ValueError(f"the vectors of {system.name} have {model.encoder.dim} dimensions")
+        asked = requests.Encode(system=system.name, texts=request.input, side=request.input_type)
+        rows = (await self.encode(asked))["texts"]
+        vectors = [row["vectors"][0] if row["vectors"] else [0.0] * model.encoder.dim for row in rows]
+        embeddings: list[Any] = vectors
+        if request.encoding_format == "base64":
+            embeddings = [b64encode(np.array(vector, "<f4").tobytes()).decode() for vector in vectors]
+        data = [
+            {"object": "embedding", "index": n, "embedding": embedding}
+            for n, embedding in enumerate(embeddings)
+        ]
+        return {"object": "list", "data": data, "model": system.name, "usage": USAGE}
+
+    async def list_models(self) -> dict[str, Any]:
+        models = [{"id": name, "object": "model", "owned_by": "retrieval-paradigms"} for name in self.systems]
+        return {"object": "list", "data": models}
+
     async def differences(self, request: requests.Differences) -> dict[str, Any]:
         chosen = self._chosen(request.systems)
         if self.judged is None or len(chosen) != 2:
@@ -261,6 +304,12 @@ class Service:
                 raise KeyError(f"unknown system {name!r:.80}; there are {', '.join(self.systems)}")
         return list(self.systems.values()) if names is None else [self.systems[name] for name in names]
 
+    def _only(self, name: str) -> ServedSystem:
+        """Return the system of this name; "" is the only one. Raises ValueError if there are several."""
+        if not name and len(self.systems) > 1:
+            raise ValueError(f"model must name one of {', '.join(self.systems)}")
+        return self._chosen([name] if name else None)[0]
+
     async def _of_each(
         self, names: list[str] | None, ask: Callable[[ServedSystem], Awaitable[dict[str, Any]]]
     ) -> dict[str, Any]:
@@ -281,6 +330,10 @@ PATHS: dict[str, tuple[str, type[requests.Request] | None, str]] = {
     "/save": ("save", requests.Explain, "The explanation as a self-contained HTML page"),
     "/encode": ("encode", requests.Encode, "Token vectors of texts"),
     "/differences": ("differences", requests.Differences, "Judged queries on which two systems differ most"),
+    "/v1/rerank": ("rerank_texts", requests.RerankTexts, "Scores of given texts, as Cohere, Jina and vLLM"),
+    "/v2/rerank": ("rerank_texts", requests.RerankTexts, "The same, where Cohere's client asks"),
+    "/v1/embeddings": ("embed", requests.Embeddings, "One vector for each text, as OpenAI"),
+    "/v1/models": ("list_models", None, "The systems, as OpenAI lists models"),
     "/systems": ("list_systems", None, "The systems, alignments and normalisers"),
     "/queries": ("list_queries", None, "The judged queries"),
     "/documents/{id}": ("document", None, "A document"),

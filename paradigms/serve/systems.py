@@ -14,6 +14,7 @@ import torch
 
 from paradigms.align import ALIGNMENTS, Alignment, Cost
 from paradigms.baselines.bm25 import BM25
+from paradigms.baselines.cross_attention import CrossAttention
 from paradigms.core import Tokens, rel
 from paradigms.data import Corpus, Run, best_first, check_queries
 from paradigms.data.pieces import Pieces
@@ -146,6 +147,21 @@ class ServedSystem:
         aligned = self._recipe(view).align.kept(torch.tensor(i))
         links = j * (i if aligned is None else int(aligned))
         return total + cost.encoding(self.model, "document", text), links
+
+    def scoring(self, query: str, texts: Sequence[str]) -> list[Cost]:
+        """Return the cost of each text's score by `scores`."""
+        return [cost.scoring(self.inner, self.model, query, text) for text in texts]
+
+    def scores(self, texts: Sequence[str], query: str) -> list[float]:
+        """Score texts that need not be in the corpus. Raises ValueError if the system cannot."""
+        if self.model is not None:
+            ranked = {result.id: result.score for result in self.model.rank(query, texts)}
+            return [ranked[str(n)] for n in range(len(texts))]
+        if isinstance(self.inner, BM25):
+            return [self.inner.explain_text(query, text).rel for text in texts]
+        if isinstance(model := getattr(self.inner, "model", None), CrossAttention):
+            return model.score_texts([(query, text) for text in texts])
+        raise ValueError(f"{self.name} scores documents of its corpus only")
 
     def search(self, queries: Sequence[str], k: int) -> list[dict[str, float]]:
         """Return the k best documents for each query."""
