@@ -7,13 +7,15 @@ config.json and environment.json. To train with several processes or GPUs:
     accelerate launch --config_file experiments/configs/gpus.yaml experiments/train.py
 """
 
+import math
+import os
 from collections.abc import Callable
 from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any, Literal
 
 from studies.settings import (
-    EncoderTraining,
+    FullTraining,
     OneCollection,
     Options,
     Results,
@@ -33,7 +35,7 @@ from paradigms.io.command_line import flags
     evaluate_every=100,
     dev_queries=128,
 )
-class Settings(Results, OneCollection, EncoderTraining, Options, Seed):
+class Settings(Results, OneCollection, FullTraining, Options, Seed):
     """Settings for the model, the collection and the training."""
 
     paradigm: str = "colbert"
@@ -117,14 +119,16 @@ from accelerate import Accelerator
 
 from paradigms import GENERATIVE, PARADIGMS, RERANKERS, CrossAttention, Generative, Paradigm, load
 from paradigms.data import Collection, Run, Split, read_run
-from paradigms.io.files import write_json
+from paradigms.io.files import write_json, write_text
+from paradigms.saving.hub import model_card
 from paradigms.train import fit, negatives, script
 from paradigms.train.fit import DEV_DEPTH
 from paradigms.train.generative import fit_generative, t5_folder
-from paradigms.train.loop import TrainingSettings, training_seconds
+from paradigms.train.loop import Dev, Paused, TrainingSettings, dev_values, kept_step, training_seconds
 from paradigms.train.losses import Distillation
 from paradigms.train.negatives import NEGATIVES_DEPTH, FalseNegatives, ScorePairs, SharedBM25, pair_scores
 from paradigms.train.parallel import by_main
+from paradigms.train.state import read_progress
 
 FREE = {
     "tracker",
@@ -132,24 +136,63 @@ FREE = {
     "workers",
     "recompute",
     "matmul_precision",
+    "minutes",
+    "save_every",
+    "keep",
+    "log_every",
+    "patience",
 }  # settings that may change in a results folder
 SOURCES = ("backbone", "run", "filter", "teacher", "generated")  # settings that name files or models
 
 
-def main(settings: Settings) -> None:
+def main(settings: Settings) -> int:
+    """Train, and return the exit status: 0, or 75 (EX_TEMPFAIL) if `minutes` are used."""
     folder = Path(settings.output)
     accelerator, console = script.begin(settings)
     console.print(f"{accelerator.num_processes} process(es) on {accelerator.device}")
     collection = script.open_collection(settings.collection, settings.documents or None, console)
     by_main(lambda: script.keep_settings(bound(settings, collection), folder, FREE), accelerator)
-    with refusing():
-        paradigm = trained(settings, collection, folder / "training", accelerator)
-        if accelerator.is_main_process:
-            paradigm.save_pretrained(folder / "checkpoint")
-            write_json(folder / "environment.json", script.environment(accelerator))
+    try:
+        with refusing():
+            paradigm = trained(settings, collection, folder / "training", accelerator)
+            if accelerator.is_main_process:
+                finish(paradigm, folder, accelerator)
+    except Paused as paused:
+        console.print(f"{settings.minutes:g} minutes are used. Paused: {paused}. The same command resumes.")
+        accelerator.end_training()
+        return os.EX_TEMPFAIL
     seconds = training_seconds(folder / "training")
     console.print(f"Trained for {seconds:.0f} s. Checkpoint: {folder / 'checkpoint'}")
     accelerator.end_training()
+    return 0
+
+
+def finish(paradigm: Paradigm | Generative | CrossAttention, folder: Path, accelerator: Accelerator) -> None:
+    """Save the model with a card that says what training was, and what dev queries say of it."""
+    training = folder / "training"
+    values = dev_values(training)
+    step = kept_step(training) or 0
+    states = {"untrained": 0, f"after {step:,} steps": step}
+    rows = {name: interval(values[n]) for name, n in states.items() if n in values}
+    lines = [f"| {name} | {mean:.3f} | [{low:.3f}, {high:.3f}] |" for name, (mean, low, high) in rows.items()]
+    if lines:
+        head = ["| state | nDCG@10 of dev queries | 95% interval |", "|---|---:|---|"]
+        write_text(folder / "table.md", "\n".join([*head, *lines]) + "\n")
+        named = zip(
+            ("dev/nDCG@10", "dev/nDCG@10, low", "dev/nDCG@10, high"), [*rows.values()][-1], strict=True
+        )
+        script.summarise(accelerator, dict(named))
+    progress = read_progress(training) or {}
+    taken = {"steps": progress.get("step"), "kept state": step, "seconds": training_seconds(training)}
+    write_json(folder / "environment.json", script.environment(accelerator) | taken)
+    paradigm.save_pretrained(folder / "checkpoint", card=model_card(paradigm, folder, "paradigms"))
+
+
+def interval(values: Dev) -> tuple[float, float, float]:
+    """Return a mean over queries and its 95% interval, from the standard error."""
+    mean = float(values.mean())
+    error = 1.96 * float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else math.nan
+    return mean, mean - error, mean + error
 
 
 def bound(settings: Settings, collection: Collection) -> dict[str, Any]:

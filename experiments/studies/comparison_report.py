@@ -37,6 +37,7 @@ from paradigms.io.progress import progress_bar
 from paradigms.loading import is_reranker
 from paradigms.retrieve import Indexed, Retriever
 from paradigms.retrieve.wrappers import Wrapper
+from paradigms.train.script import summarise
 from paradigms.view.report import Picture, Report, cost_picture, write_pictures, write_report
 
 ALIGNED = 6  # test queries in the report's alignment view
@@ -350,4 +351,9 @@ def show(
         for stage, table in tables.items():
             rows = [[name, *(cell.mean for cell in row.values())] for name, row in table.rows.items()]
             run.log({f"table/{stage}": wandb.Table(columns=["system", *table.measures], data=rows)})
+            for name, measured in table.rows.items():
+                cell = measured[table.measures[0]]
+                values = {"": cell.mean, ", low": cell.low, ", high": cell.high}
+                prefix = f"{stage}/{name}, {table.measures[0]}"
+                summarise(accelerator, {f"{prefix}{part}": value for part, value in values.items()})
         run.log({picture.stem: wandb.Image(str(picture)) for picture in pictures})

@@ -330,6 +330,31 @@ class EncoderTraining(Training, HeadRate, HardNegatives):
 
 
 @flags()
+class FullTraining(EncoderTraining):
+    """The remaining settings of one training."""
+
+    weight_decay: float = 0.01
+    """weight decay of AdamW"""
+    warmup: float = 0.1
+    """share of the steps over which the learning rate rises; it then falls linearly to 0"""
+    max_grad_norm: float = 1.0
+    """larger gradients are scaled to this norm"""
+    evaluate_at: list[int] = field(default_factory=list)
+    """more steps at which to measure dev"""
+    patience: int = 0
+    """end after this many dev measurements in a row without a better one; 0: take all steps"""
+    minutes: float = 0.0
+    """pause after this many minutes at a checkpoint, with exit status 75; the same command resumes. 0:
+    never"""
+    save_every: int = 0
+    """steps between checkpoints; 0: with every dev measurement"""
+    keep: int = 2
+    """checkpoints to keep"""
+    log_every: int = 10
+    """steps between logged losses"""
+
+
+@flags()
 class StudyTraining(EncoderTraining):
     """Training in studies and comparisons."""
 

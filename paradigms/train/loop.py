@@ -41,7 +41,7 @@ from paradigms.trainable import Trainable
 Trained = TypeVar("Trained", bound=Trainable)
 Dev = Float[np.ndarray, " queries"]  # a measure of each dev query, higher is better
 # Settings that may change when a run resumes.
-FREE = ("log_every", "save_every", "keep", "workers", "recompute", "minutes", "matmul_precision")
+FREE = ("log_every", "save_every", "keep", "workers", "recompute", "minutes", "matmul_precision", "patience")
 CHECKED = 1000  # batches whose examples must have negatives
 
 
@@ -67,12 +67,18 @@ class TrainingSettings(LossSettings):
     seed: int = 0
     evaluate_every: AtLeast0 = 0  # steps between dev measures; 0 = only at the end
     evaluate_at: list[int] = field(default_factory=list)  # numbers of steps after which dev is also measured
+    patience: AtLeast0 = 0  # end after this many dev measures in a row without a better one; 0 = never
     # raise `Paused` at the first step that ends later, with a checkpoint; 0 = never
     minutes: Annotated[float, Range(0, math.inf)] = 0.0
     save_every: AtLeast0 = 0  # steps between checkpoints; 0 = with every dev measure
     keep: AtLeast1 = 2  # checkpoints to keep; a run resumes from the newest intact one
     log_every: AtLeast1 = 10
     workers: AtLeast0 = 0  # processes that tokenise ahead; 0 = in the training process
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.patience and not self.evaluate_every:
+            raise ValueError(f"patience={self.patience} counts dev measures: set evaluate_every")
 
 
 class Paused(Exception):
@@ -165,12 +171,18 @@ class _Run:
         self.unread: list[tuple[int, Tensor, Tensor]] = []  # on the device: step, loss, gradient's norm
         self.loss = math.nan  # of the last step read
         self.norm = math.nan
+        self.timed = 0, 0.0  # steps, and seconds in them, when the rate was last logged
         self.state = RunState(paradigm, full, self.optimizer.optimizer, folder, accelerator, signed, s.keep)
 
     def train(self, began: float, progress: bool) -> None:
         """Resume, and take all remaining steps. began: time at which the call of `train` began."""
         name = f"train {self.paradigm.name}"
         start = self.state.resume()
+        self.timed = start, self.state.seconds
+        for tracker in self.accelerator.trackers:
+            if tracker.name == "wandb":
+                axis = f"{self.paradigm.name}/step"
+                tracker.tracker.define_metric(f"{self.paradigm.name}/*", step_metric=axis)
         batches = self._batches(start)
         with progress_bar(progress and self.accelerator.is_main_process) as bar:
             task = bar.add_task(name, total=self.settings.steps, completed=start)
@@ -178,6 +190,8 @@ class _Run:
                 bar.update(task, description=f"{name}, dev queries")
                 self.measure(start, self.dev)
             for step in range(start, self.settings.steps):
+                if self.exhausted(step):
+                    break
                 with ending_all(self.accelerator, step):
                     self.step(step, batches)
                 bar.update(task, completed=step + 1, description=f"{name} loss {self.loss:.3f}")
@@ -234,7 +248,15 @@ class _Run:
         if step == 0 or _due(step + 1, self.settings.log_every):
             self.read()
             rate = self.optimizer.param_groups[0]["lr"]
-            self._log(step + 1, {"loss": self.loss, "gradient_norm": self.norm, "learning_rate": rate})
+            values = {"loss": self.loss, "gradient_norm": self.norm, "learning_rate": rate}
+            self._log(step + 1, values, {"pairs_per_second": self.rate(step + 1)})
+
+    def rate(self, done: int) -> float:
+        """Return training pairs of all processes per second since the last call, after `done` steps."""
+        steps, seconds = self.timed
+        self.timed = done, self.state.seconds
+        pairs = (done - steps) * self.settings.batch_size * self.accelerator.num_processes
+        return pairs / max(1e-9, self.state.seconds - seconds)
 
     def read(self) -> None:
         """Read and check the losses and norms of all steps since the last call, which a GPU must finish.
@@ -269,6 +291,7 @@ class _Run:
         due = last or _due(done, s.evaluate_every) or done in s.evaluate_at
         if due and self.dev is not None:
             self.measure(done, self.dev, last=last)
+        last = last or (due and self.exhausted(done))
         late = not last and s.minutes > 0
         # The main process's clock decides for all.
         late = late and by_main(lambda: time.monotonic() - began > 60 * s.minutes, self.accelerator)
@@ -277,6 +300,14 @@ class _Run:
             self.state.save(done)
         if late:
             raise Paused(f"{self.paradigm.name} after {done:,} of {s.steps:,} steps")
+
+    def exhausted(self, done: int) -> bool:
+        """Return whether the last `patience` regular dev measures brought no better state."""
+        s = self.settings
+        if self.dev is None or not s.patience or not done or not _due(done, s.evaluate_every):
+            return False
+        waited = by_main(lambda: done - self.state.best_step, self.accelerator)
+        return waited >= s.patience * s.evaluate_every
 
     def measure(self, step: int, dev: Callable[[Any], Dev], *, last: bool = False) -> None:
         """Compute the dev measure on the main process, and save the paradigm if it is the best so far."""
@@ -287,7 +318,7 @@ class _Run:
             values = dev(model.to(self.accelerator.device))
             mean = float(values.mean())
             error = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else 0.0
-            self._log(step, {"dev": mean, "dev_standard_error": error}, dev_values=values.tolist())
+            self._log(step, {"dev": mean, "dev_standard_error": error}, {}, dev_values=values.tolist())
             if mean > self.state.best or (last and mean >= self.state.best - error):
                 self.state.save_best(model, mean, step)
             if model is not self.paradigm:
@@ -295,11 +326,12 @@ class _Run:
 
         by_main(measure_and_keep, self.accelerator)
 
-    def _log(self, step: int, values: dict[str, float], **more: list[float]) -> None:
-        """Log `values`, and write them to the history together with `more`."""
+    def _log(self, step: int, values: dict[str, float], only: dict[str, float], **more: list[float]) -> None:
+        """Log `values` and `only`, and write `values` and `more` to the history."""
         name = self.paradigm.name
         # A tracker's steps only rise, but several paradigms train in one run, each from step 0.
-        self.accelerator.log({f"{name}/{key}": value for key, value in (values | {"step": step}).items()})
+        logged = values | only | {"step": step}
+        self.accelerator.log({f"{name}/{key}": value for key, value in logged.items()})
         if self.accelerator.is_main_process:
             append_history(self.folder, {"step": step, **values, **more})
 

@@ -6,6 +6,7 @@ import os
 import platform
 import secrets
 from collections.abc import Collection as Names
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import timedelta
 from importlib.metadata import version
@@ -174,8 +175,8 @@ def lock_output(folder: Path, accelerator: Accelerator) -> None:
 def start_wandb(accelerator: Accelerator, settings: dict[str, Any], folder: Path) -> None:
     """Join the results folder's W&B run without prompts.
 
-    W&B logs offline, and a line is printed, if there is neither a key nor WANDB_MODE, or if the server does
-    not answer within 15 s.
+    W&B writes only below the folder. It logs offline, and a line is printed, if there is neither a key nor
+    WANDB_MODE, or if the server does not answer within 15 s.
     """
     import wandb
 
@@ -188,13 +189,12 @@ def start_wandb(accelerator: Accelerator, settings: dict[str, Any], folder: Path
         "dir": str(folder),
         "settings": wandb.Settings(init_timeout=15, silent=True),
     }
-    config = {  # W&B does not accept lists
-        name: value if isinstance(value, int | float | str) else str(value)
-        for name, value in settings.items()
-    }
+    for name in ("cache", "data"):  # by default in the home folder
+        os.environ.setdefault(f"WANDB_{name.upper()}_DIR", str(file.with_name(name).resolve()))
+    launched = {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
 
     def join(**mode: str) -> None:
-        accelerator.init_trackers("retrieval-paradigms", config, {"wandb": options | mode})
+        accelerator.init_trackers("retrieval-paradigms", settings | launched, {"wandb": options | mode})
 
     try:
         if "WANDB_MODE" not in os.environ and not _has_wandb_key():
@@ -204,6 +204,12 @@ def start_wandb(accelerator: Accelerator, settings: dict[str, Any], folder: Path
         where = folder / "wandb"
         accelerator.print(f"W&B: {error}, logging offline to {where} (--tracker none: not at all)")
         join(mode="offline")
+
+
+def summarise(accelerator: Accelerator, values: Mapping[str, float]) -> None:
+    """Write numbers to the W&B run's summary, if there is a run; `A/B` is shown as B in a group A."""
+    if accelerator.trackers:
+        accelerator.get_tracker("wandb").tracker.summary.update(dict(values))
 
 
 def _has_wandb_key() -> bool:

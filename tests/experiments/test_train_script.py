@@ -5,10 +5,13 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import train
+import wandb
+from accelerate import Accelerator
 
 from paradigms import Paradigm
 from paradigms.baselines.bm25 import BM25
@@ -47,7 +50,54 @@ def test_training_leaves_a_paradigm_its_curve_and_its_settings(trained: Path) ->
     progress = json.loads((trained / "training/checkpoints/step-4/progress.json").read_text())
     assert (progress["step"], progress["best_step"], progress["best"]) == (4, best["step"], best["dev"])
     assert json.loads((trained / "config.json").read_text())["steps"] == 4
+    card = (trained / "checkpoint" / "README.md").read_text()
+    assert f"| after {best['step']} steps | {best['dev']:.3f} | [" in card or best["step"] == 0
+    assert all(
+        f"| {line} |" in card for line in ("steps | 4", "keep | 2", "weight_decay | 0.01", "processes | 1")
+    )
     assert json.loads((trained / "environment.json").read_text())["processes"] == 1
+
+
+def test_wandb_has_scalars_axes_and_lists_and_leaves_the_home_folder_empty(
+    words: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for name in ("CACHE", "DATA"):
+        monkeypatch.setenv(f"WANDB_{name}_DIR", "")
+        monkeypatch.delenv(f"WANDB_{name}_DIR")
+    flags = training(words, tiny_bert, tmp_path / "out", tracker="wandb", matryoshka="[8]", precision="auto")
+    kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    lines: list[dict[str, float]] = []
+    axes: set[str] = set()
+    log, end, define = wandb.Run.log, Accelerator.end_training, wandb.Run.define_metric
+
+    def ended(self: Accelerator) -> None:
+        tracked = self.get_tracker("wandb").tracker
+        kept.append((dict(tracked.config), dict(tracked.summary)))
+        end(self)
+
+    def defined(self: wandb.Run, name: str, step_metric: str) -> None:
+        define(self, name, step_metric=step_metric)
+        axes.add(step_metric)
+
+    monkeypatch.setattr(Accelerator, "end_training", ended)
+    monkeypatch.setattr(wandb.Run, "define_metric", defined)
+    monkeypatch.setattr(wandb.Run, "log", lambda self, data, **more: (lines.append(data), log(self, data)))
+    for _ in range(2):
+        run("train", **flags)
+    assert not list(home.iterdir())
+    first, again = (tmp_path / "out" / "wandb").glob("offline-run-*")
+    assert first.name.rsplit("-")[-1] == again.name.rsplit("-")[-1]
+    (config, summary), _ = kept
+    assert (config["matryoshka"], config["processes"], config["precision"]) == ([8], 1, "no")
+    assert config["options"]["dim"] == 16
+    assert axes == {"colbert/step"}
+    losses = [line for line in lines if "colbert/loss" in line]
+    assert all(line["colbert/pairs_per_second"] > 0 and line["colbert/gradient_norm"] > 0 for line in losses)
+    assert summary["dev/nDCG@10, low"] <= summary["dev/nDCG@10"] <= summary["dev/nDCG@10, high"]
 
 
 def test_a_finished_run_is_only_loaded_and_other_settings_are_refused(
@@ -61,6 +111,16 @@ def test_a_finished_run_is_only_loaded_and_other_settings_are_refused(
     assert all(torch.equal(again[name], value) for name, value in weights.items())
     with pytest.raises(SystemExit, match=r"other settings \(steps: 4 then, 5 now\)"):
         run("train", **training(words, tiny_bert, trained, steps=5))
+
+
+def test_a_training_pauses_with_the_status_of_a_pause(
+    words: Path, tiny_bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = settings("train", **training(words, tiny_bert, tmp_path, minutes=1e-9))
+    assert train.main(given) == 75
+    assert "Paused: colbert after 1 of 4 steps" in capsys.readouterr().out
+    assert train.main(replace(given, minutes=0.0, keep=1)) == 0
+    assert [file.name for file in (tmp_path / "training" / "checkpoints").iterdir()] == ["step-4"]
 
 
 def test_a_folder_is_bound_to_what_its_settings_name(

@@ -292,6 +292,23 @@ def test_the_last_state_is_returned_unless_an_earlier_one_is_better_by_more_than
     )
 
 
+def test_a_training_ends_when_dev_does_not_improve_and_goes_on_with_more_patience(
+    tiny_bert: Path, tmp_path: Path
+) -> None:
+    values = [0.1, 0.5, 0.4, 0.3, 0.2, 0.6, 0.1]
+    settings = replace(SETTINGS, evaluate_every=1, save_every=6)
+
+    def dev(paradigm: Paradigm) -> np.ndarray:
+        return np.full(2, values[len(dev_values(tmp_path))])
+
+    for patience, ended in ((3, 4), (3, 4), (4, 6)):  # the second time, it has ended before
+        fit(tiny_bert, tmp_path, replace(settings, patience=patience), dev=dev)
+        assert list(dev_values(tmp_path)) == list(range(ended + 1))
+        assert kept_step(tmp_path) == (1 if ended == 4 else 5)
+    with pytest.raises(ValueError, match="patience=2 counts dev measures"):
+        replace(SETTINGS, patience=2)
+
+
 def test_a_training_pauses_at_a_checkpoint_and_ends_as_one_that_did_not(
     tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
