@@ -107,9 +107,7 @@ def table_5(system: str) -> list[str]:
     return next((row for name, row in TABLE_5.items() if system.startswith(name)), ["–", "–"])
 
 
-def study_of(
-    values: Values, trainings: Mapping[str, Sequence[Measured]], clusters: Sequence[str] | None = None
-) -> Study:
+def study_of(values: Values, trainings: Mapping[str, Sequence[Measured]]) -> Study:
     """Return RR@10 of every system, for each Z of q←d and each scorer of GR.
 
     A system is considered to have learned too little for a comparison if its RR@10 does not exceed the RR@10
@@ -133,7 +131,6 @@ def study_of(
         undecided,
         printed={PRIMARY: mrr},
         parts={system: list(trainings) for system in SYSTEMS},
-        clusters=clusters,
     )
 
 
@@ -151,7 +148,9 @@ def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[s
         table.append({"system": system} | of_system | {"paper, NQ320K": nq, "paper, MS MARCO": msmarco})
     summary = f"BM25's first {settings.depth} documents, reranked. "
     return summary + sample(data, settings), {
-        "claims": study_of(values, trainings_of(results), data.clusters(seeds[0]["queries"])).section(
+        "claims": study_of(values, trainings_of(results))
+        .asked(seeds[0]["queries"], data)
+        .section(
             "wu2024",
             "directions",
             "One family of tests. A system that is not above random order, or whose model has less than "

@@ -213,7 +213,7 @@ def query_keys(model: Generative, queries: Mapping[str, str]) -> Run:
     return run
 
 
-def study_of(results: TaskResults, documents: int, clusters: Sequence[str] | None = None) -> Study:
+def study_of(results: TaskResults, documents: int) -> Study:
     """Return the recalls of every system by each search, and the groups of the claims.
 
     A system has learned too little to represent its paradigm if its R@10 is less than `LEARNED` times BM25's,
@@ -253,7 +253,6 @@ def study_of(results: TaskResults, documents: int, clusters: Sequence[str] | Non
         printed=printed_recalls(),
         parts={system: [SYSTEMS[system]] for system in results if system != BM25},
         counts={"storage": cells} if (cells := storage(results, documents)) else {},
-        clusters=clusters,
     )
 
 
@@ -335,7 +334,7 @@ def drawn(results: TaskResults) -> "Figure":
 
 def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
     """Return the study's summary, and the page's sections keyed by file name."""
-    study = study_of(results, len(data.collection.corpus), data.clusters(results[BM25][0]["queries"]))
+    study = study_of(results, len(data.collection.corpus)).asked(results[BM25][0]["queries"], data)
     rule = (
         f"One family of tests. A system with less than {LEARNED:.0%} of BM25's R@10 has not learned enough "
         "to be compared."

@@ -11,8 +11,8 @@ Comments in a page request tables and figures, and all text up to the next <!-- 
 `table` and `figure` write sections of one study. A table of `a+b` has the rows of study a, and the rows of
 study b with other systems. The studies' commands and running times follow; below a figure only if the page
 has neither a table nor claims of its study. The names refer to files in the folder `results` beside the
-page (for README.md: experiments/results). --take copies a study's results there, with the figures that the
-page requests:
+page (for README.md: experiments/results). --take copies a study's results there, with the values behind its
+verdicts (`judge.py`) and the figures that the page requests:
 
     .venv/bin/python experiments/fill_pages.py --page experiments/papers/lee2023/README.md \\
         --take '[results/token-retrieval-pydocs]'
@@ -51,7 +51,7 @@ import shutil
 from typing import Any
 
 from studies.claims import UNTESTED, printed
-from studies.pages import STUDY, Rows, markdown_rows, without_paths
+from studies.pages import STUDY, VALUES, Rows, markdown_rows, without_paths
 
 from paradigms.evaluate.claims import ONE_SEED
 from paradigms.io.checks import read_json
@@ -80,7 +80,7 @@ def results_of(page: Path) -> Path:
 
 
 def take(folder: Path, page: Path) -> None:
-    """Copy a study's rows, and the figures that the page requests, to the folder `results` beside the page.
+    """Copy a study's rows, values and figures on the page to the folder `results` beside the page.
 
     Raises ValueError if the folder has no study or a figure is missing.
     """
@@ -88,10 +88,11 @@ def take(folder: Path, page: Path) -> None:
     kept.mkdir(exist_ok=True)
     study = read_json(folder / STUDY)
     write_json(kept / f"{folder.name}.json", study | {"summary": without_paths(study["summary"])})
-    for section in _sections(page, "figure", folder.name):
-        temporary = kept / f".{folder.name}.{section}.partial"
-        shutil.copyfile(folder / f"{section}.svg", temporary)
-        replace_file(temporary, kept / f"{folder.name}.{section}.svg")
+    files = [f"{section}.svg" for section in _sections(page, "figure", folder.name)]
+    for name in [*files, *(path.name for path in folder.glob(VALUES))]:
+        temporary = kept / f".{folder.name}.{name}.partial"
+        shutil.copyfile(folder / name, temporary)
+        replace_file(temporary, kept / f"{folder.name}.{name}")
 
 
 def filled(page: Path) -> str:

@@ -11,6 +11,7 @@ compared with the laws of `theory/capacity.py`:
 """
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from math import comb
 from pathlib import Path
@@ -68,7 +69,8 @@ import numpy as np
 from papers.weller2025.free_vectors import DEVICE, drawn, fits, free
 from studies.claims import Study
 from studies.curves import Curves
-from studies.pages import Rows, Section, publish, resampled
+from studies.model_runs import training_of, training_section
+from studies.pages import Measured, Rows, Section, publish, resampled
 
 from paradigms.data import Collection, Corpus, Problems, Split, load_collection, read_run
 from paradigms.data.beir import write_folder
@@ -92,12 +94,15 @@ LAWS = (
 
 def main(settings: Settings) -> None:
     accelerator, _ = begin(settings)
-    compared_rows = compared(settings) if "paradigms" in settings.parts else []
+    compared_rows: Rows = []
+    if "paradigms" in settings.parts:
+        compared_rows, queries, trainings = compared(settings)
     free_rows = free(settings) if "free" in settings.parts else []
     measure = f"R@{settings.relevant}"
     sections = dict[str, Section]()
     if compared_rows:
-        sections["claims"] = study(compared_rows, measure).section("weller2025", "limit")
+        sections["claims"] = study(compared_rows, measure, queries, trainings).section("weller2025", "limit")
+        sections["training"] = training_section(trainings)
         figure = compared_figure(compared_rows, measure)
         sections["paradigms"] = Section("LIMIT: every paradigm", COMPARED, compared_rows, figure)
     sections["laws"] = Section("What is true of dimension", LAWS, laws(settings))
@@ -122,12 +127,14 @@ def main(settings: Settings) -> None:
     accelerator.end_training()
 
 
-def study(rows: Rows, measure: str) -> Study:
-    """Return the values of `measure`, with the groups of the claims."""
+def study(
+    rows: Rows, measure: str, queries: Sequence[str], trainings: Mapping[str, Sequence[Measured]]
+) -> Study:
+    """Return the values of `measure` for each query, with the groups of the claims."""
     names = (f"{row['system']}, {row['training']}" for row in rows)
     values = {name.removesuffix(", –"): row[measure] for name, row in zip(names, rows, strict=True)}
     groups = {"R@k": [measure], "several": SEVERAL, "training": ["untrained", "trained"]}
-    return Study({measure: values}, groups)
+    return Study({measure: values}, groups, trainings, queries=queries)
 
 
 def laws(settings: Settings) -> Rows:
@@ -193,14 +200,19 @@ def compared_figure(rows: Rows, measure: str) -> "Figure":
     return Curves("system", systems, {measure: series}, dotted=level, joined=False).draw()
 
 
-def compared(settings: Settings) -> Rows:
-    """Measure R@k, R@10 and nDCG@10 of every system with compare.py, untrained and trained."""
+def compared(settings: Settings) -> tuple[Rows, list[str], dict[str, list[Measured]]]:
+    """Measure R@k, R@10 and nDCG@10 of every system with compare.py, untrained and trained.
+
+    Returns the rows, the test queries, and what training did: "system, trained" -> one `training_of`.
+    """
     folder = Path(settings.output, "collection")
     write_folder(collection(settings), folder)
     test = load_collection(str(folder)).split("test")
     measures = (f"R@{settings.relevant}", "R@10", "nDCG@10")
     names = ("systems", "options", "backbone", "batch_size", "learning_rate", "trained_layers", "precision")
     rows: Rows = []
+    queries = list[str]()
+    trainings: dict[str, list[Measured]] = {}
     for training, steps in {"untrained": 0, "trained": settings.steps}.items():
         if training == "trained" and not steps:
             continue
@@ -210,7 +222,10 @@ def compared(settings: Settings) -> Rows:
         comparison = compare.Settings(**options, seeds=[settings.seed], tracker="none")
         compare.main(comparison)
         for name in ([] if rows else ["bm25"]) + list(comparison.chosen):
-            values = on_split(read_run(output / "runs" / f"{name}.retrieve.run"), test, measures).values
+            of_run = on_split(read_run(output / "runs" / f"{name}.retrieve.run"), test, measures)
+            queries = of_run.queries
             row = {"system": name, "training": "–" if name == "bm25" else training}
-            rows.append(row | {m: values[m][None] for m in measures})
-    return rows
+            rows.append(row | {m: of_run.values[m][None] for m in measures})
+            if training == "trained":
+                trainings[f"{name}, trained"] = [training_of(output / name)]
+    return rows, queries, trainings

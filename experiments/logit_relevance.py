@@ -7,7 +7,6 @@ small p is, how each query's candidates are ordered by the logit, by the logit m
 vocabulary, and by log p, and how good these orders are.
 """
 
-from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 from studies.settings import PairSettings, at_least, launch
@@ -116,7 +115,7 @@ def state(model: Generative, data: StudyData, depth: int) -> dict[str, list[floa
     return values
 
 
-def study_of(values: Values, unlearned: str = "", clusters: Sequence[str] | None = None) -> Study:
+def study_of(values: Values, unlearned: str = "") -> Study:
     """Return the first state after the training began, early, and the last, late."""
     states = {"early": 1, "late": -1}
     return Study(
@@ -130,7 +129,6 @@ def study_of(values: Values, unlearned: str = "", clusters: Sequence[str] | None
             },
         },
         undecided=lambda _: {"unlearned": unlearned},
-        clusters=clusters,
     )
 
 
@@ -150,13 +148,13 @@ def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[s
     }
     summary = f"{settings.paradigm}. BM25's first {settings.depth} documents. {sample(data, settings)}"
     return summary, {
-        "claims": study_of(
-            values, "".join(trained_pairs.unlearned_models(seeds)), data.clusters(seeds[0]["queries"])
-        ).section(
+        "claims": study_of(values, "".join(trained_pairs.unlearned_models(seeds)))
+        .asked(seeds[0]["queries"], data)
+        .section(
             "wu2024",
             "logit",
-            "One family of tests. The paper gives no numbers for its words; the bars are ours, chosen before "
-            "measuring. Early is the first state after the training began.",
+            "One family of tests. The paper gives no numbers for its words; the bars are ours. "
+            "Early is the first state after the training began.",
             # The paper's C sums over an alphabet of thousands of tokens, DSI's over about twelve digits.
             controls=settings.paradigm == "dsi",
         ),

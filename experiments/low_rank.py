@@ -8,7 +8,6 @@ last layer, or of all layers through the residual stream alone; and how much a d
 query.
 """
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from studies.settings import PairSettings, launch
@@ -200,7 +199,7 @@ def cosines_of_D(
     return cosines
 
 
-def study_of(heads: Heads, unlearned: str = "", clusters: Sequence[str] | None = None) -> Study:
+def study_of(heads: Heads, unlearned: str = "") -> Study:
     """Return means over layers and heads; theory_checks.py refutes Lemma 5.2 itself."""
     h = heads
     share = "share of (query, head) with"
@@ -224,7 +223,7 @@ def study_of(heads: Heads, unlearned: str = "", clusters: Sequence[str] | None =
         measure: {side: per_head.mean((2, 3)) for side, per_head in sides.items()}
         for measure, sides in values.items()
     }
-    return Study(means, undecided=lambda _: {"unlearned": unlearned}, clusters=clusters)
+    return Study(means, undecided=lambda _: {"unlearned": unlearned})
 
 
 def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
@@ -238,13 +237,13 @@ def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[s
     _, _, layers, count = heads["weight"].shape
     summary = f"{settings.paradigm}: {layers} layers of {count} heads, each query with its most relevant "
     return f"{summary}document. {sample(data, settings)}", {
-        "claims": study_of(
-            heads, "".join(unlearned_models(seeds)), data.clusters(seeds[0]["queries"])
-        ).section(
+        "claims": study_of(heads, "".join(unlearned_models(seeds)))
+        .asked(seeds[0]["queries"], data)
+        .section(
             "wu2024",
             "low rank",
             "One family of tests. R: the best rank-one matrix, or for ‖·‖_∞ 1·softmax(r)ᵀ. The paper gives "
-            "no numbers for its words; those in the quantities are ours, chosen before measuring.",
+            "no numbers for its words; those in the quantities are ours.",
             controls=settings.paradigm != "seal",  # few rows are always near rank one
         ),
         "layers": Section(

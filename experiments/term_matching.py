@@ -130,9 +130,7 @@ class Sums:
 Results = dict[Key, Sums]
 
 
-def study_of(
-    results: Results, fewest: int, poor: Sequence[str] = (), clusters: Sequence[str] | None = None
-) -> Study:
+def study_of(results: Results, fewest: int, poor: Sequence[str] = ()) -> Study:
     """Return the rates of §7.2, for both readings of a rate, and those of the case study in §7.5.
 
     A trend compares the first and the last bin with at least `fewest` tokens; a rate with fewer than two such
@@ -191,7 +189,7 @@ def study_of(
         "measured": cell(results["q→d", "MVDR hard", KINDS[0]].rate()),
         "verdict": f"{UNDECIDED}: a number of another collection",
     }
-    return Study(values, groups, undecided=undecided, counts={"hard rate": hard_rate}, clusters=clusters)
+    return Study(values, groups, undecided=undecided, counts={"hard rate": hard_rate})
 
 
 def limits(n: int) -> str:
@@ -233,12 +231,9 @@ def report(settings: Settings, data: StudyData, by_task: TaskResults) -> tuple[s
 
     summary = f"BM25's first {settings.depth} documents. {sample(data, settings)}"
     return summary, {
-        "claims": study_of(
-            results,
-            settings.fewest,
-            unlearned_models(by_task[TASK]),
-            data.clusters(by_task[TASK][0]["queries"]),
-        ).section(
+        "claims": study_of(results, settings.fewest, unlearned_models(by_task[TASK]))
+        .asked(by_task[TASK][0]["queries"], data)
+        .section(
             "wu2024",
             "terms",
             "One family of tests. Trends: the rate in the last bin of IDF less that in the first, of the "

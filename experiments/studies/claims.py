@@ -7,7 +7,9 @@ A row of claims has the keys
 - measure: what is measured of each side, or a list of measures; without it, a group in the contrast has
   members such as "measure: a − b";
 - least, above which the claim puts the mean (default 0), or within, for a claim of equality;
-- limits, between which a query's value lies (default −1 and 1, as differences of measures do);
+- limits, between which a query's contrast lies. By default, each side lies between 0 and 1, so that these are
+  the sums of the negative and of the positive factors. Differences, correlations and logarithms need limits,
+  which seen values beyond them extend;
 - about: readout, for ways to score with one model; anything, for a control of all models, trained or not.
   By default, a claim is about what training does;
 - only: words in the names of the collections that the claim is about. By default, it is about all;
@@ -16,11 +18,14 @@ A row of claims has the keys
 - takes: what a study needs, if none here can test the claim; or verdict and by, if a proof decides it.
 
 Words in braces are groups, which a study fills in, such as {XTR}: the claim is tested for each member.
+
+A study writes the values behind its verdicts (`Study.kept`), and `judge.py` judges them again.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import product
 from pathlib import Path
@@ -29,8 +34,8 @@ from typing import Any
 import numpy as np
 import yaml
 from studies.curves import Values, at_path
-from studies.model_runs import same_queries, unmoved
-from studies.pages import Measured, Section
+from studies.model_runs import DEV, StudyData, same_queries, unmoved
+from studies.pages import Measured, Rows, Section
 
 from paradigms.evaluate.claims import TRAINING, Claim, judge
 
@@ -43,12 +48,15 @@ PAPERS = {
     "wu2024": "Wu et al. 2024",
 }
 ANYTHING = "anything"
+ABOUT = "study"  # name of the JSON beside the kept values
+JOIN = "; "  # between sides, in the keys of that JSON
 UNTESTED = "not tested"  # instead of a verdict, for claims that no run here measured
 HEADING = "What the paper says, and what we measured"
 COLUMNS = ("quantity", "printed", "measured", "p (Holm)", "sample", "verdict")  # of `Verdict.row`
 GROUP = re.compile(r"{([^}]*)}")
 SIGN = re.compile(r"(?:^| )([+−]) ")
 FACTOR = re.compile(r"(\d+(?:/\d+)?) · (.*)")
+NO_SIDE = re.compile(r"[·*{}]|[+−]| [-–—] |^$")  # in a side: a sign, a factor or a group that was not read
 Row = Mapping[str, Any]
 Terms = list[tuple[float, str]]  # Σ weight · side
 Printed = Mapping[str, Mapping[str, Sequence[float]]]  # measure -> side -> values in the paper's tables
@@ -66,7 +74,7 @@ class Study:
     groups: what the groups in claims stand for. trainings: the trainings of each model. A side is about the
     model that it names first, or about the models in `parts` of the system that it names first. undecided:
     the fields of `Claim` that leave a claim about these sides undecided. printed: the paper's values, whose
-    differences stand beside ours. clusters: as in `judge`.
+    differences stand beside ours. clusters: as in `judge`. queries: ids.
     """
 
     values: Mapping[str, Mapping[str, Values]]  # measure -> side -> values; a side: "system[, condition]"
@@ -78,6 +86,7 @@ class Study:
     counts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # name -> cells and the verdict
     collection: str = ""
     clusters: Sequence[str] | None = None
+    queries: Sequence[str] = ()
 
     @classmethod
     def of(cls, systems: Mapping[str, Sequence[Measured]], **more: Any) -> "Study":
@@ -85,37 +94,51 @@ class Study:
 
         Raises SystemExit if the results are of different queries.
         """
-        same_queries([seed for seeds in systems.values() for seed in seeds])
+        queries = same_queries([seed for seeds in systems.values() for seed in seeds])
         values: dict[str, dict[str, Values]] = {}
         for system, seeds in systems.items():
             for measure, conditions in seeds[0]["values"].items():
                 for condition in conditions:
                     side = f"{system}, {condition}" if condition else system
                     values.setdefault(measure, {})[side] = at_path(seeds, "values", measure, condition)
-        return cls(values, **{"trainings": systems} | more)
+        return cls(values, **{"trainings": systems, "queries": queries} | more)
+
+    def asked(self, queries: Sequence[str], data: StudyData) -> "Study":
+        """Return the study with its queries' ids, and the articles that they ask about as clusters."""
+        return replace(self, queries=queries, clusters=data.clusters(queries))
 
     def claims(self, paper: str, rows: Sequence[Row]) -> list[tuple[Row, list[Claim]]]:
-        """Return each row's claims; a row whose sides or groups the study lacks has none."""
+        """Return each row's claims; a row whose sides or groups the study lacks has none.
+
+        Raises ValueError, naming the row, if a contrast cannot be read or a group is unknown.
+        """
         return [(row, list(self._claims(PAPERS[paper], row))) for row in rows]
 
     def _claims(self, paper: str, row: Row) -> Iterator[Claim]:
-        measures = [f"{measure}: " for measure in listed(row.get("measure", []))] or [""]
-        contrasts = listed(row.get("contrast", []))
+        for quantity, terms in self.contrasts(row):
+            values = self.values.get(quantity.partition(": ")[0], {})
+            if all(side in values for _, side in terms):
+                yield self._claim(paper, row, quantity, terms, values)
+
+    def contrasts(self, row: Row) -> Iterator[tuple[str, Terms]]:
+        """Yield each contrast of a row, for every member of its groups, as "measure: contrast" and terms."""
         if not any(word in self.collection.lower() for word in row.get("only", [""])):
             return
-        for text in (
-            filled for pair in product(measures, contrasts) for filled in self.filled("".join(pair))
-        ):
-            measure, _, contrast = text.partition(": ")
-            terms = terms_of(contrast)
-            values = self.values.get(measure, {})
-            if all(side in values for _, side in terms):
-                yield self._claim(paper, row, text, terms, values)
+        measures = [f"{measure}: " for measure in listed(row.get("measure", []))] or [""]
+        for pair in product(measures, listed(row.get("contrast", []))):
+            try:
+                for quantity in self.filled("".join(pair)):
+                    yield quantity, terms_of(quantity.partition(": ")[2])
+            except ValueError as error:
+                name = f"{row.get('place', 'control')}, {row.get('claim', row.get('control'))!r}"
+                raise ValueError(f"printed.yaml, {name}: {error}") from None
 
     def filled(self, text: str) -> Iterator[str]:
-        """Yield the text for every choice of members of its groups."""
+        """Yield the text for every choice of members of its groups. Raises ValueError if one is unknown."""
         names = list(dict.fromkeys(GROUP.findall(text)))
-        for members in product(*(self.groups.get(name, ()) for name in names)):
+        if unknown := [name for name in names if name not in self.groups]:
+            raise ValueError(f"no group {{{unknown[0]}}}; there are: {', '.join(self.groups)}")
+        for members in product(*(self.groups[name] for name in names)):
             chosen = dict(zip(names, members, strict=True))
             yield GROUP.sub(lambda match, chosen=chosen: chosen[match[1]], text)
 
@@ -123,21 +146,49 @@ class Study:
         self, paper: str, row: Row, quantity: str, terms: Terms, values: Mapping[str, Values]
     ) -> Claim:
         sides = [side for _, side in terms]
+        weights = np.array([weight for weight, _ in terms])
         about = row.get("about", TRAINING if self.trainings else "")
         control = "control" in row
+        extremes = (float(weights.clip(max=0).sum()), float(weights.clip(min=0).sum()))
         return Claim(
             place="" if control else f"{paper}, {row['place']}",
             statement=row["control" if control else "claim"],
             quantity=quantity,
-            contrast=np.sum([weight * values[side] for weight, side in terms], axis=0),
+            contrast=np.sum([weight * single(values[side]) for weight, side in terms], axis=0, dtype=float),
             least=row.get("least", 0.0),
             within=row.get("within", 0.0),
-            limits=tuple(row.get("limits", (-1.0, 1.0))),
+            limits=tuple(row.get("limits", extremes)),
+            exchangeable=sorted(weights) == [-1, 1],
             printed=row.get("printed") or self.difference(quantity.partition(": ")[0], terms),
             about=about * (about != ANYTHING),
             unmoved=unmoved(self.models(sides)) if about == TRAINING else "",
             **({} if about == ANYTHING else self.undecided(sides)),
         )
+
+    def kept(self, paper: str, family: str, claims: Sequence[Claim], controls: bool) -> dict[str, np.ndarray]:
+        """Return what `again` judges: "measure: side" -> values [seeds, queries], and the rest as JSON."""
+        arrays: dict[str, np.ndarray] = {}
+        undecided: dict[str, dict[str, str]] = {}
+        printed_values: dict[str, dict[str, list[float]]] = {}
+        for claim in claims:
+            measure, _, contrast = claim.quantity.partition(": ")
+            sides = [side for _, side in terms_of(contrast)]
+            arrays |= {f"{measure}: {side}": single(self.values[measure][side]) for side in sides}
+            undecided[JOIN.join(sides)] = {"unlearned": claim.unlearned, "lacking": claim.lacking}
+            of_measure = self.printed.get(measure, {})
+            printed_values.setdefault(measure, {}).update(
+                {s: [*of_measure[s]] for s in sides if s in of_measure}
+            )
+        trainings = {
+            name: [{"kept step": seed.get("kept step"), DEV: seed.get(DEV, {})} for seed in seeds]
+            for name, seeds in self.trainings.items()
+        }
+        more = {"trainings": trainings, "undecided": undecided, "printed": printed_values}
+        more |= {
+            name: getattr(self, name) for name in ("groups", "parts", "counts", "collection", "clusters")
+        }
+        about = {"paper": paper, "family": family, "controls": controls, "queries": [*self.queries]} | more
+        return arrays | {ABOUT: np.array(json.dumps(about, ensure_ascii=False))}
 
     def models(self, sides: Sequence[str]) -> dict[str, Sequence[Measured]]:
         """Return the trainings of the models that the sides are about."""
@@ -175,9 +226,15 @@ class Study:
         rows = printed(paper)["claims"][family]
         rows = [row | ({"control": row["claim"]} if controls and "claim" in row else {}) for row in rows]
         tested = self.claims(paper, rows)
-        verdicts = judge([claim for _, claims in tested for claim in claims], self.clusters)
-        others = [self.other(paper, row) for row, claims in tested if not claims and "control" not in row]
-        return Section(heading, text, [*(verdict.row for verdict in verdicts), *others])
+        claims = [claim for _, of_row in tested for claim in of_row]
+        others = [self.other(paper, row) for row, of_row in tested if not of_row and "control" not in row]
+        judged = [verdict.row for verdict in judge(claims, self.clusters)]
+        return Section(
+            heading,
+            text,
+            [*judged, *others],
+            values=self.kept(paper, family, claims, controls) if claims else {},
+        )
 
     def other(self, paper: str, row: Row) -> dict[str, str]:
         """Make the row of a claim that a count or a proof decides, or that the study has not tested."""
@@ -192,6 +249,31 @@ class Study:
         return {"claim": row["claim"], "place": place} | dict.fromkeys(COLUMNS, "–") | cells
 
 
+def again(values: Mapping[str, np.ndarray]) -> Rows:
+    """Judge what `Study.kept` returned by the rows that printed.yaml has now; return the table's rows.
+
+    A contrast that the run did not judge remains undecided.
+    """
+    about = json.loads(str(values[ABOUT]))
+    paper, family, controls = (about.pop(name) for name in ("paper", "family", "controls"))
+    of_sides = about.pop("undecided")
+    measured: dict[str, dict[str, Values]] = {}
+    for name, array in values.items():
+        measure, _, side = name.partition(": ")
+        if name != ABOUT:
+            measured.setdefault(measure, {})[side] = array
+
+    def undecided(sides: Sequence[str]) -> Mapping[str, str]:
+        return of_sides.get(JOIN.join(sides), {"lacking": "the run did not judge this contrast"})
+
+    return Study(measured, undecided=undecided, **about).section(paper, family, controls=controls).rows
+
+
+def single(values: Values) -> Values:
+    """Round to float32, in which values are kept, so that they are judged again to the same verdict."""
+    return np.asarray(values, dtype=np.float32)
+
+
 def printed(paper: str) -> dict[str, Any]:
     """Read a paper's printed values and its claims. paper: name of a folder in experiments/papers."""
     path = Path(__file__).parents[1] / "papers" / paper / "printed.yaml"
@@ -203,12 +285,19 @@ def listed(value: Any) -> list[Any]:
 
 
 def terms_of(contrast: str) -> Terms:
-    """Read a contrast: sides with signs between white space, and with factors, as in "a − 2 · b"."""
+    """Read a contrast: sides with signs between white space and with factors: "a − 2 · b" or "1/2 · a".
+
+    Raises ValueError if a side contains a sign or a factor that is not written like these.
+    """
     first, *rest = SIGN.split(contrast)
     signed = [("+", first)] * bool(first) + list(zip(rest[::2], rest[1::2], strict=True))
     terms = []
     for sign, side in signed:
         factor = FACTOR.fullmatch(side)
         weight, name = (float(Fraction(factor[1])), factor[2]) if factor else (1.0, side)
+        if NO_SIDE.search(name):
+            raise ValueError(
+                f"{contrast!r}: {name!r} is no side; signs are + and − between blanks, factors 2 · or 1/2 ·"
+            )
         terms.append((weight if sign == "+" else -weight, name))
     return terms

@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDY = "study.json"
+VALUES = "values.npz"  # the values behind a study's verdicts: SECTION/NAME -> array
 PATH = re.compile(r"[\w.+~-]*/[\w./+~-]*\w")
 Measured = dict[str, Any]  # measurements of one seed or model, as in JSON
 Rows = list[dict[str, Any]]
@@ -42,13 +43,15 @@ Rows = list[dict[str, Any]]
 class Section:
     """A heading, a paragraph, rows (all with the same keys) and a figure, for the page and the console.
 
-    A cell with values [seeds, queries] is shown as the mean with an interval.
+    A cell with values [seeds, queries] is shown as the mean with an interval. values: what its verdicts rest
+    on, by name (`claims.Study.kept`).
     """
 
     heading: str
     text: str = ""
     rows: Sequence[Mapping[str, Any]] = ()
     figure: "Figure | None" = None
+    values: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.rows = [{key: cell(value) for key, value in row.items()} for row in self.rows]
@@ -131,9 +134,10 @@ def publish(
     accelerator: "Accelerator | None" = None,
     minutes: float | None = None,
 ) -> None:
-    """Write a study's files: sections, an HTML page, verdicts.md, and study.json. Only process 0 does.
+    """Write a study's files: sections, an HTML page, verdicts, values and study.json. Only process 0 does.
 
-    study.json contains all rows and the command, for `fill_pages.py`. Sections without rows are left out.
+    study.json contains all rows and the command, for `fill_pages.py`; values.npz what the verdicts of claims
+    rest on, for `judge.py`. Sections without rows are left out.
     settings: a dataclass with an output folder; headings name its `division` of queries, if it has one.
     minutes: CPU minutes of the study; None means those of this process, its children, and earlier runs.
     """
@@ -153,6 +157,13 @@ def publish(
     judged = [row for section in sections.values() for row in section.rows if "verdict" in row]
     if judged:
         write_text(folder / "verdicts.md", "".join(map(_verdict_line, judged)))
+    if values := {
+        f"{name}/{key}": of for name, section in sections.items() for key, of in section.values.items()
+    }:
+        temporary = folder / f".{VALUES}.partial"
+        with temporary.open("wb") as stream:
+            np.savez_compressed(stream, **values)
+        replace_file(temporary, folder / VALUES)
     if where:
         write_json(folder / "environment.json", where)
     write_json(folder / STUDY, study(settings, title, summary, sections, folder / STUDY, minutes))

@@ -23,7 +23,7 @@ from paradigms.evaluate.claims import (
 from paradigms.evaluate.significance import mean_test
 
 
-def claim(mean, spread=0.1, seeds=2, queries=200, **settings):
+def claim(mean, spread=0.1, seeds=3, queries=200, **settings):
     values = np.random.default_rng(0).normal(size=(seeds, queries))
     values = (values - values.mean()) * spread + mean
     return Claim("Paper 2020, §1", "it is better", "nDCG@10, a − b", values, **settings)
@@ -69,17 +69,20 @@ def test_what_training_does_is_judged_of_models_that_it_moved():
 
 
 def test_claims_of_a_study_are_one_family():
-    alone, family = claim(0.025, queries=60), [claim(0.025, queries=60)] * 40
+    alone = claim(0.033, seeds=1, queries=60, exchangeable=True)
+    family = [alone] * 40
     assert judge([alone])[0].word == REPRODUCED
     assert {v.word for v in judge(family)} == {UNDECIDED}
     assert "after Holm's correction" in judge(family)[0].reason  # no number of queries: the interval decides
 
 
 def test_the_queries_that_would_decide_decide():
-    few = judge([claim(0.01, queries=50)])[0]
-    needed = int(few.reason.split()[-2].replace(",", ""))
-    assert few.word == UNDECIDED
-    assert judge([claim(0.01, queries=2 * needed)])[0].word == REPRODUCED
+    for exchangeable in (True, False):
+        few = judge([claim(0.01, seeds=1, queries=50, exchangeable=exchangeable)])[0]
+        needed = int(few.reason.split()[-2].replace(",", ""))
+        assert few.word == UNDECIDED
+        more = claim(0.01, seeds=1, queries=2 * needed, exchangeable=exchangeable)
+        assert judge([more])[0].word == REPRODUCED
 
 
 def test_equal_results_exclude_only_what_so_many_queries_can():
@@ -104,51 +107,102 @@ def test_bounds_of_zeros_and_ones_are_exact(n, losses):
             assert mean_test(*four) == mean_test(lost, -margin)
 
 
+def test_seeds_that_differ_leave_a_claim_open():
+    """Two seeds of +.30 and +.10: their mean is +.20, and a third seed may well be below 0."""
+    two = np.array([[0.3], [0.1]]) + np.random.default_rng(0).normal(0, 0.01, (2, 400))
+    verdict = judge([Claim("P", "s", "q", two, least=0.01)])[0]
+    assert (verdict.word, verdict.reason) == (
+        UNDECIDED,
+        "its training seeds differ too much: it needs more of them",
+    )
+    assert seeds_interval(two).low > 0.05, "their bootstrap does not show it"
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_intervals_of_few_seeds_hold_the_mean(monkeypatch: pytest.MonkeyPatch, seeds: int) -> None:
+    """Seeds' standard deviation is five times that of the mean over queries."""
+    monkeypatch.setattr(claims, "seeds_interval", partial(seeds_interval, resamples=200))
+    generator = np.random.default_rng(0)
+    shape = (STUDIES, seeds, 60)
+    studies = 0.1 * generator.standard_normal(shape) + 0.05 * generator.standard_normal((STUDIES, seeds, 1))
+    intervals = [claims.claim_interval(study) for study in studies]
+    missed = sum(not low < 0 < high for _, low, high in intervals)
+    assert missed <= binom.isf(0.001, STUDIES, 0.05)
+
+
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
-# Differences of queries, and their mean: few, discrete, skewed, clustered.
+# Differences of queries, and their mean: few, discrete, skewed.
 DRAWS: dict[str, tuple[float, Draw]] = {
     "rare losses": (-0.02, lambda g, size: -(g.random(size) < 0.02).astype(float)),
-    "rare gains": (0.02, lambda g, size: (g.random(size) < 0.02).astype(float)),
+    "losses": (-0.3, lambda g, size: -(g.random(size) < 0.3).astype(float)),
+    "gains": (0.3, lambda g, size: (g.random(size) < 0.3).astype(float)),
     "losses and gains": (-0.05, lambda g, size: g.choice([-1.0, 0.0, 1.0], size, p=[0.1, 0.85, 0.05])),
     "mostly ties": (-0.02, lambda g, size: -g.random(size) * (g.random(size) < 0.04)),
     "small gains": (-0.02, lambda g, size: np.where(g.random(size) < 0.05, -0.59, 0.01)),
     "small losses": (0.02, lambda g, size: np.where(g.random(size) < 0.05, 0.59, -0.01)),
     "no ties": (-0.02, lambda g, size: 0.1 * g.standard_normal(size) - 0.02),
-    "no difference": (0.0, lambda g, size: g.choice([-1.0, 0.0, 1.0], size, p=[0.05, 0.9, 0.05])),
+    "skewed around 0": (0.0, lambda g, size: np.where(g.random(size) < 0.1, -0.9, 0.1)),
 }
-# Every rule, with the true mean at its bound: a claim above it, a claim of equality, clusters of queries.
-RULES = [
-    *((name, {"least": mean}, False) for name, (mean, _) in DRAWS.items()),
-    *((name, {"within": 0.02}, False) for name in ("rare losses", "small losses", "no ties")),
-    *((name, {"least": DRAWS[name][0]}, True) for name in ("rare losses", "small gains", "no difference")),
-]
-STUDIES = 250
+STUDIES = 500
 
 
-@pytest.mark.parametrize(("name", "bounds", "clustered"), RULES)
+@pytest.mark.parametrize("clustered", [False, True])
+@pytest.mark.parametrize("name", DRAWS)
+def test_p_at_the_bound_is_rarely_small(monkeypatch: pytest.MonkeyPatch, name: str, clustered: bool) -> None:
+    """Of studies whose true mean is the bound, at most a share α has p ≤ α, half on each side, up to chance.
+
+    clustered: four queries of each cluster have the same difference.
+    """
+    monkeypatch.setattr(significance, "RESAMPLES", 399)
+    mean, draw = DRAWS[name]
+    copies = 4 if clustered else 1
+    studies = np.repeat(draw(np.random.default_rng(1), (STUDIES, 60)), copies, axis=1)
+    clusters = [f"{n // copies:02}" for n in range(60 * copies)] if clustered else None
+    p = np.array([mean_test(study, mean, clusters) for study in studies])
+    for side in (studies.mean(1) > mean, studies.mean(1) < mean):
+        for level in (0.05, 0.2, 0.5):
+            assert (p[side] <= level).sum() <= binom.isf(0.001, STUDIES, level / 2), level
+
+
+def test_p_at_the_bound_is_not_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Differences of 0 or a loss of 1 have exact bounds: half of the studies have p ≤ .5 below the bound."""
+    monkeypatch.setattr(significance, "RESAMPLES", 399)
+    mean, draw = DRAWS["losses"]
+    studies = draw(np.random.default_rng(2), (STUDIES, 60))
+    p = np.array([mean_test(study, mean) for study in studies if study.mean() > mean])
+    assert (p <= 0.5).sum() >= binom.ppf(0.001, STUDIES, 0.15)
+
+
+@pytest.mark.parametrize("bounds", [{"least": -0.02}, {"within": 0.02}])
 def test_a_mean_at_the_bound_is_rarely_decided(
-    monkeypatch: pytest.MonkeyPatch, name: str, bounds: dict[str, float], clustered: bool
+    monkeypatch: pytest.MonkeyPatch, bounds: dict[str, float]
 ) -> None:
-    """Of studies whose true mean lies at the bound, 2.5% may be reproduced, 2.5% contradicted, and a few more
-    by chance. clustered: 60 articles, each with two queries of the same difference."""
+    """A verdict needs the interval and p: 2.5% may be reproduced, 2.5% contradicted, and a few by chance."""
     monkeypatch.setattr(significance, "RESAMPLES", 399)
     monkeypatch.setattr(claims, "seeds_interval", partial(seeds_interval, resamples=300))
-    queries = 60 if clustered else 100
-    studies = DRAWS[name][1](np.random.default_rng(1), (STUDIES, 1, queries))
-    clusters = None
-    if clustered:
-        studies = np.repeat(studies, 2, axis=2)
-        clusters = [f"{n // 2:02}" for n in range(2 * queries)]
-    words = [judge([Claim("P", "s", "q", study, **bounds)], clusters)[0].word for study in studies]
-    most = binom.isf(0.001, STUDIES, 0.025)
-    assert words.count(REPRODUCED) <= most
-    assert words.count(CONTRADICTED) <= most
+    for name in ("rare losses", "small gains", "no ties"):
+        studies = DRAWS[name][1](np.random.default_rng(1), (STUDIES // 2, 1, 100))
+        words = [judge([Claim("P", "s", "q", study, **bounds)])[0].word for study in studies]
+        for word in (REPRODUCED, CONTRADICTED):
+            assert words.count(word) <= binom.isf(0.001, len(words), 0.025), name
+
+
+def test_signs_are_flipped_only_of_two_systems_that_may_be_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rare large losses around a mean of 0: random signs call them a gain, a test of the mean does not."""
+    monkeypatch.setattr(significance, "RESAMPLES", 399)
+    monkeypatch.setattr(claims, "seeds_interval", partial(seeds_interval, resamples=10))
+    generator = np.random.default_rng(0)
+    studies = np.where(generator.random((STUDIES, 1, 30)) < 0.04, -0.96, 0.04)
+    claimed = [Claim("P", "s", "a + b − 2 · c", study) for study in studies]
+    p = np.array([judge([one])[0].p for one in claimed])
+    signs = np.array([judge([replace(one, exchangeable=True)])[0].p for one in claimed])
+    assert (p < 0.05).mean() < 0.05 < 0.2 < (signs < 0.05).mean()
 
 
 def test_row_reads_alone():
     row = judge([claim(0.001, printed="+2.1")])[0].row
     assert (row["claim"], row["place"]) == ("it is better", "Paper 2020, §1")
-    assert row["sample"] == "200 queries, 2 seeds"
+    assert row["sample"] == "200 queries, 3 seeds"
     assert row["verdict"].startswith("not decided here: a mean of this size needs about ")
 
 

@@ -61,6 +61,19 @@ def verdicts(study: Study, paper: str, family: str) -> list[Verdict]:
     return judge([claim for _, claims in tested for claim in claims])
 
 
+def unmeasured(study: Study, paper: str, family: str) -> list[str]:
+    """Return the contrasts with a side that the study lacks, and the claims whose groups have no members."""
+    lacking = []
+    for row in printed(paper)["claims"][family]:
+        contrasts = list(study.contrasts(row))
+        for quantity, terms in contrasts:
+            sides = study.values.get(quantity.partition(": ")[0], {})
+            lacking += [quantity] * any(side not in sides for _, side in terms)
+        if "contrast" in row and not contrasts:
+            lacking.append(row.get("claim", row.get("control")))
+    return lacking
+
+
 def training(collection: Path, backbone: Path, output: Path, **changes: object) -> dict[str, Any]:
     """Flags of train.py for four steps of a small ColBERT."""
     flags = {"paradigm": "colbert", "collection": collection, "backbone": backbone, "output": output}

@@ -124,13 +124,18 @@ GAIN = [0.3, 0.4, 0.5, 0.6, 0.7, 0.3, 0.3, 0.3, 0.3]
 
 
 def test_planted_effects_get_their_verdicts() -> None:
-    found = words(
+    tasks = [
         planted("scifact", "k=1", LIKE_THE_PAPER),
         planted("nfcorpus", "k=1", GAIN),
         planted("squad_v1_dev", "k=1", FLAT),
         planted("scifact", "k=4", [0.5] * 9),
         planted("nfcorpus", "k=4", [0.1] * 9),
-    )
+    ]
+    assert scripts.unmeasured(study(tasks), "qian2022", "adaptation") == [
+        "ALIGNER base is better than BM25",  # zero-shot
+        "with an entropic alignment, adaptation is “still necessary”",
+    ]
+    found = words(*tasks)
 
     def contrast(name: str, a: str, b: str) -> str:
         return found[f"{name}, trained with k=1, {a} − {name}, trained with k=1, {b}"]

@@ -146,6 +146,7 @@ def verdicts(
         values[name]["R@10"] = np.full((2, 60), recall if name == TRAINED else 0.9)
     dev = {"untrained": [0.1, 0.2] * 8, "trained": [0.1 + gain, 0.2 + gain] * 8}
     trainings = {name: [{"kept step": 30, DEV: dev}] * 2 for name in ("colbert", "seal")}
+    assert scripts.unmeasured(study.study_of(values, trainings), "wu2024", "directions") == []
     found = scripts.verdicts(study.study_of(values, trainings), "wu2024", "directions")
     return [verdict.word for verdict in found]
 

@@ -1,15 +1,21 @@
 """Claims as rows of printed.yaml: every row can be reproduced and contradicted, and stands on its page."""
 
 import re
+from dataclasses import replace
+from inspect import unwrap
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import judge as judge_script
 import numpy as np
 import pytest
-from studies import claims
+from studies import claims, pages
 from studies.claims import GROUP, PAPERS, Study, listed, printed, terms_of
 from studies.model_runs import DEV
+from studies.pages import VALUES, publish
 
+from paradigms.evaluate import seeds_interval
 from paradigms.evaluate.claims import CONTRADICTED, NO, REPRODUCED, UNDECIDED, YES, judge
 
 QUERIES = 200
@@ -90,6 +96,32 @@ def test_a_contrast_is_a_sum_of_sides() -> None:
     assert terms_of("− error") == [(-1, "error")]
 
 
+@pytest.mark.parametrize(
+    "contrast", ["a - b", "a – b", "a − 0.5 · b", "a − 2 * b", "a −b", "a − ", "a − 2· b"]
+)
+def test_a_contrast_that_cannot_be_read_is_refused_with_its_row(contrast: str) -> None:
+    row = {"place": "§1", "claim": "c", "measure": "m", "contrast": contrast}
+    with pytest.raises(ValueError, match=r"printed.yaml, §1, 'c': .* is no side"):
+        Study({}).claims("lee2023", [row])
+    with pytest.raises(ValueError, match=r"printed.yaml, §1, 'c': no group {b}; there are: c"):
+        Study({}, {"c": ["d"]}).claims("lee2023", [row | {"contrast": "a − {b}"}])
+
+
+def test_limits_follow_from_the_factors() -> None:
+    values = {"m": {"a": level(0.1), "b": level(0.2), "c": level(0.3)}}
+    row = {
+        "place": "§1",
+        "claim": "c",
+        "measure": "m",
+        "contrast": ["a − b", "a + b − 2 · c", "− a", "1/2 · a"],
+    }
+    ((_, found),) = Study(values).claims("lee2023", [row])
+    assert [claim.limits for claim in found] == [(-1, 1), (-2, 2), (-1, 0), (0, 0.5)]
+    assert [claim.exchangeable for claim in found] == [True, False, False, False]
+    ((_, found),) = Study(values).claims("lee2023", [row | {"limits": [-3, 3]}])
+    assert found[0].limits == (-3, 3)
+
+
 def level(value: float) -> np.ndarray:
     return np.random.default_rng(1).normal(value, 0.001, (2, 400))
 
@@ -133,6 +165,61 @@ def test_models_that_training_did_not_move_leave_a_claim_open() -> None:
     poor = Study(values, undecided=lambda sides: {"unlearned": sides[-1]})
     assert word(poor)[1] == "A, two has not learned enough"
     assert word(poor, about="anything")[0] == REPRODUCED
+
+
+def test_values_are_judged_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By the rows of printed.yaml as they are now, with what left claims open then."""
+    place = {"place": "§1", "claim": "c"}
+    rows = [
+        place | {"measure": "m/n", "contrast": "{any} − B", "least": 0.01},
+        place | {"measure": "m/n", "contrast": "B − A", "about": "readout"},
+        place | {"counted": "bytes"},
+        place | {"takes": "more"},
+        {"control": "asked", "measure": "m/n", "contrast": "2 · A − C"},
+    ]
+    monkeypatch.setattr(claims, "printed", lambda paper: {"claims": {"f": rows}})
+    study = Study(
+        {"m/n": {"A": level(1 / 3), "B": level(0.3), "C": level(0.9), "D": level(0.5)}},
+        {"any": ["A", "C"]},
+        trainings(A="up", B="up", C="still"),
+        lambda sides: {"unlearned": "C"} if sides == ["C", "B"] else {},
+        {"m/n": {"A": [0.5, 0.6], "B": [0.4, 0.4]}},
+        counts={"bytes": {"verdict": REPRODUCED}},
+        clusters=[f"{n // 2}" for n in range(400)],
+        queries=[f"q{n}" for n in range(400)],
+    )
+    section = study.section("lee2023", "f")
+    folder = tmp_path / "study"
+    flags = SimpleNamespace(output=str(folder), collection="x")
+    monkeypatch.setattr(pages, "asdict", vars)
+    publish(flags, "Study", "Summary.", {"claims": section})
+    with np.load(folder / VALUES) as kept:
+        assert "claims/m/n: D" not in kept.files, "no claim is about it"
+        np.testing.assert_array_equal(kept["claims/m/n: A"], level(1 / 3).astype(np.float32))
+    assert judge_script.judged_again(folder / VALUES) == {"claims": section.rows}
+    results = judge_script.Settings(results=[str(folder)])
+    assert judge_script.main(results) == 0
+    rows[0]["least"] = 0.05
+    assert judge_script.main(results) == 1
+    assert judge_script.main(replace(results, write=True)) == 1
+    assert judge_script.main(results) == 0
+    rows[1]["contrast"] = "B − C"
+    (verdict,) = [
+        row["verdict"]
+        for row in judge_script.judged_again(folder / VALUES)["claims"]
+        if "B − C" in row["quantity"]
+    ]
+    assert verdict == "not decided here: the run did not judge this contrast"
+
+
+def test_committed_values_give_the_verdicts_of_the_pages(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With as many resamples as outside of the tests."""
+    monkeypatch.setattr("paradigms.evaluate.significance.RESAMPLES", 9_999)
+    monkeypatch.setitem(unwrap(seeds_interval).__kwdefaults__, "resamples", 10_000)
+    assert judge_script.main(judge_script.Settings()) == 0
+    assert re.search(r"[1-9]\d* verdicts judged again, 0 differ", capsys.readouterr().out)
 
 
 def test_a_section_lists_what_it_cannot_test(monkeypatch: pytest.MonkeyPatch) -> None:

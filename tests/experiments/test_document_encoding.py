@@ -20,7 +20,7 @@ from paradigms.evaluate import per_query
 from paradigms.evaluate.claims import CONTRADICTED, NO, REPRODUCED, UNDECIDED, YES
 from paradigms.generative.retriever import GenerativeRetriever
 from tests.experiments import scripts
-from tests.experiments.scripts import pair_flags, published, verdicts
+from tests.experiments.scripts import pair_flags, published, unmeasured, verdicts
 from tests.tiny import WIDTH
 
 ENCODINGS = [name for name in SYSTEMS.values() if re.match("(dsi|genre|seal)-", name)]
@@ -157,6 +157,17 @@ def test_verdicts_follow_the_numbers() -> None:
     controls = planted(BM25=0.9, DSI=0.5, DSI_place=0.9, DSI_PAWA=0.9, T5_SEAL=0.5, CONTROL=0.9)
     assert words("controls", controls) == [NO, YES, NO] * 2
     assert set(words("table7", planted(BM25=0.9, ColBERT=0.6, ColBERT_pairs=0.9))) == {no}
+
+
+def test_every_contrast_of_the_claims_is_measured() -> None:
+    values = {measure: [1.0, 0.0] for measure in MEASURES}
+    results: TaskResults = {
+        system: [{"retrieve": values, "bytes": 0, "training": {}}] for system in (*SYSTEMS, BM25)
+    }
+    results["DSI"] = [results["DSI"][0] | dict.fromkeys(document_encoding.SEARCHES, values)]
+    study = document_encoding.study_of(results)
+    for family in ("table6", "controls", "table7", "table8", "search"):
+        assert unmeasured(study, "wu2024", family) == []
 
 
 def test_a_system_must_beat_its_control_and_be_moved_by_training() -> None:

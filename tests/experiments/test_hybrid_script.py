@@ -158,6 +158,7 @@ def test_claims_follow_the_numbers() -> None:
         f"{ME}, 2 reranked − BM25-bi, 2 reranked": REPRODUCED,
     }
     assert words(*seeds).items() >= expected.items()
+    assert scripts.unmeasured(HybridStudy(seeds).study(), "luan2021", "hybrids") == []
     (first, *_) = scripts.verdicts(HybridStudy(seeds).study(), "luan2021", "hybrids")
     assert first.claim.printed == "+0.135/+0.039"
     # Every system gains alike from reranking: no lead shrinks.

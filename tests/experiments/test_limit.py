@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import product
 
 import limit
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from limit import Settings
 from papers.weller2025 import free_vectors
 
-from tests.experiments.scripts import run
+from tests.experiments.scripts import run, unmeasured
 from theory import capacity
 
 
@@ -44,6 +45,12 @@ def test_every_seed_has_its_own_critical_n(monkeypatch):
     assert found[2] == 80
     rows = free_vectors.free(Settings(dimensions=[2], tokens=[2], largest=80))
     assert all(row["[least, most]"] == "≥ [4, 80]" for row in rows), "a mean over a seed that was stopped"
+
+
+def test_every_contrast_of_the_claims_is_measured():
+    names = [("bm25", "–"), *product(Settings().systems, ("untrained", "trained"))]
+    rows = [{"system": system, "training": training, "R@2": np.ones((1, 3))} for system, training in names]
+    assert unmeasured(limit.study(rows, "R@2", [], {}), "weller2025", "limit") == []
 
 
 def test_a_run_reports_both_parts(tiny_bert, tmp_path, capsys):

@@ -12,7 +12,7 @@ from scipy.stats import spearmanr
 
 from paradigms.data import Split
 from paradigms.evaluate.claims import CONTRADICTED, NO, REPRODUCED, UNDECIDED, YES
-from tests.experiments.scripts import pair_flags, run, verdicts
+from tests.experiments.scripts import pair_flags, run, unmeasured, verdicts
 from tests.tiny_generative import generative, log_p, named
 
 
@@ -51,6 +51,7 @@ def test_verdicts_follow_the_numbers() -> None:
         values = {"p": noise + p, "logit": noise + np.array([0.5, early, late])[None, :, None]}
         values[f"{MEASURE}, log_probability"] = np.full((3, 3, 400), 0.5)
         values[f"{MEASURE}, logit"] = 0.5 - lost + noise
+        assert unmeasured(study_of(values), "wu2024", "logit") == []
         found = verdicts(study_of(values, unlearned), "wu2024", "logit")
         return [verdict.word for verdict in found]
 

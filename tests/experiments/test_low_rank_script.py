@@ -15,7 +15,7 @@ from paradigms.evaluate.claims import CONTRADICTED, NO, REPRODUCED, UNDECIDED, Y
 from paradigms.generative.identifiers import Targets
 from paradigms.generative.interaction import decompose
 from paradigms.generative.model import Generative
-from tests.experiments.scripts import pair_flags, published, run, settings, verdicts
+from tests.experiments.scripts import pair_flags, published, run, settings, unmeasured, verdicts
 from tests.near import assert_same, assert_within_rounding
 from tests.tiny import TERMS
 from tests.tiny_generative import generative, log_p, named
@@ -108,6 +108,7 @@ def test_verdicts_follow_the_numbers() -> None:
 
     def words(numbers: dict[str, float], poor: str = "") -> set[str]:
         heads = {key: np.full((2, 200, 2, 2), value) for key, value in numbers.items()}
+        assert unmeasured(low_rank.study_of(heads), "wu2024", "low rank") == []
         found = verdicts(low_rank.study_of(heads, poor), "wu2024", "low rank")
         assert len(found) == 11
         return {verdict.word for verdict in found}

@@ -19,7 +19,7 @@ from paradigms.evaluate import PerQuery, per_query
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED
 from paradigms.find import Index, Store, kinds
 from paradigms.retrieve import Indexed
-from tests.experiments.scripts import SMALL, run, verdicts
+from tests.experiments.scripts import SMALL, run, unmeasured, verdicts
 from tests.near import assert_same
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -132,6 +132,7 @@ def planted(
     flat: method whose gate has the deviation `relative`.
     """
     pairs = [(1.0, 1.0), (0.5, 1.0), (0.5, 0.4), (0.5, 0.2), (0.5, 0.1), (0.5, 0.05), (0.3, 0.4), (0.3, 0.2)]
+    pairs.append((0.1, 0.4))
     random = np.random.default_rng(0)
 
     def point(pair: tuple[float, float], level: float) -> dict[str, Any]:
@@ -157,6 +158,7 @@ def planted(
     results[0] |= {DEV: {"untrained": [0.1, 0.2] * 8, "trained": [0.3, 0.35] * 8} if moved else {}}
     lexical = PerQuery([f"q{n}" for n in range(QUERIES)], {"RR@10": np.full(QUERIES, bm25)})
     study = PruningStudy(results, (0.5, 0.4), lexical).study()
+    assert unmeasured(study, "qian2022", "pruning") == []
     return {v.claim.statement: v.word for v in verdicts(study, "qian2022", "pruning")}
 
 

@@ -19,7 +19,7 @@ from paradigms.data import Corpus
 from paradigms.encoder.backbone import load_tokenizer
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED
 from paradigms.generative.identifiers import Targets
-from tests.experiments.scripts import pair_flags, published, run, verdicts
+from tests.experiments.scripts import pair_flags, published, run, unmeasured, verdicts
 from tests.near import assert_same, assert_within_rounding
 from tests.tiny_generative import generative, texts
 
@@ -197,6 +197,7 @@ def words(of: dict[Any, Sums], *poor: str) -> list[str]:
 def test_verdicts_follow_the_numbers() -> None:
     yes, no, open_ = REPRODUCED, CONTRADICTED, UNDECIDED
     down, up, flat, many = [0.2, 0.15, 0.1, 0.07, 0.05], [0.05, 0.1, 0.2, 0.3, 0.4], [0.114] * 5, [5] * 5
+    assert unmeasured(study_of(results(down, up, many), 50), "wu2024", "terms") == []
     assert words(results(down, up, many)) == [yes] * 18
     assert words(results(up, down, many, case=0.0)) == [yes] * 4 + [no] * 14
     both = [yes] * 2 + [open_] * 2  # MVDR's and GR's preference for exact matches

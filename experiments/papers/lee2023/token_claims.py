@@ -67,8 +67,9 @@ class TokenStudy:
         self.xtr = max(self.xtrs, key=lambda name: np.mean([model["dev"] for model in self.models[name]]))
         few, table, many = (f"k' = {k}" for k in (search_tokens[0], table_tokens, search_tokens[-1]))
         groups = {"XTR": [self.xtr], "any XTR": self.xtrs, "few": [few], "table": [table], "many": [many]}
-        if len(self.xtrs) > 1:
-            groups |= {"small": self.xtrs[:1], "large": self.xtrs[-1:]}
+        several = len(self.xtrs) > 1
+        groups |= {"small": self.xtrs[:1] * several, "large": self.xtrs[-1:] * several}
+        groups |= {"large − small batches": []}
         if len(self.sizes) > 1:
             large, small = (
                 [f"1/{len(self.xtrs)} · {self.of_size(k, n)}, imputing, {many}" for k in self.k_train]

@@ -135,17 +135,17 @@ class CapacityStudy:
             "multiple − single": [over(*pair) for pair in pairs],
             "length": [f"{length} tokens" for length in self.lengths],
         }
-        if len(self.lengths) > 1:
-            ends = self.lengths[0], self.lengths[-1]
-            groups["shortest"], groups["longest"] = ([f"{length} tokens"] for length in ends)
-            for name, both in (
-                ("hybrid's", [(hybrid, parts_of(hybrid)[0]) for hybrid in hybrids]),
-                ("multiple's", pairs),
-            ):
-                groups[f"{name} gain with length"] = [
-                    f"{at(a, ends[1])} − {at(b, ends[1])} − {at(a, ends[0])} + {at(b, ends[0])}"
-                    for a, b in both
-                ]
+        ends = (self.lengths[0], self.lengths[-1])
+        several = len(self.lengths) > 1
+        groups["shortest"], groups["longest"] = ([f"{length} tokens"] * several for length in ends)
+        for name, both in (
+            ("hybrid's", [(hybrid, parts_of(hybrid)[0]) for hybrid in hybrids]),
+            ("multiple's", pairs),
+        ):
+            groups[f"{name} gain with length"] = [
+                f"{at(a, ends[1])} − {at(b, ends[1])} − {at(a, ends[0])} + {at(b, ends[0])}"
+                for a, b in both * several
+            ]
         return groups
 
     def sections(self) -> dict[str, Section]:

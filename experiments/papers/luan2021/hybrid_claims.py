@@ -77,6 +77,7 @@ class HybridStudy:
             self.undecided,
             printed={RR: {system: TABLE_1[paper] for paper, system in self.ours.items()}},
             parts={hybrid_name(dense, self.sparse): [dense] for dense in (DE, ME)},
+            queries=self.seeds[0]["queries"],
         )
 
     def sections(self, vectors: int) -> dict[str, Section]:

@@ -89,7 +89,8 @@ class PruningStudy:
         # The paper speaks of a “proper coefficient” without giving its value (§4.3).
         on_dev = {name: np.mean([self.on_dev(model) for model in self.models[name]]) for name in coefficients}
         groups = {"L1": [max(on_dev, key=lambda name: on_dev[name])] if on_dev else []}
-        return Study(values, groups, self.models, self.undecided, counts=self.counts())
+        queries = self.bm25.queries
+        return Study(values, groups, self.models, self.undecided, counts=self.counts(), queries=queries)
 
     def undecided(self, sides: Sequence[str]) -> dict[str, str]:
         """Return what leaves a claim undecided: no choice of a coefficient, a flat gate, a poor model."""
