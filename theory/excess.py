@@ -35,10 +35,10 @@ def excess(maxima: ArrayLike, floors: ArrayLike) -> Array:
 def floor_moments(k: int, n: int, location: float = 0.0, scale: float = 1.0) -> tuple[float, float]:
     """E τ = a + s(ψ(n+1) − ψ(k)) and Var τ = s²(ψ'(k) − ψ'(n+1)) of the k-th largest of n values a + s·E.
 
-    E is exponential of mean 1 (Rényi's representation). E τ is near a + s ln(n/k), with a standard error of
-    about s/√k: a floor from a sample of the corpus is nearly as good if k/n stays. Of n similarities of which
-    only a share p reaches the tail, n is pn: the floor grows by s for each unit that ln p, minus the token's
-    IDF, grows. Raises ValueError unless 1 ≤ k ≤ n.
+    E is exponential of mean 1 (Rényi's representation). For 1 ≪ k ≪ n, E τ is near a + s ln(n/k), with a
+    standard error of about s/√k: a floor from a sample of the corpus is nearly as good if k/n stays. Of n
+    similarities of which only a share p reaches the tail, n is pn: the floor grows by s for each unit that
+    ln p, minus the token's IDF, grows. Raises ValueError unless 1 ≤ k ≤ n.
     """
     count = int(checks.whole(n, "n"))
     rank = int(checks.whole(k, "k", most=count))
@@ -50,14 +50,22 @@ def floor_moments(k: int, n: int, location: float = 0.0, scale: float = 1.0) -> 
 def mixture_floor(share: ArrayLike, shares: ArrayLike, locations: ArrayLike, scales: ArrayLike) -> float:
     """τ with Σ_c p_c exp(−(τ − a_c)⁺/s_c) = k/n: the floor in a mixture of tails, as of matches and the rest.
 
-    share: k/n in (0, Σ p_c). While a token's own matches are fewer than k, τ is that of the rest, whatever
-    their number: imputation clips IDF at the documents that k' tokens come from. Raises ValueError if the
-    shares are not positive or do not exceed k/n.
+    share: k/n in (0, Σ p_c). shares, locations, scales: one number for each c. While a token's own matches
+    are far fewer than k, τ is that of the rest: imputation clips IDF at the documents that k' tokens come
+    from. A share p < k/n of matches above τ raises it by −s ln(1 − pn/k), without bound as pn nears k. Raises
+    ValueError if the shares are not positive or do not exceed k/n together, or if their number is not that of
+    the locations and scales.
     """
     p = checks.positive(shares, "shares")
     a = checks.vector(locations, "locations", axes=1, nonzero=False)
     s = checks.positive(scales, "scales")
-    wanted = float(checks.interval(checks.positive(share, "share"), "share", 0, p.sum()))
+    if not p.shape == a.shape == s.shape:
+        raise ValueError(
+            f"shares, locations and scales have shapes {p.shape}, {a.shape}, {s.shape}; allowed: one"
+        )
+    wanted = float(checks.positive(share, "share"))
+    if wanted >= p.sum():
+        raise ValueError(f"share = {wanted:g}; allowed: less than the sum of the shares, {p.sum():g}")
     upper = float(np.max(a + s * np.log(p.size * p / wanted).clip(0)))
     lower = float(a.min())
 
@@ -110,11 +118,12 @@ def best_share(scale: ArrayLike, match_scale: ArrayLike, match: ArrayLike) -> fl
 def documents_reached(k: ArrayLike, n: ArrayLike, tokens: ArrayLike) -> float | Array:
     """1 − (1 − k/n)^L: the share of documents, of L tokens each, with one among the k best of n tokens.
 
-    Tokens are independent. It is near kL/n while that is small: k' tokens come from about k' documents; from
-    fewer if the tokens of a document resemble each other.
+    0 ≤ k ≤ n. Tokens are independent. It is near kL/n while that is small: k' tokens come from about k'
+    documents; from fewer if the tokens of a document resemble each other.
     """
-    share = checks.probability(np.asarray(k) / checks.positive(n, "n"), "k/n")
-    return checks.plain(-np.expm1(checks.positive(tokens, "tokens") * np.log1p(-share)))
+    share = checks.interval(np.asarray(k) / checks.positive(n, "n"), "k/n", 0, 1)
+    with np.errstate(divide="ignore"):  # ln 0 = −∞ at k = n
+        return checks.plain(-np.expm1(checks.positive(tokens, "tokens") * np.log1p(-share)))
 
 
 def _scales(scale: ArrayLike, match_scale: ArrayLike) -> tuple[Array, Array]:

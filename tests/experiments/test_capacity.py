@@ -197,7 +197,7 @@ def planted(task: str = "containing", more: Sequence[Any] = (), **changes: float
                 else {}
             )
             for length, cell in zip(PAPER_LENGTHS, row.split(), strict=False):
-                for values in changed.get(length, float(cell) / 100) + 0.01 * rng.standard_normal((2, 300)):
+                for values in changed.get(length, float(cell) / 100) + 0.01 * rng.standard_normal((3, 300)):
                     results.append(
                         {"system": system, "length": length, "stages": {system: {stage: values.tolist()}}}
                     )

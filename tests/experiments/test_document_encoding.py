@@ -165,7 +165,7 @@ def test_every_contrast_of_the_claims_is_measured() -> None:
         system: [{"retrieve": values, "bytes": 0, "training": {}}] for system in (*SYSTEMS, BM25)
     }
     results["DSI"] = [results["DSI"][0] | dict.fromkeys(document_encoding.SEARCHES, values)]
-    study = document_encoding.study_of(results)
+    study = document_encoding.study_of(results, 1000)
     for family in ("table6", "controls", "table7", "table8", "search"):
         assert unmeasured(study, "wu2024", family) == []
 
