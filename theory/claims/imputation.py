@@ -67,7 +67,8 @@ def floor_by_frequency(rng: np.random.Generator, samples: int) -> Evidence:
         worst = max(worst, abs(floors.mean() - mean) / np.sqrt(variance / draws))
         beyond = stats.beta(k, in_tail - k + 1)
         expected = beyond.expect(lambda u: 0.3 - 0.1 * np.log(u))
-        spread = beyond.expect(lambda u, centre=expected: (0.3 - 0.1 * np.log(u) - centre) ** 2)
+        square = beyond.expect(lambda u: np.log(u) ** 2)
+        spread = 0.01 * square - (expected - 0.3) ** 2
         inexact = max(inexact, abs(mean - expected) / 0.1, apart(variance, spread))
     slope = (law.floor_moments(10, 4000, 0.3, 0.1)[0] - law.floor_moments(10, 400, 0.3, 0.1)[0]) / 0.1
     inexact = max(inexact, excess(abs(slope - np.log(10)), 1 / 800))  # ψ(n+1) = ln n + 1/(2n) − …
