@@ -10,9 +10,16 @@ Comments in a page request tables and figures, and all text up to the next <!-- 
 `claims` writes a row for each claim and study, with the verdict; `untested` the paper's other claims;
 `table` and `figure` write sections of one study. A table of `a+b` has the rows of study a, and the rows of
 study b with other systems. The studies' commands and running times follow; below a figure only if the page
-has neither a table nor claims of its study. The names refer to files in the folder `results` beside the
-page (for README.md: experiments/results). --take copies a study's results there, with the values behind its
-verdicts (`judge.py`) and the figures that the page requests:
+has neither a table nor claims of its study.
+
+A paper's page requests `<!-- verdicts: lee2023 -->`, a row for each claim that a study decides;
+`<!-- runs: … -->`, a row for each study; and `<!-- systems: retrieve R@1 nq320k study study -->`, the means
+of a section by study, beside the paper's values of that name. All rows of all studies, and the commands, then
+stand in details.md beside the page, which is written whole.
+
+The names refer to files in the folder `results` beside the page (for README.md: experiments/results). --take
+copies a study's results there, with the values behind its verdicts (`judge.py`) and the figures that the page
+requests:
 
     .venv/bin/python experiments/fill_pages.py --page experiments/papers/lee2023/README.md \\
         --take '[results/token-retrieval-pydocs]'
@@ -48,6 +55,7 @@ launch(__name__, Settings, __doc__)  # before the slow imports
 
 import re
 import shutil
+from collections import Counter
 from typing import Any
 
 from studies.claims import UNTESTED, printed
@@ -57,21 +65,37 @@ from paradigms.evaluate.claims import ONE_SEED
 from paradigms.io.checks import read_json
 from paradigms.io.files import replace_file, write_json, write_text
 
-BLOCK = re.compile(r"(<!-- (claims|table|figure|untested): ([^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+KINDS = "claims|table|figure|untested|verdicts|runs|systems"
+BLOCK = re.compile(rf"(<!-- ({KINDS}): ([^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+READOUT = " [about a readout]"
+OPEN = ("not decided here", UNTESTED)
+DETAILS = "details.md"
+UNTRAINED = ", untrained"
+# What summaries of studies say of their sample, for the columns of `runs`.
+SAMPLE = {
+    "queries": r"([\d,]+) test queries",
+    "documents": r"over ([\d,]+) documents",
+    "models from": r"from '?(?:path/to/)?([^',\s]+)",
+    "steps": r"([\d,]+ steps of \d+)",
+    "seeds": r"seeds \[([\d, ]+)\]",
+}
 WALL_TIME = re.compile(r" (The job|After an interruption, the rest of the job) took \d+ s\.")
 
 
 def main(settings: Settings) -> None:
     rooms = (ROOT.glob(f"{room}/**/*.md") for room in ("paradigms", "theory", "experiments"))
-    pages = [ROOT / "README.md", *(page for room in rooms for page in sorted(room))]
+    pages = [ROOT / "README.md", *(page for room in rooms for page in sorted(room) if page.name != DETAILS)]
     with refusing():
         for page in [Path(settings.page)] if settings.page else pages:
             for folder in map(Path, settings.take):
                 take(folder, page)
-            before = page.read_text(encoding="utf-8")
-            if (text := filled(page)) != before:
-                write_text(page, text)
-                print(f"{page}: written")
+            written = {page: filled(page)}
+            if paper := paper_of(page):
+                written[page.with_name(DETAILS)] = details(page, paper)
+            for file, text in written.items():
+                if not file.is_file() or text != file.read_text(encoding="utf-8"):
+                    write_text(file, text)
+                    print(f"{file}: written")
 
 
 def results_of(page: Path) -> Path:
@@ -101,6 +125,7 @@ def filled(page: Path) -> str:
     Raises ValueError, naming the page, if a requested study, section or figure does not exist.
     """
     kinds = {"claims": claims, "table": tables, "figure": figures, "untested": untested}
+    kinds |= {"verdicts": verdicts, "runs": runs, "systems": systems}
 
     def block(match: re.Match[str]) -> str:
         begin, kind, names, end = match.groups()
@@ -113,11 +138,11 @@ def filled(page: Path) -> str:
     return BLOCK.sub(block, page.read_text(encoding="utf-8"))
 
 
-def claims(page: Path, *names: str) -> str:
+def claims(page: Path, *names: str, source: bool = True) -> str:
     """Make a table of claims: a row for each claim and study, with verdict, interval and sample.
 
     Of several studies, a column names each one's collection or, if two use the same, the study. Claims that
-    no study could measure are listed last, once each. A description of how the studies were run follows.
+    no study could measure are listed last, once each. source: whether to describe how the studies were run.
     """
     studies = [_study(page, name) for name in names]
     several = len(studies) > 1
@@ -129,7 +154,7 @@ def claims(page: Path, *names: str) -> str:
     for study, named in zip(studies, labels, strict=True):
         for row in (row for section in study["sections"].values() for row in section["rows"]):
             if "verdict" in row:
-                place = row["place"].partition(" et al. ")[2].partition(", ")[2] or row["place"]
+                place = _place(row)
                 cells = {"claim": row["claim"], "place": place, "measured": row["quantity"]}
                 cells |= {label: named} if several else {}
                 verdict = (
@@ -145,20 +170,21 @@ def claims(page: Path, *names: str) -> str:
         measured += [row | {"claim": "", "place": ""} if n else row for n, row in enumerate(decided)]
         blank = {label: "–"} if several else {}
         open_ones += [] if decided else [rows[0] | blank | {"verdict": UNTESTED}]
-    return markdown_rows(measured + open_ones) + "".join(map(_source, studies))
+    return markdown_rows(measured + open_ones) + ("".join(map(_source, studies)) if source else "")
 
 
 def untested(page: Path, paper: str) -> str:
     """Make a table of a paper's claims that no study on the page has in its tables of claims."""
     text = page.read_text(encoding="utf-8")
     names = [name for _, kind, names, _ in BLOCK.findall(text) if kind == "claims" for name in names.split()]
-    rows = [
-        row
-        for name in names
-        for section in _study(page, name)["sections"].values()
-        for row in section["rows"]
-    ]
-    told = {row["claim"].removesuffix(" [about a readout]") for row in rows if "verdict" in row}
+    return markdown_rows(
+        untested_rows(paper, {row["claim"] for name in names for row in _judged(page, name)})
+    )
+
+
+def untested_rows(paper: str, told: set[str]) -> Rows:
+    """Return a row for each of the paper's claims that is not in `told`, with what a test takes."""
+    told = {claim.removesuffix(READOUT) for claim in told}
     listed = [row for family in printed(paper)["claims"].values() for row in family if "claim" in row]
     cells = {
         row["claim"]: {"claim": row["claim"], "place": row["place"], "verdict": UNTESTED}
@@ -166,7 +192,129 @@ def untested(page: Path, paper: str) -> str:
         for row in listed
         if row["claim"] not in told
     }
-    return markdown_rows([{k: " ".join(v.split()) for k, v in row.items()} for row in cells.values()])
+    return [{key: " ".join(value.split()) for key, value in row.items()} for row in cells.values()]
+
+
+def verdicts(page: Path, paper: str) -> str:
+    """Make a table of the paper's claims that studies decide, one row each, and count the others.
+
+    The number beside a verdict is that of the decided test with the largest sample; if tests contradict each
+    other, there is one for each verdict. Controls, which are our own questions, have no row.
+    """
+    judged: dict[str, Rows] = {}
+    for row in (row for name in studies_of(page) for row in _judged(page, name)):
+        judged.setdefault(row["claim"].removesuffix(READOUT), []).append(row)
+    rows: Rows = []
+    undecided = 0
+    for claim, tests in judged.items():
+        best: dict[str, dict[str, Any]] = {}
+        for row in tests:
+            word = _word(row)
+            if word not in OPEN and _size(row) > _size(best.get(word, {})):
+                best[word] = row
+        undecided += not best and any(row["measured"] != "–" for row in tests)
+        if best and not claim.startswith("Control: "):
+            counts = Counter(map(_word, tests))
+            verdict = ", ".join(f"{word} ({counts[word]} of {len(tests)} tests)" for word in best)
+            cells = {"the paper says": f"{claim} ({_place(tests[0])})"}
+            cells |= {"here": "; ".join(f"{row['quantity']}: {row['measured']}" for row in best.values())}
+            rows.append(cells | {"verdict": verdict if len(tests) > 1 else next(iter(best))})
+    families = printed(paper)["claims"].values()
+    listed = {row["claim"] for family in families for row in family if "claim" in row}
+    tested = {claim for claim, tests in judged.items() if {*map(_word, tests)} != {UNTESTED}}
+    return (
+        f"{markdown_rows(rows)}\nNot decided here: {undecided} further claims and controls. "
+        f"Not tested: {len(listed - tested)} claims. [All tests]({DETAILS}).\n"
+    )
+
+
+def _word(row: dict[str, Any]) -> str:
+    """Return a row's verdict without the reason."""
+    return str(row["verdict"]).partition(":")[0]
+
+
+def _size(row: dict[str, Any]) -> float:
+    """Return the number of queries of a test, or 0 without a row and at least 1 with one."""
+    number = re.match(r"[\d,]+", str(row.get("sample", "")))
+    return float(number[0].replace(",", "")) if number else float(bool(row))
+
+
+def _place(row: dict[str, Any]) -> str:
+    return row["place"].partition(" et al. ")[2].partition(", ")[2] or row["place"]
+
+
+def runs(page: Path, *names: str) -> str:
+    """Make a table of studies: what their summaries say of the sample, and the minutes of CPU time."""
+    rows: Rows = []
+    for name in names:
+        study = _study(page, name)
+        found = {column: re.search(pattern, study["summary"]) for column, pattern in SAMPLE.items()}
+        cells = {column: match[1] if match else "–" for column, match in found.items()}
+        rows.append(
+            {"study": f"[{name}]({DETAILS}#{name})"} | cells | {"CPU minutes": f"{study['minutes']:.0f}"}
+        )
+    return markdown_rows(rows)
+
+
+def systems(page: Path, section: str, measures: str, values: str, *names: str) -> str:
+    """Make a table of means by study, untrained in parentheses, for systems of the paper or two studies.
+
+    measures: columns of the section, joined by commas. values: key of the paper's values in printed.yaml.
+    """
+    columns: dict[str, dict[str, str]] = {}
+    for name in names:
+        means: dict[str, str] = {}
+        for row in _study(page, name)["sections"][section]["rows"]:
+            cell = ", ".join(row[measure].partition(" ")[0].lstrip("0") for measure in measures.split(","))
+            system = row["system"].removesuffix(UNTRAINED)
+            before = means.get(system, "")
+            means[system] = cell if system == row["system"] else f"{before} ({cell})".strip()
+        columns[name] = means
+    paper = printed(paper_of(page))[values]
+    rows: Rows = []
+    for system in dict.fromkeys(system for means in columns.values() for system in means):
+        cells = {name: means.get(system, "") for name, means in columns.items()}
+        if system in paper or sum(map(bool, cells.values())) > 1:
+            values_of = (f"{value / 100:.3f}".lstrip("0") for value in paper.get(system, []))
+            rows.append({"system": system} | cells | {"the paper": ", ".join(values_of)})
+    return markdown_rows(rows)
+
+
+def paper_of(page: Path) -> str:
+    """Return the paper whose `verdicts` the page requests, or ""."""
+    blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
+    return next((names for _, kind, names, _ in blocks if kind == "verdicts"), "")
+
+
+def studies_of(page: Path) -> list[str]:
+    """Return the names of all studies in the results beside the page."""
+    return [file.stem for file in sorted(results_of(page).glob("*.json"))]
+
+
+def details(page: Path, paper: str) -> str:
+    """Write the page of all rows, figures and commands of a paper's studies."""
+    title = page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+    parts = [f"# {title}: all studies\n\nWritten from the results that [the page](README.md) sums up.\n"]
+    for name in studies_of(page):
+        study = _study(page, name)
+        parts.append(f"## {name}\n{_source(study)}")
+        if any("verdict" in row for section in study["sections"].values() for row in section["rows"]):
+            parts.append(claims(page, name, source=False))
+        for key, section in study["sections"].items():
+            if section["rows"] and "verdict" not in section["rows"][0]:
+                picture = results_of(page) / f"{name}.{key}.svg"
+                drawn = f"![{section['heading']}](results/{picture.name})\n\n" if picture.is_file() else ""
+                text = f"\n{section['text']}\n" if section["text"] else ""
+                parts.append(f"### {section['heading']}\n\n{drawn}{markdown_rows(section['rows'])}{text}")
+    listed = untested_rows(paper, {row["claim"] for name in studies_of(page) for row in _judged(page, name)})
+    return "\n".join(
+        [*parts, "## Claims that no study has tested\n", markdown_rows(listed)] if listed else parts
+    )
+
+
+def _judged(page: Path, name: str) -> Rows:
+    sections = _study(page, name)["sections"].values()
+    return [row for section in sections for row in section["rows"] if "verdict" in row]
 
 
 def tables(page: Path, name: str, *sections: str) -> str:
@@ -193,7 +341,7 @@ def tables(page: Path, name: str, *sections: str) -> str:
         parts.append(markdown_rows(rows))
         for text, described in texts.items():
             parts.append(f"{text}\n" if len(described) == len(rows) else f"{', '.join(described)}: {text}\n")
-    return "\n".join(parts) + "".join(map(_source, studies.values()))
+    return "\n".join(parts) + ("" if paper_of(page) else "".join(map(_source, studies.values())))
 
 
 def figures(page: Path, name: str, *sections: str) -> str:
@@ -209,7 +357,7 @@ def figures(page: Path, name: str, *sections: str) -> str:
         heading, text = (study["sections"][section][key] for key in ("heading", "text"))
         caption = f"*{heading}.* {text}".rstrip()
         parts.append(f"![{heading}]({picture.relative_to(page.resolve().parent)})\n\n{caption}\n")
-    tabled = _sections(page, "table", name) or _sections(page, "claims", name)
+    tabled = paper_of(page) or _sections(page, "table", name) or _sections(page, "claims", name)
     return "\n".join(parts) + ("" if tabled else _source(study, summary=False))
 
 

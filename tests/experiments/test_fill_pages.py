@@ -118,3 +118,43 @@ def test_commands_name_no_folder_of_this_machine(tmp_path: Path):
     assert _command(["token.py", "--config", str(configuration)]) == (
         "experiments/token.py --config experiments/configs/gpu.yaml"
     )
+
+
+def test_a_paper_s_page_has_a_row_for_each_decided_claim_and_details_have_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    paper = {"claims": {"f": [{"claim": "x is y", "place": "§1"}, {"claim": "never"}]}, "set": {"a": [50.0]}}
+    paper["claims"]["f"][1] |= {"place": "§2", "takes": "years"}
+    monkeypatch.setattr(fill_pages, "printed", lambda name: paper)
+    page = tmp_path / "README.md"
+    page.write_text(
+        "# P\n<!-- verdicts: p -->\n<!-- end -->\n<!-- runs: x-a x-b -->\n<!-- end -->\n"
+        "<!-- systems: all R@1 set x-a x-b -->\n<!-- end -->\n<!-- table: x-a sizes -->\n<!-- end -->\n"
+    )
+    for name, verdict, queries in (("x-a", "reproduced", "9"), ("x-b", "contradicted: z", "1,200")):
+        folder = tmp_path / name
+        study(folder, name, verdict)
+        facts = json.loads((folder / STUDY).read_text())
+        facts["summary"] = f"{queries} test queries over 300 documents; seeds [0, 1] of models from 'm'."
+        for row in facts["sections"]["claims"]["rows"]:
+            row["sample"] = f"{queries} queries"
+        values = {"a": "0.250 [0.1, 0.4]", "a, untrained": "0.125", "b": "0.5", f"only {name}": "1.0"}
+        rows = [{"system": system, "R@1": value} for system, value in values.items()]
+        facts["sections"]["all"] = {"heading": "All", "text": "", "rows": rows}
+        facts["sections"]["sizes"]["heading"] = "Sizes"
+        (tmp_path / "results").mkdir(exist_ok=True)
+        (tmp_path / "results" / f"{name}.json").write_text(json.dumps(facts))
+    fill_pages.main(fill_pages.Settings(page=str(page)))
+    text = page.read_text()
+    tests = "reproduced (2 of 4 tests), contradicted (2 of 4 tests)"
+    assert f"| x is y (§1, Table 2) | x − y: +0.1 [+0.0, +0.2]; x − y: +0.1 [+0.0, +0.2] | {tests} |" in text
+    assert "Not decided here: 0 further claims and controls. Not tested: 1 claims. [All tests]" in text
+    assert "| [x-b](details.md#x-b) | 1,200 | 300 | m | – | 0, 1 | 2 |" in text
+    assert "| a | .250 (.125) | .250 (.125) | .500 |\n| b | .5 | .5 |  |\n\n" in text, (
+        "without what one study has"
+    )
+    assert "CPU time" not in text
+    details = (tmp_path / "details.md").read_text()
+    assert "| never | §2 | not tested | years |" in details
+    assert details.count(".venv/bin/python experiments/x.py") == 2
+    assert details.count("| x is y | §1, Table 2 |") == 2
