@@ -15,7 +15,8 @@ has neither a table nor claims of its study.
 A paper's page requests `<!-- verdicts: lee2023 -->`, a row for each claim that a study decides;
 `<!-- runs: … -->`, a row for each study; and `<!-- systems: retrieve R@1 nq320k study study -->`, the means
 of a section by study, beside the paper's values of that name. All rows of all studies, and the commands, then
-stand in details.md beside the page, which is written whole.
+stand in details.md beside the page, which is written whole. `<!-- details: study study -->` on another page
+does the same for these studies, in PAGE.details.md.
 
 The names refer to files in the folder `results` beside the page (for README.md: experiments/results). --take
 copies a study's results there, with the values behind its verdicts (`judge.py`) and the figures that the page
@@ -65,11 +66,11 @@ from paradigms.evaluate.claims import ONE_SEED
 from paradigms.io.checks import read_json
 from paradigms.io.files import replace_file, write_json, write_text
 
-KINDS = "claims|table|figure|untested|verdicts|runs|systems"
+KINDS = "claims|table|figure|untested|verdicts|runs|systems|details"
 BLOCK = re.compile(rf"(<!-- ({KINDS}): ([^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 READOUT = " [about a readout]"
 OPEN = ("not decided here", UNTESTED)
-DETAILS = "details.md"
+DETAILS = "details.md"  # the end of the name of a generated page
 UNTRAINED = ", untrained"
 # What summaries of studies say of their sample, for the columns of `runs`.
 SAMPLE = {
@@ -84,14 +85,17 @@ WALL_TIME = re.compile(r" (The job|After an interruption, the rest of the job) t
 
 def main(settings: Settings) -> None:
     rooms = (ROOT.glob(f"{room}/**/*.md") for room in ("paradigms", "theory", "experiments"))
-    pages = [ROOT / "README.md", *(page for room in rooms for page in sorted(room) if page.name != DETAILS)]
+    pages = [
+        ROOT / "README.md",
+        *(page for room in rooms for page in sorted(room) if not page.name.endswith(DETAILS)),
+    ]
     with refusing():
         for page in [Path(settings.page)] if settings.page else pages:
             for folder in map(Path, settings.take):
                 take(folder, page)
             written = {page: filled(page)}
-            if paper := paper_of(page):
-                written[page.with_name(DETAILS)] = details(page, paper)
+            if file := details_of(page):
+                written[file] = details(page)
             for file, text in written.items():
                 if not file.is_file() or text != file.read_text(encoding="utf-8"):
                     write_text(file, text)
@@ -125,7 +129,7 @@ def filled(page: Path) -> str:
     Raises ValueError, naming the page, if a requested study, section or figure does not exist.
     """
     kinds = {"claims": claims, "table": tables, "figure": figures, "untested": untested}
-    kinds |= {"verdicts": verdicts, "runs": runs, "systems": systems}
+    kinds |= {"verdicts": verdicts, "runs": runs, "systems": systems, "details": link}
 
     def block(match: re.Match[str]) -> str:
         begin, kind, names, end = match.groups()
@@ -282,30 +286,51 @@ def systems(page: Path, section: str, measures: str, values: str, *names: str) -
 
 def paper_of(page: Path) -> str:
     """Return the paper whose `verdicts` the page requests, or ""."""
+    return next(iter(_requested(page, "verdicts")), "")
+
+
+def details_of(page: Path) -> Path | None:
+    """Return the generated page of a page's details, or None if the page requests none."""
+    if paper_of(page):
+        return page.with_name(DETAILS)
+    return page.with_suffix(f".{DETAILS}") if _requested(page, "details") else None
+
+
+def _requested(page: Path, kind: str) -> list[str]:
+    """Return the names in the page's blocks of this kind."""
     blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
-    return next((names for _, kind, names, _ in blocks if kind == "verdicts"), "")
+    return [name for _, of, names, _ in blocks if of == kind for name in names.split()]
 
 
 def studies_of(page: Path) -> list[str]:
-    """Return the names of all studies in the results beside the page."""
-    return [file.stem for file in sorted(results_of(page).glob("*.json"))]
+    """Return the studies in a page's details: of a paper's page, all in the results beside it."""
+    if paper_of(page):
+        return [file.stem for file in sorted(results_of(page).glob("*.json"))]
+    return _requested(page, "details")
 
 
-def details(page: Path, paper: str) -> str:
-    """Write the page of all rows, figures and commands of a paper's studies."""
+def link(page: Path, *names: str) -> str:
+    return f"[All rows, figures and commands]({page.stem}.{DETAILS}).\n"
+
+
+def details(page: Path) -> str:
+    """Write the page of all rows, figures and commands of the studies that a page sums up."""
     title = page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
-    parts = [f"# {title}: all studies\n\nWritten from the results that [the page](README.md) sums up.\n"]
+    parts = [f"# {title}: all studies\n\nWritten from the results that [the page]({page.name}) sums up.\n"]
     for name in studies_of(page):
         study = _study(page, name)
         parts.append(f"## {name}\n{_source(study)}")
-        if any("verdict" in row for section in study["sections"].values() for row in section["rows"]):
+        if _judged(page, name):
             parts.append(claims(page, name, source=False))
         for key, section in study["sections"].items():
             if section["rows"] and "verdict" not in section["rows"][0]:
                 picture = results_of(page) / f"{name}.{key}.svg"
-                drawn = f"![{section['heading']}](results/{picture.name})\n\n" if picture.is_file() else ""
-                text = f"\n{section['text']}\n" if section["text"] else ""
-                parts.append(f"### {section['heading']}\n\n{drawn}{markdown_rows(section['rows'])}{text}")
+                heading = section.get("heading") or key
+                drawn = f"![{heading}](results/{picture.name})\n\n" if picture.is_file() else ""
+                text = f"\n{section['text']}\n" if section.get("text") else ""
+                parts.append(f"### {heading}\n\n{drawn}{markdown_rows(section['rows'])}{text}")
+    if not (paper := paper_of(page)):
+        return "\n".join(parts)
     listed = untested_rows(paper, {row["claim"] for name in studies_of(page) for row in _judged(page, name)})
     return "\n".join(
         [*parts, "## Claims that no study has tested\n", markdown_rows(listed)] if listed else parts
@@ -341,7 +366,7 @@ def tables(page: Path, name: str, *sections: str) -> str:
         parts.append(markdown_rows(rows))
         for text, described in texts.items():
             parts.append(f"{text}\n" if len(described) == len(rows) else f"{', '.join(described)}: {text}\n")
-    return "\n".join(parts) + ("" if paper_of(page) else "".join(map(_source, studies.values())))
+    return "\n".join(parts) + ("" if details_of(page) else "".join(map(_source, studies.values())))
 
 
 def figures(page: Path, name: str, *sections: str) -> str:
@@ -357,7 +382,7 @@ def figures(page: Path, name: str, *sections: str) -> str:
         heading, text = (study["sections"][section][key] for key in ("heading", "text"))
         caption = f"*{heading}.* {text}".rstrip()
         parts.append(f"![{heading}]({picture.relative_to(page.resolve().parent)})\n\n{caption}\n")
-    tabled = paper_of(page) or _sections(page, "table", name) or _sections(page, "claims", name)
+    tabled = details_of(page) or _sections(page, "table", name) or _sections(page, "claims", name)
     return "\n".join(parts) + ("" if tabled else _source(study, summary=False))
 
 

@@ -80,9 +80,8 @@ def test_links_lead_somewhere(page):
 def test_tables_are_those_of_the_results(page):
     """A page is not older than the results beside it: `fill_pages.py` would change nothing."""
     assert fill_pages.filled(page) == page.read_text("utf-8")
-    if paper := fill_pages.paper_of(page):
-        details = page.with_name(fill_pages.DETAILS)
-        assert fill_pages.details(page, paper) == details.read_text("utf-8")
+    if details := fill_pages.details_of(page):
+        assert fill_pages.details(page) == details.read_text("utf-8")
 
 
 def test_paths_exist(page):
