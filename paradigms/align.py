@@ -282,11 +282,52 @@ class Idf(Alignment, reads={"similarity", "statistics"}):
         return QueryToDocument(), replace(queries, salience=weights)
 
     def _weights(self, queries: Tokens) -> Float[Tensor, "b 1 j"]:
-        if queries.ids is None:
-            raise ValueError("Idf needs the ids of query tokens; Tokens.ids is None")
-        ids = queries.ids.where(queries.mask, -1)
+        ids = _known_ids(self, queries)
         idf = statistics_of(self.statistics).idf(ids.clamp(min=0)).where(ids >= 0, 1.0)
         return idf.to(queries.vectors.dtype)
+
+
+class Excess(Alignment, reads={"similarity"}):
+    """A_ij = (1 − τ/S_ij)⁺ · 1[i = argmax_i' S_i'j]: S ⊙ A sums query tokens' excesses, (maxᵢ S_ij − τ)⁺.
+
+    This is MaxSim with a floor, max(maxᵢ S_ij, τ), up to a constant. The gradient is that of MaxSim above the
+    floor, and 0 below. tau: τ ≥ 0, in units of the similarity.
+    """
+
+    tau: Annotated[int | float, Range(0, 1e6)]
+
+    def __call__(self, S: TokenPairs, valid: Valid, documents: Tokens, queries: Tokens) -> TokenPairs:
+        return _above(S, valid, S.new_tensor(self.tau))
+
+
+class TableExcess(Alignment, reads={"similarity", "statistics"}):
+    """`Excess` over τⱼ = the floor of query token j's id, from a table (`Paradigm.count_floors`).
+
+    statistics: name of corpus statistics with floors. Raises ValueError if queries have no ids, or if the
+    statistics are unknown or have no floors.
+    """
+
+    statistics: Annotated[str, OneLine()]
+
+    def __call__(self, S: TokenPairs, valid: Valid, documents: Tokens, queries: Tokens) -> TokenPairs:
+        floors = statistics_of(self.statistics).floors_of(_known_ids(self, queries))
+        return _above(S, valid, floors[:, :, None, :].to(S.dtype))
+
+
+class PoolExcess(Alignment, reads={"similarity", "pool"}):
+    """`Excess` over τⱼ = the larger of 0 and query token j's k-th best similarity in the whole pool.
+
+    Up to a constant, rel is what XTR searches with (Lee et al. 2023, Eq. 4), with the pool as the corpus. No
+    gradient flows to τ. k: as in `PoolTopK`.
+    """
+
+    k: Annotated[int | float, Range(0, 1 << 40, above=True)]
+
+    def __call__(self, S: TokenPairs, valid: Valid, documents: Tokens, queries: Tokens) -> TokenPairs:
+        if not S.numel():
+            return torch.zeros_like(S)
+        outside = ~retrieved_tokens(S, valid, self.k)
+        return _above(S, valid, S.detach().masked_fill(outside, torch.inf).amin((1, 2))[:, None, None])
 
 
 class Buckets(Alignment, reads={"vectors", "lengths"}):
@@ -327,6 +368,13 @@ def ids_of(documents: Tokens, queries: Tokens) -> tuple[Tensor, Tensor]:
     return documents.ids, queries.ids
 
 
+def _known_ids(align: Alignment, queries: Tokens) -> Int[Tensor, "b 1 j"]:
+    """Return the ids of query tokens, −1 for padding."""
+    if queries.ids is None:
+        raise ValueError(f"{type(align).__name__} needs the ids of query tokens; Tokens.ids is None")
+    return queries.ids.where(queries.mask, -1)
+
+
 def pool_count(k: int | float, tokens: Int[Tensor, "b j"]) -> Int[Tensor, "b j"]:
     """Return how many of m real tokens `PoolTopK` retrieves per query token: k, or max(⌊k·m⌋, 1) if k < 1."""
     share = (k * tokens.double() + 1e-9).floor().long()  # as in `TopP.kept`
@@ -351,6 +399,16 @@ def _argmax(S: TokenPairs, valid: Valid, axis: int) -> TokenPairs:
         return torch.zeros_like(S)
     best = S.detach().masked_fill(~valid, -torch.inf).max(axis, keepdim=True).indices
     return torch.zeros_like(S).scatter(axis, best, 1.0) * valid
+
+
+def _above(S: TokenPairs, valid: Valid, floor: Tensor) -> TokenPairs:
+    """Compute A with Σᵢ S_ij A_ij = max(maxᵢ S_ij − τ, 0), whose gradient is 1 above τ.
+
+    floor: τ, which broadcasts to S; below 0, it counts as 0.
+    """
+    floor = floor.clamp(min=0)
+    above = floor < S
+    return _argmax(S, valid, axis=-2) * (1 - floor / S.where(above, 1)).where(above, 0)
 
 
 def _largest(S: TokenPairs, valid: Valid, k: Int[Tensor, "x n"]) -> TokenPairs:

@@ -128,6 +128,33 @@ class Paradigm(Trainable):
 
         return Statistics.of(documents(), len(self.encoder.tokenizer))
 
+    def count_floors(self, texts: Sequence[str], share: float, sample: int = 1000) -> Statistics:
+        """Count the corpus, and estimate a floor for each vocabulary token (`align.TableExcess`).
+
+        The first `sample` texts are encoded as documents and as queries. A token's floor is the mean, over
+        its occurrences in these queries, of the similarity that `share` of the document tokens reach. Tokens
+        without an occurrence have the mean floor of all others.
+        """
+        texts = as_sequence(texts, "texts")
+        counted = self.count_corpus(texts)
+        chosen = [text for text in texts[:sample] if text.strip()]
+        D = torch.from_numpy(np.concatenate(self.encode(chosen)))
+        rank = max(1, round(share * len(D)))
+        sums = torch.zeros(len(counted.frequencies))
+        occurrences = torch.zeros_like(sums)
+        for start in range(0, len(chosen), COUNTED):
+            queries = self.encode_queries(chosen[start : start + COUNTED])
+            assert queries.ids is not None
+            masks = queries.mask[:, 0] & (queries.ids[:, 0] >= 0)
+            for vectors, ids, mask in zip(queries.vectors[:, 0], queries.ids[:, 0], masks, strict=True):
+                real = ids[mask].cpu()
+                floors = (vectors[mask].cpu().float() @ D.T).topk(rank).values[:, -1]
+                sums.index_add_(0, real, floors)
+                occurrences.index_add_(0, real, torch.ones_like(floors))
+        means = sums / occurrences
+        floors = means.where(occurrences > 0, means[occurrences > 0].mean())
+        return replace(counted, floors=floors)
+
     def count_cut(self, texts: Sequence[str]) -> Cut | None:
         return count_cut(self.encoder, as_sequence(texts, "texts"))
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from paradigms.align import NORMALISERS, Alignment, PoolTopK, QueryToDocument, as_alignment
+from paradigms.align import NORMALISERS, Alignment, PoolExcess, PoolTopK, QueryToDocument, as_alignment
 from paradigms.core import Normalise, Tokens
 from paradigms.impute import IMPUTATIONS
 from paradigms.io.checks import OneLine, Range, check_types
@@ -33,7 +33,7 @@ class Recipe:
         ):
             if name not in table:
                 raise ValueError(f"unknown {kind} {name!r} of {self.name}; there are {', '.join(table)}")
-        if self.search == "impute" and not isinstance(self.align, PoolTopK | QueryToDocument):
+        if self.search == "impute" and not isinstance(self.align, PoolTopK | PoolExcess | QueryToDocument):
             raise ValueError(
                 f"search of {self.name} is 'impute', which fills in maxima over a document's tokens; the "
                 f"alignment {self.align} has none: set search to 'gather'"

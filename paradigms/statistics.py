@@ -31,13 +31,14 @@ class Statistics:
     """Token counts of a corpus. Each object registers itself in `STATISTICS`.
 
     documents: number of documents. tokens: number of counted tokens in all documents. frequencies: df_t, the
-    number of documents that contain token t, for each id of the vocabulary. Raises ValueError if the numbers
-    contradict each other.
+    number of documents that contain token t, for each id of the vocabulary. floors: a similarity for each id,
+    for alignments of excess (`align.TableExcess`). Raises ValueError if the numbers contradict each other.
     """
 
     documents: int
     tokens: int
     frequencies: Int[Tensor, " v"]
+    floors: Float[Tensor, " v"] | None = None
 
     def __post_init__(self) -> None:
         least, most = (int(value) for value in self.frequencies.aminmax())
@@ -46,6 +47,10 @@ class Statistics:
                 f"frequencies from {least} to {most} are not of {self.documents} documents with "
                 f"{self.tokens} tokens"
             )
+        if self.floors is not None and not (
+            self.floors.shape == self.frequencies.shape and self.floors.isfinite().all()
+        ):
+            raise ValueError(f"floors must be {len(self.frequencies)} finite numbers")
         STATISTICS[self.name] = self
 
     @classmethod
@@ -65,6 +70,8 @@ class Statistics:
         """The first 16 hexadecimal digits of the SHA-256 of all numbers."""
         content = hashlib.sha256(f"{self.documents} {self.tokens}".encode())
         content.update(self.frequencies.long().cpu().numpy().tobytes())
+        if self.floors is not None:
+            content.update(self.floors.float().cpu().numpy().tobytes())
         return content.hexdigest()[:16]
 
     @property
@@ -76,17 +83,33 @@ class Statistics:
 
         Raises ValueError for an id beyond the vocabulary.
         """
+        self._check(ids)
+        df = self.frequencies.to(ids.device)[ids].double()
+        return ((self.documents - df + 0.5) / (df + 0.5)).log1p()
+
+    def floors_of(self, ids: Int[Tensor, "*x"]) -> Float[Tensor, "*x"]:
+        """Return the floor of each id; 0 for ids below 0, which are not of the vocabulary.
+
+        Raises ValueError for an id beyond the vocabulary, or if there are no floors.
+        """
+        if self.floors is None:
+            raise ValueError(f"the statistics {self.name} have no floors: count the corpus with count_floors")
+        self._check(ids.clamp(min=0))
+        return self.floors.to(ids.device)[ids.clamp(min=0)].where(ids >= 0, 0)
+
+    def _check(self, ids: Int[Tensor, "*x"]) -> None:
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < len(self.frequencies):
             raise ValueError(
                 f"ids from {int(ids.min())} to {int(ids.max())} are not of the {len(self.frequencies)} "
                 "tokens that were counted: another tokenizer made them"
             )
-        df = self.frequencies.to(ids.device)[ids].double()
-        return ((self.documents - df + 0.5) / (df + 0.5)).log1p()
 
     def save(self, folder: Path) -> None:
         numbers = {"documents": torch.tensor(self.documents), "tokens": torch.tensor(self.tokens)}
-        save_file(numbers | {"frequencies": self.frequencies.long().cpu()}, folder / FILE)
+        numbers |= {"frequencies": self.frequencies.long().cpu()}
+        if self.floors is not None:
+            numbers["floors"] = self.floors.float().cpu()
+        save_file(numbers, folder / FILE)
 
     @classmethod
     def load(cls, folder: Path, name: str, vocabulary: int) -> "Statistics":
@@ -101,9 +124,10 @@ class Statistics:
         with naming(file):
             check_header(file)
             values = load_file(file)
-            if values.keys() != {"documents", "tokens", "frequencies"}:
+            if values.keys() - {"floors"} != {"documents", "tokens", "frequencies"}:
                 raise ValueError(f"it holds {', '.join(sorted(values))}")
-            read = cls(int(values["documents"]), int(values["tokens"]), values["frequencies"])
+            counts = int(values["documents"]), int(values["tokens"])
+            read = cls(*counts, values["frequencies"], values.get("floors"))
             if read.name != name:
                 raise ValueError(f"these are {read.name}, not {name}, which the alignment reads")
             if len(read.frequencies) != vocabulary:

@@ -23,10 +23,13 @@ from paradigms.align import (
     DocumentToQuery,
     Entropic,
     EqualIds,
+    Excess,
     Idf,
+    PoolExcess,
     PoolTopK,
     PositiveEqualIds,
     QueryToDocument,
+    TableExcess,
     TopK,
     TopP,
     one,
@@ -42,6 +45,7 @@ from paradigms.core import (
     rel,
     similarity,
 )
+from paradigms.impute import imputed_rel
 from paradigms.muvera import random_planes
 from paradigms.scoring.in_batch import in_batch_rel
 from paradigms.statistics import Statistics
@@ -72,7 +76,7 @@ class Case:
 
 
 # Of ids 0, 1 and 2, which the texts below have, in 2, 9 and 0 of 10 documents.
-COUNTED = Statistics(10, 30, torch.tensor([2, 9, 0]))
+COUNTED = Statistics(10, 30, torch.tensor([2, 9, 0]), torch.tensor([0.5, 4, -1]))
 
 CASES: dict[str, Case] = {
     "dpr": Case(AllPairs(), "one", document_tokens=1, query_tokens=1),
@@ -91,8 +95,12 @@ CASES: dict[str, Case] = {
     "xtr, pool smaller than k": Case(PoolTopK(k=1000), "retrieved"),
     "fde": Case(Buckets(planes=2, repetitions=3), "one"),
     "idf": Case(Idf(statistics=COUNTED.name), "total"),
+    "excess": Case(Excess(tau=2), "query_tokens"),
+    "excess, by id": Case(TableExcess(statistics=COUNTED.name), "one"),
+    "excess over the pool": Case(PoolExcess(k=7), "query_tokens"),
     "mvdr q<-d": Case(DocumentToQuery(), "document_tokens"),
 }
+SOFT = (Entropic, Excess, TableExcess, PoolExcess)
 ALL = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 
 
@@ -168,6 +176,18 @@ def loop_score(case: Case, S: list[Tensor], n: int, b: int, documents: Tokens, q
             weights = {id: math.log(1 + (10 - df + 0.5) / (df + 0.5)) for id, df in enumerate((2, 9, 0))}
             idf = torch.tensor([weights[id] for id in q_ids.tolist()], dtype=torch.float64)
             return (own.max(0).values * idf).sum() / idf.sum()
+        case Excess() | TableExcess() | PoolExcess():
+            if isinstance(case.A, PoolExcess):
+                floors = [
+                    torch.cat([s[:, j] for s in S]).sort(descending=True).values for j in range(own.shape[1])
+                ]
+                floors = [values[min(k, len(values)) - 1].item() for values in floors]
+            elif isinstance(case.A, TableExcess):
+                floors = [[0.5, 4, -1][id] for id in q_ids.tolist()]
+            else:
+                floors = [2] * own.shape[1]
+            above = own.max(0).values - torch.tensor(floors, dtype=torch.float64).clamp(min=0)
+            return above.where(above > 0, 0).sum() / (1 if case.normalise == "one" else own.shape[1])
         case PoolTopK():
             best = []
             for j in range(own.shape[1]):
@@ -224,10 +244,10 @@ def test_hard_alignments_are_zero_or_one_and_carry_no_gradient(case):
     documents, queries = (leaves(t) for t in texts(case))
     bare = replace(documents, salience=None), replace(queries, salience=None)
     A = case.interact(*bare).alignment
-    assert A.requires_grad == isinstance(case.A, Entropic)
+    assert A.requires_grad == isinstance(case.A, SOFT)
     if isinstance(case.A, Idf):
         assert set(A.unique().tolist()) == {0.0, *COUNTED.idf(torch.arange(3)).tolist()}
-    elif isinstance(case.A, Entropic | Buckets):
+    elif isinstance(case.A, (*SOFT, Buckets)):
         assert ((A >= 0) & (A <= 1)).all()
     else:
         assert set(A.unique().tolist()) <= {0.0, 1.0}
@@ -406,6 +426,16 @@ def test_swapped_sides_are_refused(case):
     assert_same(case.rel(*marked), case.rel(*one_pair))
     with pytest.raises(ValueError, match=r"got query .*, then document"):
         case.rel(*reversed(marked))
+
+
+@pytest.mark.parametrize("k", [1, 7, 20])
+def test_excess_over_the_pool_is_imputation(k):
+    """Up to the mean of the floors, rel is what XTR searches with, if the floors are not negative."""
+    documents, queries = (replace(t, vectors=t.vectors.abs()) for t in texts(CASES["colbert"]))
+    ours = rel(documents, queries, PoolExcess(k=k), NORMALISERS["query_tokens"])
+    imputed = imputed_rel(*similarity(documents, queries), k)
+    assert_same(ours - ours[:, :1], imputed - imputed[:, :1])
+    assert ours.min() >= 0
 
 
 def test_ids_are_asked_for():

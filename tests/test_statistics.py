@@ -3,13 +3,14 @@
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 import paradigms
 from paradigms import PARADIGMS
-from paradigms.align import Idf
+from paradigms.align import Idf, TableExcess
 from paradigms.core import interact
 from paradigms.data import Corpus
 from paradigms.find import kinds, ranking, scan
@@ -74,6 +75,37 @@ def test_it_is_indexed_and_trained(model, monkeypatch):
     objective = Contrastive(weighed, Corpus.of(texts), [Example(QUERY, 1, (0,), (1,))])
     objective.loss(weighed, objective.collate(objective.examples)).backward()
     assert weighed.encoder.backbone.embeddings.word_embeddings.weight.grad.any()
+
+
+def test_floors_are_counted_searched_and_kept(model, tmp_path):
+    """A floor is the mean over occurrences of the similarity that a share of the tokens exceeds."""
+    counted = model.count_floors(TEXTS, share=0.2)
+    D = torch.from_numpy(np.concatenate(model.encode(TEXTS)))
+    Q = model.encode_queries([text for text in TEXTS if text])
+    fish = model.encoder.tokenizer.get_vocab()["fish"]
+    of_fish = Q.vectors[Q.mask & (Q.ids == fish)]
+    assert len(of_fish) == 2
+    rank = round(0.2 * len(D))
+    floor = (of_fish @ D.T).sort(1, descending=True).values[:, rank - 1].mean()
+    assert float(counted.floors[fish]) == pytest.approx(float(floor), abs=1e-5)
+    snow = model.encoder.tokenizer.get_vocab()["snow"]
+    assert counted.floors[snow] == counted.floors[-1] != counted.floors[fish], "no occurrence: the mean"
+
+    ranked = model.with_alignment(TableExcess(statistics=counted.name)).double()
+    texts = dict(zip("abcd", TEXTS, strict=True))
+    scores = ranked.score(ranked.encode_documents(TEXTS), ranked.encode_queries([QUERY]))[0].tolist()
+    expected = {id: scores["abcd".index(id)] for id in "abd"}
+    for kind, error in ((kinds.exact(), 5e-3), (kinds.compressed(bits=8), 2e-2), (kinds.faiss(), 5e-3)):
+        retriever = Indexed.build(ranked, texts, kind=kind, precision="no")
+        assert retriever.search({"q": QUERY}, 3)["q"] == pytest.approx(expected, abs=error)
+    ranked.save_pretrained(tmp_path / "saved")
+    del STATISTICS[counted.name]
+    paradigms.load(tmp_path / "saved")
+    assert STATISTICS[counted.name].floors.equal(counted.floors)
+    with pytest.raises(ValueError, match="have no floors: count the corpus with count_floors"):
+        model.with_alignment(TableExcess(statistics=model.count_corpus(TEXTS).name)).explain(QUERY, TEXTS[0])
+    with pytest.raises(ValueError, match="floors must be 3 finite numbers"):
+        Statistics(4, 20, torch.tensor([1, 2, 3]), torch.tensor([0.1, 0.2]))
 
 
 def test_a_checkpoint_keeps_and_checks_them(model, tmp_path):

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from paradigms.align import PoolTopK, QueryToDocument, pool_count
+from paradigms.align import PoolExcess, PoolTopK, QueryToDocument, pool_count
 from paradigms.core import Tokens
 from paradigms.engines.base import Engine, Hit, Vectors
 from paradigms.engines.sql import check_alignment, imputed, relevance, similarities, vector_of
@@ -350,7 +350,7 @@ class ClickHouseEngine(Engine):
         """Return each query token's largest similarities [j, k], as many as the recipe retrieves."""
         tokens = self._count(rows)
         count = recipe.search_tokens
-        if recipe.search != "impute" and isinstance(recipe.align, PoolTopK):
+        if recipe.search != "impute" and isinstance(recipe.align, PoolTopK | PoolExcess):
             count = int(pool_count(recipe.align.k, torch.tensor([[tokens]])))
         count = min(count, tokens)
         if count > MOST:

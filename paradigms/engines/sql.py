@@ -9,20 +9,26 @@ from dataclasses import dataclass
 from math import inf, isnan
 from typing import Any
 
+import torch
+
 from paradigms.align import (
     SMALLEST,
     Alignment,
     AllPairs,
     DocumentToQuery,
     EqualIds,
+    Excess,
     Idf,
+    PoolExcess,
     PoolTopK,
     PositiveEqualIds,
     QueryToDocument,
+    TableExcess,
     TopK,
     TopP,
 )
 from paradigms.core import Tokens
+from paradigms.statistics import statistics_of
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,14 @@ class Column:
             return f"max({rows}) * {weight}", weight
         return f"if(max({rows}) = -inf, 0, max({rows}) * {weight})", f"if(max({rows}) = -inf, 0, {weight})"
 
+    def excess(self, floor: float) -> tuple[str, str]:
+        """The same if A is that of `align.Excess`."""
+        best = f"max({self.similarity})"
+        weight = f"argMax(u, {self.similarity})" if self.weighed else "1"
+        floor = max(floor, 0.0)
+        above = f"if({best} > {floor!r}, 1 - {floor!r} / {best}, 0)"
+        return f"greatest({best} - {floor!r}, 0) * {weight}", f"{above} * {weight}"
+
     def largest(self, count: str) -> tuple[str, str]:
         """The same if A is 1 for the `count` rows of the largest similarities."""
         rows = f"arraySlice(arrayReverseSort(row -> row.1, groupArray(({self.similarity}, u))), 1, {count})"
@@ -66,6 +80,12 @@ def _positive_equal_ids(align: PositiveEqualIds, column: Column) -> tuple[str, s
     return column.maximum(f"token = {column.id}{positive}")
 
 
+def _table_excess(align: TableExcess, column: Column) -> tuple[str, str]:
+    if column.id is None:
+        raise ValueError("TableExcess needs the ids of query tokens; Tokens.ids is None")
+    return column.excess(float(statistics_of(align.statistics).floors_of(torch.tensor(column.id))))
+
+
 # Class of A -> function (A, column) -> SQL of Σ_i S_ij A_ij u_i and of Σ_i A_ij u_i, as aggregates over a
 # document's rows. A plug-in adds its own A.
 ALIGNED: dict[type[Alignment], Callable[[Any, Column], tuple[str, str]]] = {
@@ -76,6 +96,9 @@ ALIGNED: dict[type[Alignment], Callable[[Any, Column], tuple[str, str]]] = {
     EqualIds: lambda align, column: column.maximum(f"token = {column.id}"),
     PositiveEqualIds: _positive_equal_ids,
     PoolTopK: lambda align, column: column.maximum(f"{column.similarity} >= {column.floor!r}"),
+    Excess: lambda align, column: column.excess(align.tau),
+    TableExcess: _table_excess,
+    PoolExcess: lambda align, column: column.excess(column.floor),
     TopK: lambda align, column: column.largest(str(align.k)),
     TopP: lambda align, column: column.largest(
         f"toUInt32(greatest(floor({align.p!r} * count() + 1e-9), 1))"  # as TopP.kept

@@ -13,10 +13,13 @@ from paradigms.align import (
     DocumentToQuery,
     Entropic,
     EqualIds,
+    Excess,
     Idf,
+    PoolExcess,
     PoolTopK,
     PositiveEqualIds,
     QueryToDocument,
+    TableExcess,
     TopK,
     TopP,
 )
@@ -24,6 +27,7 @@ from paradigms.core import Tokens
 from paradigms.recipe import Recipe
 from paradigms.statistics import Statistics
 
+COUNTED = Statistics(9, 99, torch.arange(9), torch.linspace(-1, 2, 9))
 ALIGNED = [
     AllPairs(),
     QueryToDocument(),
@@ -39,7 +43,10 @@ ALIGNED = [
     Entropic(k=1.5, eps=0.1),
     Entropic(k=1.5, eps=0.1, iterations=5),
     Buckets(planes=2, repetitions=3),
-    Idf(statistics=Statistics(9, 99, torch.arange(9)).name),
+    Idf(statistics=COUNTED.name),
+    Excess(tau=0.5),
+    TableExcess(statistics=COUNTED.name),
+    PoolExcess(k=5),
 ]
 RECIPES = [Recipe("test", align, Z) for align, Z in product(ALIGNED, NORMALISERS)]
 
