@@ -60,7 +60,8 @@ from paradigms.io.command_line import folder_name
 from paradigms.train.script import begin
 from paradigms.xtr import xtr
 
-FREE = {"collections", "trained", "losses", "seeds", "queries"}  # settings that may change in a results folder
+# Settings that may change in a results folder.
+FREE = {"collections", "trained", "losses", "seeds", "queries"}
 
 
 def main(settings: Settings) -> None:
