@@ -21,7 +21,7 @@ SPEARMAN = "Spearman of IDF and −τ"
 TOKENS = "tokens"  # condition of measures of a query's tokens
 EDGES = (0.02, 0.05, 0.1)  # t of the soft edge t·softplus((M − τ)/t), in units of cosine
 RIDGE = 1e-3  # of the regression from vectors to floors, per token
-FITTED = 400  # texts whose tokens it is fitted to
+FITTED = 200  # texts whose tokens it is fitted to
 GROUP = 128  # query tokens compared at once
 BLOCK = 1 << 16  # document tokens compared at once
 
