@@ -186,10 +186,10 @@ def floored(
     M: Float[np.ndarray, "j n"], floors: Float[np.ndarray, " j"], edge: float
 ) -> Float[np.ndarray, "j n"]:
     """Return max(M, τ), or τ + t·softplus((M − τ)/t) with an edge t above 0."""
-    floors = floors[:, None].astype(np.float32)
+    floors = floors[:, None].astype(M.dtype)
     if not edge:
         return np.maximum(M, floors)
-    t = np.float32(edge)
+    t = M.dtype.type(edge)
     steps = (M - floors) / t
     return floors + t * (np.maximum(steps, 0) + np.log1p(np.exp(-np.abs(steps))))
 

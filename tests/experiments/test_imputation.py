@@ -1,0 +1,83 @@
+"""experiments/imputation.py: floors and rankings against slow twins, and a run on tiny encoders."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from papers.implicit_idf import floors
+from papers.implicit_idf.floors import NDCG, Corpus, Floor, Ranker, chosen, floored, floors_of
+
+from paradigms import PARADIGMS
+from paradigms.core import similarity
+from paradigms.data import load_collection
+from paradigms.evaluate import per_query
+from paradigms.find import Index, Store, kinds
+from paradigms.impute import imputed_rel
+from tests.experiments import scripts
+from tests.experiments.scripts import SMALL
+from tests.near import assert_same
+
+
+def test_floors_are_the_largest_values() -> None:
+    row = np.random.default_rng(0).normal(size=50_000).round(3).astype(np.float32)
+    ordered = np.sort(row)[::-1]
+    for counts in ([1, 10, 100], [1, 9_000], [50_000]):
+        for values in (row, ordered):  # a sample of an ordered row is of its length
+            assert (floors_of(values, counts) == ordered[np.array(counts) - 1]).all()
+    assert floors_of(np.append(np.zeros(40_000, np.float32), 1), [2])[0] == 0, "a sample may miss the best"
+
+
+def test_the_soft_edge_lies_above_the_hard_one() -> None:
+    M, tau = np.linspace(-1, 1, 21)[None], np.array([0.1])
+    soft = floored(M, tau, 0.05)
+    assert (soft > floored(M, tau, 0.0)).all()
+    assert_same(soft, 0.1 + 0.05 * np.log1p(np.exp((M - 0.1) / 0.05)))
+
+
+@pytest.mark.parametrize("group", [1, 128])
+def test_rankings_are_those_of_imputation(
+    tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: int
+) -> None:
+    monkeypatch.setattr(floors, "GROUP", group)
+    monkeypatch.setattr(floors, "BLOCK", 7)
+    collection = load_collection(scripts.write_words(tmp_path / "words"))
+    torch.manual_seed(0)
+    model = PARADIGMS["colbert"](tiny_bert, dim=8, special_tokens=False).eval()
+    index = Index(Store.build(kinds.exact(), model, collection.corpus.ids, collection.corpus, precision="no"))
+    test = collection.splits["test"]
+    corpus = Corpus.of(index)
+    half = corpus.only(corpus.rows[::2])
+    for part, rows in ((corpus, corpus.rows), (half, corpus.rows[::2])):
+        ranker = Ranker(model, index, part, model.count_corpus(collection.corpus), [3])
+        queries, values = ranker.run(test, floors={"imputed": Floor(20)})
+        stored = index.store.tokens(rows, torch.device("cpu"))
+        runs = {}
+        for query in queries:
+            S, valid = similarity(stored, model.encode_queries([test.queries[query]]))
+            rel = imputed_rel(S, valid, 20)[0].tolist()
+            runs[query] = dict(zip(index.store.names(rows), rel, strict=True))
+        expected = per_query(runs, test.judgements, (NDCG,)).values[NDCG]
+        assert_same(values[NDCG]["imputed"], expected)
+    assert chosen({"k' = 3": [0.1], "k' = 30": [0.4], "IDF, k' = 9": [0.9]}, "k'") == Floor(30)
+
+
+@pytest.mark.slow
+def test_the_script_measures_and_judges(tiny_bert: Path, tmp_path: Path) -> None:
+    words = scripts.write_words(tmp_path / "words")
+    options = {"backbone": tiny_bert, "t5": tiny_bert, "output": tmp_path / "out", "seeds": "[0]"}
+    options |= {"collections": f"[{words}]", "trained": f"[{words}]", "search_tokens": "[3, 30]"}
+    scripts.run("imputation", **SMALL | options)
+    assert {"claims", "systems", "k.svg", "training"} <= scripts.published(tmp_path / "out")
+    rows = json.loads((tmp_path / "out" / "claims.json").read_text())
+    tested = {row["place"].rpartition(" ")[2] for row in rows if row["measured"] != "–"}
+    assert tested == {f"H{n}" for n in range(1, 14)} - {"H6"}, "no collection is large"
+    systems = json.loads((tmp_path / "out" / "systems.json").read_text())
+    assert [row["encoder"].partition(" on ")[0] for row in systems] == [
+        "T5",
+        "T5 trained with ColBERT",
+        "T5 trained with Eq. 2",
+        "T5 trained with Eq. 4",
+        "MiniLM",
+    ]
