@@ -42,7 +42,7 @@ def test_rankings_are_those_of_imputation(
 ) -> None:
     monkeypatch.setattr(floors, "GROUP", group)
     monkeypatch.setattr(floors, "BLOCK", 7)
-    collection = load_collection(scripts.write_words(tmp_path / "words"))
+    collection = load_collection(scripts.write_words(tmp_path))
     torch.manual_seed(0)
     model = PARADIGMS["colbert"](tiny_bert, dim=8, special_tokens=False).eval()
     index = Index(Store.build(kinds.exact(), model, collection.corpus.ids, collection.corpus, precision="no"))
@@ -65,9 +65,9 @@ def test_rankings_are_those_of_imputation(
 
 @pytest.mark.slow
 def test_the_script_measures_and_judges(tiny_bert: Path, tmp_path: Path) -> None:
-    words = scripts.write_words(tmp_path / "words")
+    words = scripts.write_words(tmp_path)
     options = {"backbone": tiny_bert, "t5": tiny_bert, "output": tmp_path / "out", "seeds": "[0]"}
-    options |= {"collections": f"[{words}]", "trained": f"[{words}]", "search_tokens": "[3, 30]"}
+    options |= {"collections": f"[{words}]", "trained": f"[{words}]", "search_tokens": "[3, 10]"}
     scripts.run("imputation", **SMALL | options)
     assert {"claims", "systems", "k.svg", "training"} <= scripts.published(tmp_path / "out")
     rows = json.loads((tmp_path / "out" / "claims.json").read_text())

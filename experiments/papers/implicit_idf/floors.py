@@ -70,18 +70,19 @@ class Corpus:
 
 
 def floors_of(row: Float[np.ndarray, " t"], counts: Sequence[int]) -> Float[np.ndarray, " k"]:
-    """Return the k'-th largest value for each k' in counts, ascending.
+    """Return the k'-th largest value for each k' in counts, ascending; the least if there are fewer values.
 
     A sample gives a threshold, so that only little more than the largest k' values are sorted.
     """
-    most = counts[-1]
+    ranks = np.minimum(counts, len(row))
+    most = int(ranks[-1])
     top = row
     if 4 * most < len(row):
         sample = np.sort(row[::37])
         top = row[row >= sample[-min(len(sample), 10 + 4 * most // 3 // 37)]]
     if len(top) < most:
         top = row
-    return np.sort(top)[-np.array(counts)]
+    return np.sort(top)[-ranks]
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,6 @@ class Ranker:
             if choices:
                 named[f"IDF, k' = {k}"] = Floor(k)
                 named |= {f"softplus, k' = {k}, edge = {t}": Floor(k, t) for t in EDGES if n % 2 == 0}
-        named = {name: replace_k(floor, self.corpus.tokens) for name, floor in named.items()}
         counts = sorted({TOP, *(floor.k for floor in named.values())})
         runs: dict[str, Run] = {}
         values: dict[str, dict[str, list[float]]] = {GOLD: {TOKENS: []}, SPEARMAN: {TOKENS: []}}
@@ -229,10 +229,6 @@ def estimates_of(
         "regression": lambda ids, vectors: vectors.numpy() @ w[:-1] + w[-1],
         "sample": searched,
     }
-
-
-def replace_k(floor: Floor, tokens: int) -> Floor:
-    return floor._replace(k=min(floor.k, tokens))
 
 
 def chosen(dev: Mapping[str, Sequence[float]], start: str) -> Floor:
