@@ -79,7 +79,7 @@ def main(settings: Settings) -> None:
             for (loss, _), result in zip(cells, run_jobs(jobs, accelerator, console), strict=True):
                 systems.setdefault(loss, []).append(result)
     summary = (
-        f"All documents. k', and the edge of softplus, are chosen by {settings.dev_queries} dev queries. T5 is "
+        f"All documents. k' and the edge of softplus are chosen by {settings.dev_queries} dev queries. T5 is "
         f"trained in {settings.steps} steps of {settings.batch_size} queries, seeds {settings.seeds}."
     )
     publish(settings, "Imputation", summary, sections_of(measured, settings.search_tokens), accelerator)

@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from papers.implicit_idf.floors import NDCG
-from studies.claims import HEADING, Study, printed
+from studies.claims import Study
 from studies.curves import Curves, Values
 from studies.model_runs import training_section
 from studies.pages import Measured, Section, shown
 
 from paradigms.evaluate import seeds_interval
-from paradigms.evaluate.claims import judge
 
 PAPER = "implicit_idf"
 LARGE = 20_000  # documents of a large collection
@@ -22,49 +21,45 @@ def name_of(encoder: str, loss: str, collection: str) -> str:
     return f"{encoder}{'' if loss == 'untrained' else f' trained with {loss}'} on {collection}"
 
 
-def study_of(encoder: str, collection: str, losses: Mapping[str, Sequence[Measured]]) -> Study:
-    """Make the study of one encoder on one collection, with and without training."""
-    names = {loss: name_of(encoder, loss, collection) for loss in losses}
-    untrained = [names["untrained"]] if "untrained" in names else []
-    large = losses[next(iter(losses))][0]["documents"] > LARGE
-    groups = {encoder: untrained, "untrained": untrained, "from": untrained}
-    groups |= {f"large {encoder}": untrained * large}
-    groups |= {f"from, {loss}": [name] for loss, name in names.items()}
-    return Study.of(
-        {names[loss]: seeds for loss, seeds in losses.items()},
-        groups=groups,
-        trainings={names[loss]: seeds for loss, seeds in losses.items() if loss != "untrained"},
-    )
+def study_of(cells: Cells) -> Study:
+    """Make one study of all cells, whose hypotheses are one family of tests."""
+    values: dict[str, dict[str, Values]] = {}
+    trainings: dict[str, Sequence[Measured]] = {}
+    groups: dict[str, list[str]] = {name: [] for name in ("T5", "MiniLM", "untrained", "large T5", "trained")}
+    for (encoder, collection), losses in cells.items():
+        for loss, seeds in losses.items():
+            name = name_of(encoder, loss, collection)
+            for measure, sides in Study.of({name: seeds}).values.items():
+                values.setdefault(measure, {}).update(sides)
+            if loss != "untrained":
+                trainings[name] = seeds
+        untrained = name_of(encoder, "untrained", collection)
+        groups[encoder].append(untrained)
+        groups["untrained"].append(untrained)
+        if encoder == "T5":
+            groups["large T5"] += [untrained] * (losses["untrained"][0]["documents"] > LARGE)
+            groups["trained"] += [collection] * (len(losses) > 1)
+    return Study(values, groups=groups, trainings=trainings)
 
 
 def sections_of(cells: Cells, counts: Sequence[int]) -> dict[str, Section]:
-    """Return the page's sections, keyed by file name. All hypotheses of all cells are one family of tests."""
-    studies = {cell: study_of(*cell, losses) for cell, losses in cells.items()}
-    rows = printed(PAPER)["claims"]["imputation"]
-    tested = [
-        (row, [claim for s in studies.values() for claim in s.claims(PAPER, [row])[0][1]]) for row in rows
-    ]
-    verdicts = judge([claim for _, claims in tested for claim in claims])
-    first = next(iter(studies.values()))
-    others = [first.other(PAPER, row) for row, claims in tested if not claims]
-    trained = {name: seeds for study in studies.values() for name, seeds in study.trainings.items()}
+    """Return the page's sections, keyed by file name."""
+    study = study_of(cells)
     encoders = list(dict.fromkeys(encoder for encoder, _ in cells))
     return {
-        "training": training_section(trained),
-        "claims": Section(HEADING, "", [*(verdict.row for verdict in verdicts), *others]),
+        "training": training_section(study.trainings),
+        "claims": study.section(PAPER, "imputation"),
         "systems": Section(
             "Systems",
             "nDCG@10 of test queries, and the k' that dev queries choose.",
-            [row for cell, losses in cells.items() for row in system_rows(cell, losses, studies[cell])],
+            [row for cell, losses in cells.items() for row in system_rows(cell, losses, study)],
         ),
         "k": Curves(
             "k'",
             counts,
             {
                 f"{NDCG}, {encoder}: imputed − MaxSim": {
-                    collection: gains(
-                        studies[encoder, collection], name_of(encoder, "untrained", collection), counts
-                    )
+                    collection: gains(study, name_of(encoder, "untrained", collection), counts)
                     for one, collection in cells
                     if one == encoder
                 }
