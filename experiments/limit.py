@@ -207,7 +207,8 @@ def compared(settings: Settings) -> tuple[Rows, list[str], dict[str, list[Measur
     """
     folder = Path(settings.output, "collection")
     write_folder(collection(settings), folder)
-    test = load_collection(str(folder)).split("test")
+    splits = load_collection(str(folder)).splits
+    test = splits["test"]
     measures = (f"R@{settings.relevant}", "R@10", "nDCG@10")
     names = ("systems", "options", "backbone", "batch_size", "learning_rate", "trained_layers", "precision")
     rows: Rows = []
@@ -219,6 +220,7 @@ def compared(settings: Settings) -> tuple[Rows, list[str], dict[str, list[Measur
         output = Path(settings.output, training)
         options = {name: getattr(settings, name) for name in names} | {"collection": str(folder)}
         options |= {"output": str(output), "steps": steps, "evaluate_every": max(1, steps // 3)}
+        options |= {"dev_queries": len(splits["dev"].queries)}
         comparison = compare.Settings(**options, seeds=[settings.seed], tracker="none")
         compare.main(comparison)
         for name in ([] if rows else ["bm25"]) + list(comparison.chosen):

@@ -138,7 +138,7 @@ def claim_interval(
     The part of the queries is a bootstrap of their means over seeds. The part of S seeds is Student's t with
     S − 1 degrees of freedom times the standard error of their means. A bootstrap of the seeds
     (`seeds_interval`) shows (S − 1)/S of their variance: where seeds differ, its 95% interval holds the mean
-    in 69% to 79% of studies with two seeds, in 78% to 86% with three; this one in 95% or more.
+    in about 72% of studies with two seeds.
     """
     interval = seeds_interval(contrast.mean(0, keepdims=True), clusters=clusters)
     seeds = len(contrast)

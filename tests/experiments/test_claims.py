@@ -80,6 +80,9 @@ def test_rows_say_what_they_test(paper: str) -> None:
             assert row.keys() <= keys | {"counted", "takes", "verdict", "by"}, family
             assert ("control" in row) != ({"place", "claim"} <= row.keys()), row
             assert {"contrast", "counted", "takes", "verdict"} & row.keys(), row
+            if row.get("least", 0) < 0 or "within" in row:  # a loss or equality: compared with what?
+                for contrast in listed(row["contrast"]):
+                    assert " − " in contrast or "gain" in contrast or contrast.startswith("− "), row
 
 
 @pytest.mark.parametrize("paper", PAPERS)
