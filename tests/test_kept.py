@@ -639,7 +639,7 @@ class World(RuleBasedStateMachine):
 
     @initialize(
         name=st.sampled_from(NAMES),
-        precision=st.sampled_from(["no", "bf16", "int8"]),
+        precision=st.sampled_from(["no", "bf16"]),
         whats=st.lists(st.sampled_from(DRAWN), min_size=1, max_size=4, unique=True),
     )
     def start(self, name: str, precision: str, whats: list[str]) -> None:

@@ -1,16 +1,16 @@
 """Measure encoding speed for documents and queries, and the nDCG@10 lost to narrower data types.
 
-Our encoder in every precision is compared with sentence-transformers, ONNX Runtime and OpenVINO. All use the
-same weights, texts and lengths, and times include tokenisation. Peers that are not installed are listed and
-left out:
+Our encoder in every precision, and exported to ONNX, is compared with sentence-transformers and OpenVINO. All
+use the same weights, texts and lengths, and times include tokenisation. Peers that are not installed are
+listed and left out:
 
-    pip install openvino nncf onnxruntime onnx
+    pip install onnx onnxruntime openvino nncf
 
 Systems take turns within a round, so that other load affects all systems alike. Medians of CPU seconds are
 reported. The column `cosine` compares a document's mean vector with the float32 vector from transformers. The
 rates of matrix products are measured for the encoder's widest layer and are an upper limit for every system.
 Compare ratios: seconds depend on the machine. ATEN_CPU_CAPABILITY=avx2 and ONEDNN_MAX_CPU_ISA=AVX2 restrict
-torch to older instructions.
+torch to older instructions; ONNX Runtime has no such setting.
 
 `quality` names collections. For each collection and precision, the report gives nDCG@10 minus float32's
 nDCG@10 on the test queries, with a 95% bootstrap interval over queries. A precision becomes the default only
@@ -60,11 +60,11 @@ from parts.measuring import medians
 from studies.pages import Rows, Section, publish
 from torch import Tensor, nn
 
-from paradigms import PARADIGMS, load
+from paradigms import PARADIGMS, export, load
 from paradigms.data import Collection, Corpus, load_collection
-from paradigms.encoder import int8
 from paradigms.encoder.backbone import load_backbone, load_tokenizer, packaged
-from paradigms.encoder.precision import autocast, native_precision
+from paradigms.encoder.exported import INPUTS, MODEL
+from paradigms.encoder.precision import PRECISIONS, autocast, native_precision
 from paradigms.evaluate import on_split
 from paradigms.evaluate.measures import bootstrap_intervals
 from paradigms.io.checks import json_or_empty
@@ -79,6 +79,7 @@ LENGTH = 128  # tokens of a document, at most
 BATCH = 16  # documents per pass of a peer; our encoder chooses the number itself
 QUERY = "does a lack of vitamin d cause depression in adults"
 MEASURE, WITHIN = "nDCG@10", 0.005
+NARROW = ("bf16", "onnx-int8")  # precisions and layouts whose quality is measured
 Encode = Callable[[Sequence[str]], Any]
 """Texts → vectors [x, w], one per text, in the same order."""
 
@@ -112,10 +113,10 @@ def main(settings: Settings) -> None:
 def speeds(settings: Settings) -> tuple[Rows, dict[str, str]]:
     """Time all systems. Returns one row per system, and a dict from each missing peer to the reason."""
     texts = long_documents(load_collection(settings.collection).corpus, settings)
-    systems = ours(settings)
+    systems = {}
     absent = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, make in PEERS.items():
+        for name, make in SYSTEMS.items():
             try:
                 systems[name] = make(settings, texts, Path(folder))
             except (Absent, ImportError) as error:
@@ -135,20 +136,36 @@ def long_documents(corpus: Corpus, settings: Settings) -> list[str]:
     return texts
 
 
-def ours(settings: Settings) -> dict[str, Encode]:
-    """Return, for each CPU precision, a function that encodes texts as the offline encoder's mean vectors."""
-    model = load("offline", for_search=True)
-    lengths = {"document_length": LENGTH, "query_length": LENGTH}
+def encoder_of(model: Any, precision: str = "no") -> Encode:
+    """Return a function that encodes texts as a model's mean vectors, documents and queries alike."""
     encoder: Any = model.encoder
-    encoder.settings = replace(encoder.settings, **lengths)
+    encoder.settings = replace(encoder.settings, document_length=LENGTH, query_length=LENGTH)
     encoder._layouts = {side: encoder._layout(side) for side in encoder._layouts}
 
-    def encode(texts: Sequence[str], precision: str) -> Tensor:
+    def encode(texts: Sequence[str]) -> Tensor:
         with autocast(CPU, precision):
             return model.encode_documents(texts).vectors[0, :, 0]
 
-    names = {"no": "ours, float32", "bf16": "ours, bf16", "int8": "ours, int8"}
-    return {name: lambda texts, precision=key: encode(texts, precision) for key, name in names.items()}
+    return encode
+
+
+def ours(precision: str) -> Callable[..., Encode]:
+    return lambda settings, texts, folder: encoder_of(load("offline", for_search=True), precision)
+
+
+def onnx(layout: str) -> Callable[..., Encode]:
+    """Return the maker of our encoder as ONNX Runtime computes it. layout: "onnx" or "onnx-int8"."""
+
+    def make(settings: Settings, texts: Sequence[str], folder: Path) -> Encode:
+        return encoder_of(load(exported(folder, layout), for_search=True))
+
+    return make
+
+
+def exported(folder: Path, layout: str = "onnx") -> Path:
+    """Export the encoder, unless the folder has it."""
+    place = folder / layout
+    return place if place.is_dir() else export(load("offline"), layout, place)
 
 
 def tokens(texts: Sequence[str]) -> dict[str, Tensor]:
@@ -204,71 +221,17 @@ def sentence_transformers(dtype: str) -> Callable[..., Encode]:
     return make
 
 
-def exported(texts: Sequence[str], folder: Path) -> Path:
-    """Export the encoder as an ONNX file, if the file does not exist."""
-    file = folder / "encoder.onnx"
-    if not file.is_file():
-        import onnx  # noqa: F401  which torch's export needs
-
-        class States(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.model = load_backbone(packaged("offline")).eval()
-
-            def forward(self, ids: Tensor, attention: Tensor, types: Tensor) -> Tensor:
-                return self.model(input_ids=ids, attention_mask=attention, token_type_ids=types)[0]
-
-        rows = tokens(texts[:2])
-        names = ["input_ids", "attention_mask", "token_type_ids"]
-        axes = {name: {0: "texts", 1: "tokens"} for name in (*names, "states")}
-        torch.onnx.export(
-            States(),
-            tuple(rows[name] for name in names),
-            str(file),
-            input_names=names,
-            output_names=["states"],
-            dynamic_axes=axes,
-            dynamo=False,
-        )
-    return file
-
-
-def onnx_runtime(bits: int) -> Callable[..., Encode]:
-    def make(settings: Settings, texts: Sequence[str], folder: Path) -> Encode:
-        import onnxruntime
-
-        file = exported(texts, folder)
-        if bits == 8:
-            from onnxruntime.quantization import QuantType, quantize_dynamic
-
-            whole = file
-            file = folder / "int8.onnx"
-            quantize_dynamic(whole, file, weight_type=QuantType.QInt8, per_channel=True)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = settings.threads
-        options.inter_op_num_threads = 1
-        session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-        names = [node.name for node in session.get_inputs()]
-
-        def run(rows: dict[str, Tensor]) -> Tensor:
-            return torch.from_numpy(session.run(None, {name: rows[name].numpy() for name in names})[0])
-
-        return in_batches(run)
-
-    return make
-
-
 def openvino(kind: str) -> Callable[..., Encode]:
     def make(settings: Settings, texts: Sequence[str], folder: Path) -> Encode:
         import openvino as ov
 
         core = ov.Core()
-        model = core.read_model(exported(texts, folder))
+        model = core.read_model(exported(folder) / "backbone" / MODEL)
         if kind == "int8":
             import nncf
 
             others = texts[settings.documents :]
-            rows = [{n: t.numpy() for n, t in tokens([text]).items()} for text in others]
+            rows = [{n: t.numpy() for n, t in tokens([text]).items() if n in INPUTS} for text in others]
             how = {"model_type": nncf.ModelType.TRANSFORMER, "subset_size": len(rows)}
             model = nncf.quantize(model, nncf.Dataset(rows), **how)
         options = {"INFERENCE_NUM_THREADS": settings.threads, "PERFORMANCE_HINT": "LATENCY"}
@@ -280,7 +243,7 @@ def openvino(kind: str) -> Callable[..., Encode]:
         request = core.compile_model(model, "CPU", options).create_infer_request()
 
         def run(rows: dict[str, Tensor]) -> Tensor:
-            found = request.infer({name: values.numpy() for name, values in rows.items()})
+            found = request.infer({name: rows[name].numpy() for name in INPUTS})
             return torch.from_numpy(np.array(next(iter(found.values()))))
 
         return in_batches(run)
@@ -288,12 +251,14 @@ def openvino(kind: str) -> Callable[..., Encode]:
     return make
 
 
-PEERS: dict[str, Callable[..., Encode]] = {
+SYSTEMS: dict[str, Callable[..., Encode]] = {
+    "ours, float32": ours("no"),
+    "ours, bf16": ours("bf16"),
+    "ours as ONNX, float32": onnx("onnx"),
+    "ours as ONNX, int8": onnx("onnx-int8"),
     "transformers, float32": transformers,
     "sentence-transformers, float32": sentence_transformers("float32"),
     "sentence-transformers, bf16": sentence_transformers("bfloat16"),
-    "ONNX Runtime, float32": onnx_runtime(32),
-    "ONNX Runtime, int8 dynamic": onnx_runtime(8),
     "OpenVINO, float32": openvino("f32"),
     "OpenVINO, bf16": openvino("bf16"),
     "OpenVINO, int8 static": openvino("int8"),
@@ -331,13 +296,10 @@ def products(settings: Settings) -> list[dict[str, Any]]:
     narrow = 384
     x = torch.randn(rows, narrow)
     weight = torch.randn(wide, narrow)
-    packed = int8.quantised(weight)
-    whole = torch.randint(1, 256, x.shape, dtype=torch.uint8)
     half = [t.bfloat16() for t in (x, weight)]
     ways: dict[str, Callable[[], Tensor]] = {
         "float32": lambda: x @ weight.t(),
         "bf16": lambda: half[0] @ half[1].t(),
-        "int8": lambda: int8.shifted_product(whole, packed),
     }
     seconds = medians(list(ways.values()), 4 * settings.rounds, time.process_time)
     work = 2e-9 * rows * wide * narrow
@@ -345,7 +307,7 @@ def products(settings: Settings) -> list[dict[str, Any]]:
 
 
 def quality(settings: Settings, collection: Collection, name: str, folder: Path, console: Terminal) -> Rows:
-    """Measure the nDCG@10 of each narrower precision minus that of float32 on a collection's test queries.
+    """Measure the nDCG@10 of bf16, and of 8 bits in ONNX Runtime, minus that of float32 on the test queries.
 
     Each precision's values are saved in the results folder, so that an interrupted run resumes.
     """
@@ -361,7 +323,7 @@ def quality(settings: Settings, collection: Collection, name: str, folder: Path,
         ]
         split = split.only(there)
     values = {}
-    for precision in ("no", "bf16", "int8"):
+    for precision in ("no", *NARROW):
         job = {"content": collection.fingerprint, "documents": len(corpus), "length": LENGTH}
         job |= {"processor": processor(), "native precision": native_precision(CPU)}
         file = folder / f"{folder_name(collection.name)}-{name}-{precision}.json"
@@ -369,13 +331,15 @@ def quality(settings: Settings, collection: Collection, name: str, folder: Path,
         if known.get("job") != job:
             console.print(f"{collection.name}, {name}, {precision}: {len(corpus):,} documents …")
             model = PARADIGMS[name]("offline", document_length=LENGTH)
-            index = Indexed.build(model, corpus, precision=precision)
+            if precision not in PRECISIONS:
+                model = load(export(model, precision, folder / f"{name}-{precision}"), for_search=True)
+            index = Indexed.build(model, corpus, precision=precision if precision in PRECISIONS else "no")
             measured = on_split(index.search(split.queries, 10), split, [MEASURE])
             known = {"job": job, "values": measured.weighted(MEASURE).tolist()}
             write_json(file, known)
         values[precision] = np.array(known["values"])
     rows = []
-    for precision in ("bf16", "int8"):
+    for precision in NARROW:
         [interval] = bootstrap_intervals((values[precision] - values["no"])[None])
         row: dict[str, Any] = {"collection": collection.name, "paradigm": name, "precision": precision}
         row |= {"documents": len(corpus), "queries": len(values["no"]), "float32": values["no"].mean()}

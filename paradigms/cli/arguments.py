@@ -26,7 +26,7 @@ from paradigms.io.terminal import interruptible, shown
 OFFLINE = "offline"  # all-MiniLM-L6-v2 as it was trained: one vector per text
 # Copied keys of `find.INDEXES`, `saved.SAVE_LAYOUTS` and `saving.FORMATS`, which are slow to import.
 INDEX_KINDS = ("exact", "faiss", "compressed", "inverted", "lemur")
-LAYOUT_NAMES = ("paradigms", "sentence-transformers", "bge-m3")
+LAYOUT_NAMES = ("paradigms", "sentence-transformers", "bge-m3", "onnx", "onnx-int8")
 FORMAT_NAMES = (
     *("xtr", "classifier", "bge-m3", "sentence-transformers", "stanford", "dpr", "coil", "splade", "plain"),
     "library",
@@ -80,7 +80,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--pickled": {"action": "store_true", "help": "read pickled weights too, but run no code in them"},
     "--precision": {
-        "choices": ["auto", "no", "bf16", "fp16", "int8"],
+        "choices": ["auto", "no", "bf16", "fp16"],
         "default": "auto",
         "help": "precision of encoding (default: bf16 if the CPU multiplies it natively, else no: float32)",
     },

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from paradigms.encoder.bert import Light
+from paradigms.encoder.exported import MODEL, ExportedBackbone
 from paradigms.encoder.tokenizing import LightTokenizer, spell_in_bytes
 from paradigms.io.checks import check_files, check_header, json_or_empty, naming
 from paradigms.io.files import sha256
@@ -291,8 +292,12 @@ def load_backbone(name: str | Path) -> Any:
     """Load a checkpoint's encoder in float32, without its pooler or any decoder.
 
     The pooler's weights would have no gradient, which DistributedDataParallel rejects. Raises the same errors
-    as `load_model`. Within `for_search`, a plain BERT is read without transformers.
+    as `load_model`. Within `for_search`, a plain BERT is read without transformers. A folder with model.onnx
+    is opened for inference (`exported`).
     """
+    if (Path(name) / MODEL).is_file():
+        check_files(Path(name))
+        return ExportedBackbone(Path(name))
     if _for_search.get() and Path(name).is_dir():
         _check_config(Path(name))
         with naming(name):

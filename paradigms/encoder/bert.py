@@ -9,23 +9,19 @@ a BERT from config.json and safetensors without transformers. Both compute the s
 BertModel in eval mode.
 """
 
-import math
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from paradigms.encoder import int8
-from paradigms.encoder.precision import native_precision, product_precision
+from paradigms.encoder.packed import activated_linear
+from paradigms.encoder.precision import product_precision
 from paradigms.encoder.weights import Watch
 from paradigms.io.checks import json_or_empty
 
@@ -50,9 +46,6 @@ DEFAULTS: dict[str, Any] = {
     "type_vocab_size": 2,
 }
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
-
-ROWS = 512  # tokens per block: the widest 8-bit states then stay near a core's cache
-FEW = 24**2  # pairs of tokens; up to this number, one compiled loop is faster than a product per head
 
 Linear = Callable[[Tensor], Tensor]
 Part = tuple[Tensor, Tensor]  # weight and bias
@@ -79,7 +72,7 @@ def _parts(weights: Mapping[str, Tensor], n: int) -> dict[str, Part]:
     for name in PARTS:
         leaves = (weights[f"encoder.layer.{n}.{name}.{leaf}"].detach() for leaf in ("weight", "bias"))
         part[name.removesuffix(".dense")] = tuple(leaves)  # type: ignore[assignment]
-    projections = (part[f"attention.self.{name}"] for name in ("query", "key", "value"))
+    projections = (part.pop(f"attention.self.{name}") for name in ("query", "key", "value"))
     weight, bias = (torch.cat(each) for each in zip(*projections, strict=True))
     return part | {"qkv": (weight, bias)}
 
@@ -111,14 +104,14 @@ class Forward:
         self.norm = weights["embeddings.LayerNorm.weight"], weights["embeddings.LayerNorm.bias"]
         self.layers = [self._layer(_parts(weights, n)) for n in range(config.num_hidden_layers)]
 
-    def _layer(self, part: Mapping[str, Part]) -> Any:
-        make = _packed if self.dtype == torch.bfloat16 else _dense
+    def _layer(self, part: Mapping[str, Part]) -> Layer:
+        cast = {name: (weight.to(self.dtype), bias.to(self.dtype)) for name, (weight, bias) in part.items()}
         return Layer(
-            make(*part["qkv"], False),
-            make(*part["attention.output"], False),
-            make(*part["intermediate"], True),
-            make(*part["output"], False),
-            [(w.to(self.dtype), b.to(self.dtype)) for w, b in _norms(part)],
+            activated_linear(*cast["qkv"]),
+            activated_linear(*cast["attention.output"]),
+            activated_linear(*cast["intermediate"], gelu=True),
+            activated_linear(*cast["output"]),
+            [cast["attention.output.LayerNorm"], cast["output.LayerNorm"]],
         )
 
     def __call__(
@@ -138,121 +131,15 @@ class Forward:
         # Without padding, attention needs no mask, and its kernel is faster without one.
         mask = None if attention.all() else attention[:, None, None, :].bool()
         for layer in self.layers:
-            q, k, v = self._heads(layer.qkv(x), attention.shape)
+            q, k, v = layer.qkv(x).view(*attention.shape, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
             a = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
             a = a.transpose(1, 2).reshape(len(x), -1)
             x = self._normalised(layer.out(a).add_(x), layer.norms[0])
             x = self._normalised(layer.down(layer.up(x)).add_(x), layer.norms[1])
         return x
 
-    def _heads(self, qkv: Float[Tensor, "n v"], shape: tuple[int, ...]) -> Float[Tensor, "3 x m l h"]:
-        return qkv.view(*shape, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-
     def _normalised(self, x: Tensor, norm: Part) -> Tensor:
         return nn.functional.layer_norm(x, x.shape[-1:], *norm, self.eps)
-
-
-class Layer8(NamedTuple):
-    """The 8-bit weights of one layer with their biases, and the weights and biases of its norms."""
-
-    qkv: tuple[int8.Quantised, Any]
-    out: tuple[int8.Quantised, Any]
-    up: tuple[int8.Quantised, Any]
-    down: tuple[int8.Quantised, Any]
-    norms: list[tuple[Any, Any]]
-
-
-class Forward8(Forward):
-    """The forward pass with 8-bit products (`int8`), and attention in bfloat16 if that is native.
-
-    The compiled `loops` compute everything between the products, in one thread.
-    """
-
-    def __init__(self, weights: Mapping[str, Tensor], config: Any) -> None:
-        super().__init__(weights, config, "no")
-        from paradigms.encoder import loops  # imports numba, which other precisions do not need
-
-        self.loops = loops
-
-    def _layer(self, part: Mapping[str, Part]) -> Layer8:
-        def packed(name: str) -> tuple[int8.Quantised, Any]:
-            weight, bias = part[name]
-            return int8.quantised(weight), bias.numpy()
-
-        linear = packed("qkv"), packed("attention.output"), packed("intermediate"), packed("output")
-        return Layer8(*linear, [(w.numpy(), b.numpy()) for w, b in _norms(part)])
-
-    def _layers(self, x: Float[Tensor, "n w"], attention: Int[Tensor, "x l"]) -> Float[Tensor, "n w"]:
-        loops = self.loops
-        states = x.numpy()
-        eps = np.float32(self.eps)
-        keep = attention.float().numpy()
-        all_rows = torch.empty(x.shape, dtype=torch.uint8)
-        all_scales = np.empty(len(x), np.float32)
-        wide = torch.empty((min(ROWS, len(x)), self.layers[0].up[1].shape[0]), dtype=torch.uint8)
-        wide_scales = np.empty(len(wide), np.float32)
-        loops.quantise(states, all_rows.numpy(), all_scales)
-        for qkv, out, up, down, norms in self.layers:
-            projected = int8.shifted_product(all_rows, qkv[0])
-            loops.finish(projected.numpy(), all_scales, qkv[1])
-            a = self._attended(projected, keep)
-            for first in range(0, len(x), ROWS):
-                block = slice(first, first + ROWS)
-                rows = all_rows[block]
-                scales = all_scales[block]
-                state = states[block]
-                inner = wide[: len(rows)]
-                loops.quantise(a[block].numpy(), rows.numpy(), scales)
-                product = int8.shifted_product(rows, out[0]).numpy()
-                loops.normalise(product, scales, out[1], state, *norms[0], eps, rows.numpy(), scales)
-                product = int8.shifted_product(rows, up[0]).numpy()
-                loops.activate(product, scales, up[1], inner.numpy(), wide_scales)
-                product = int8.shifted_product(inner, down[0]).numpy()
-                loops.normalise(product, wide_scales, down[1], state, *norms[1], eps, rows.numpy(), scales)
-        return x
-
-    def _attended(self, qkv: Float[Tensor, "n v"], keep: Any) -> Float[Tensor, "n w"]:
-        """Compute softmax(q kᵀ/√h) v for all heads. keep: float32 [x, l], 1 for tokens and 0 for padding."""
-        heads = self._heads(qkv, keep.shape)
-        count, _, length, width = heads.shape[1:]
-        if count * length**2 <= FEW:
-            out = torch.empty(count, length, self.heads, width)
-            parts = qkv.view(count, length, 3, self.heads, width)
-            self.loops.attend(parts.numpy(), keep, np.float32(width**-0.5), out.numpy())
-            return out.view(len(qkv), -1)
-        if native_precision(qkv.device) != "bf16":
-            mask = torch.from_numpy(keep).bool()[:, None, None]
-            attended = nn.functional.scaled_dot_product_attention(heads[0], heads[1], heads[2], mask)
-            return attended.transpose(1, 2).reshape(len(qkv), -1)
-        q, k, v = (part.reshape(-1, length, width).bfloat16() for part in heads)
-        S = torch.bmm(q, k.transpose(1, 2))
-        each = keep.repeat(self.heads, 0)
-        self.loops.softmax(S.view(torch.uint16).numpy(), each, np.float32(math.log2(math.e) / width**0.5))
-        attended = torch.bmm(S, v).view(count, self.heads, length, width)
-        return attended.transpose(1, 2).reshape(len(qkv), -1).float()
-
-
-def _norms(part: Mapping[str, Part]) -> list[Part]:
-    return [part[name] for name in ("attention.output.LayerNorm", "output.LayerNorm")]
-
-
-def _dense(weight: Tensor, bias: Tensor, activated: bool) -> Linear:
-    def apply(x: Tensor) -> Tensor:
-        outputs = nn.functional.linear(x, weight, bias)
-        return nn.functional.gelu(outputs) if activated else outputs
-
-    return apply
-
-
-def _packed(weight: Tensor, bias: Tensor, activated: bool) -> Linear:
-    """Make a bfloat16 linear layer; on CPUs, oneDNN reorders the weight once and fuses the activation."""
-    weight = weight.bfloat16()
-    bias = bias.bfloat16()
-    if weight.device.type != "cpu" or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return _dense(weight, bias, activated)
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
-    ends: tuple[str, list[Any], str] = ("gelu", [], "none") if activated else ("none", [], "")
-    return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, *ends)
 
 
 def last_hidden(backbone: nn.Module, inputs: Mapping[str, Tensor]) -> Float[Tensor, "x l w"]:
@@ -261,8 +148,7 @@ def last_hidden(backbone: nn.Module, inputs: Mapping[str, Tensor]) -> Float[Tens
     computed = None if precision == "fp16" else fast_forward(backbone, precision)
     if computed is not None:
         return computed(**inputs)
-    with int8.W8A8() if precision == "int8" else nullcontext():
-        return backbone(**inputs)[0]
+    return backbone(**inputs)[0]
 
 
 class Passes:
@@ -291,9 +177,7 @@ class Passes:
         dtypes = {weight.dtype for weight in self.weights.tensors}
         usual = named.keys() == set(weight_names(backbone.config.num_hidden_layers))
         usual = usual and (dtypes == {torch.float32} or dtypes == {torch.float64})
-        eight = precision == "int8" and dtypes == {torch.float32}
-        make = Forward8 if eight else partial(Forward, precision=precision)
-        self.by_precision[precision] = make(named, backbone.config) if usual else None
+        self.by_precision[precision] = Forward(named, backbone.config, precision) if usual else None
 
 
 _passes: WeakKeyDictionary[nn.Module, Passes] = WeakKeyDictionary()

@@ -1,10 +1,11 @@
-"""x Wᵀ + b with weights W that oneDNN reorders once, for decoders that compute few rows x at a time.
+"""x Wᵀ + b with weights W that oneDNN reorders once, for encoders and for decoders with few rows x at a time.
 
 With 10 rows and one thread of an AMD EPYC (Zen 4, AVX-512), the product of 32,128 output vectors takes less
 than half the time of `torch.nn.functional.linear`, and a decoder's other products take two thirds of it.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeGuard
 
 import torch
@@ -44,6 +45,21 @@ def linears(*layers: nn.Module) -> Callable[[Float[Tensor, "*x w"]], Sequence[Fl
     joined = _packed(*(layer.weight for layer in plain))
     sizes = [len(layer.weight) for layer in plain]
     return lambda x: _multiplied(x, joined, None).split_with_sizes(sizes, -1)
+
+
+def activated_linear(weight: Tensor, bias: Tensor, *, gelu: bool = False) -> Callable[[Tensor], Tensor]:
+    """Return the function x ↦ x Wᵀ + b, or gelu(x Wᵀ + b), for inference with these weights.
+
+    On CPUs, oneDNN reorders float32 and bfloat16 weights once and fuses the activation.
+    """
+    half = weight.dtype == torch.bfloat16
+    fused = torch.ops.mkldnn._is_mkldnn_bf16_supported() if half else weight.dtype == torch.float32
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available() or not fused:
+        plain = partial(nn.functional.linear, weight=weight, bias=bias)
+        return (lambda x: nn.functional.gelu(plain(x))) if gelu else plain
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+    activation: tuple[str, list[Any], str] = ("gelu", [], "none") if gelu else ("none", [], "")
+    return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, *activation)
 
 
 def _plain(layer: nn.Module) -> TypeGuard[nn.Linear]:

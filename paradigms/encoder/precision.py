@@ -4,7 +4,6 @@
 |---|---|---|
 | no | the weights' own type, float32 | the weights' own type |
 | bf16, fp16 | 16 bits, sums in float32 | as in torch's autocast; plain BERT on a CPU: bf16 throughout |
-| int8 | `int8`: 8 bits, sums in int32 | float32; plain BERT: attention's products in bf16 |
 
 "auto" is the precision of the surrounding `autocast`. Outside `autocast`, "auto" is the precision set by
 `choose_precision`. Without either, "auto" is bf16 if the device multiplies bf16 natively, and otherwise no.
@@ -26,7 +25,6 @@ PRECISIONS: dict[str, torch.dtype | None] = {
     "no": None,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
-    "int8": None,
 }
 AUTO = "auto"
 VARIABLE = "ACCELERATE_MIXED_PRECISION"  # accelerate reads it, too
@@ -65,7 +63,7 @@ def choose_precision(precision: str) -> None:
 def resolved(device: torch.device, precision: str) -> str:
     """Replace "auto" with the precision of the context, the process or, if neither is set, the device.
 
-    Raises ValueError if the name is unknown, for fp16 on a CPU, and for int8 on any other device.
+    Raises ValueError if the name is unknown, and for fp16 on a CPU.
     """
     if precision == AUTO:
         around = product_precision(device) if torch.is_autocast_enabled(device.type) else _chosen.get()
@@ -75,8 +73,6 @@ def resolved(device: torch.device, precision: str) -> str:
         raise ValueError(f"precision must be one of {', '.join([AUTO, *PRECISIONS])}, got {precision!r}")
     if precision == "fp16" and device.type == "cpu":
         raise ValueError("precision fp16 needs a GPU; a CPU has bf16")
-    if precision == "int8" and device.type != "cpu":
-        raise ValueError("precision int8 needs a CPU; a GPU has bf16")
     return precision
 
 
@@ -97,7 +93,7 @@ def product_precision(device: torch.device) -> str:
     if torch.is_autocast_enabled(device.type):
         kind = torch.get_autocast_dtype(device.type)
         return next((name for name, dtype in PRECISIONS.items() if dtype == kind), "no")
-    return "int8" if _chosen.get() == "int8" else "no"
+    return "no"
 
 
 def scores_of(layer: nn.Linear, x: Tensor) -> Tensor:

@@ -1,18 +1,15 @@
 """BERT's own forward pass beside transformers', and models that open without transformers."""
 
-import math
 import subprocess
 import sys
 from copy import deepcopy
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 
 from paradigms import PARADIGMS, load
-from paradigms.encoder import int8, loops
 from paradigms.encoder.backbone import load_backbone, load_tokenizer, packaged
 from paradigms.encoder.bert import Light, fast_forward, last_hidden
 from paradigms.encoder.precision import autocast
@@ -60,76 +57,14 @@ def test_the_pass_is_that_of_transformers(types):
     assert_same(forward(**inputs(types)), model(**inputs(types))[0])
 
 
+@pytest.mark.parametrize(("precision", "dtype"), [("no", torch.float32), ("bf16", torch.bfloat16)])
 @torch.no_grad()
-def test_a_pass_in_bfloat16_is_within_its_rounding():
+def test_a_pass_is_within_its_rounding(precision, dtype):
     model = random_bert()
-    with autocast(CPU, "bf16"):
+    with autocast(CPU, precision):
         found = last_hidden(model, inputs())
-    assert found.dtype == torch.bfloat16
-    assert_within_rounding(found, model(**inputs())[0], torch.bfloat16, 16)  # norms cancel older errors
-
-
-@pytest.mark.parametrize("scale", [1e-3, 1, 30])
-def test_compiled_loops_are_their_definitions(scale):
-    """Each loop equals torch, up to its polynomials and to the rounding of ties."""
-    torch.manual_seed(0)
-    found, x = torch.randn(5, 70) * scale, torch.randn(5, 70)
-    found[1] = 0
-    scales, bias, weight = torch.rand(5) + 0.5, torch.randn(70), torch.randn(70)
-    sums = (found.double() * scales[:, None] + bias).float()
-
-    def rounded(wanted, run, rows):
-        new = np.zeros(5, np.float32)
-        out = np.zeros((5, 70), np.uint8)
-        run(out, new)
-        largest = wanted.abs().amax(1) / int8.LARGEST
-        assert_within_rounding(torch.from_numpy(new), largest, torch.float32, rows)
-        steps = torch.from_numpy(out).float() - int8.ZERO - wanted / largest.clamp_min(int8.LEAST)[:, None]
-        assert steps.abs().max() <= 0.51
-
-    numbers = [t.numpy() for t in (scales, bias)]
-    rounded(found, lambda *out: loops.quantise(found.numpy(), *out), 4)
-    wanted = torch.nn.functional.gelu(sums)
-    rounded(wanted, lambda *out: loops.activate(found.numpy().copy(), *numbers, *out), 1000)
-    wanted = torch.nn.functional.layer_norm(x + sums, (70,), weight, bias, 1e-12)
-    state, norm = x.numpy().copy(), (weight.numpy(), numbers[1], np.float32(1e-12))
-    rounded(wanted, lambda *out: loops.normalise(found.numpy(), *numbers, state, *norm, *out), 1000)
-    assert_within_rounding(torch.from_numpy(state), wanted, torch.float32, 1000)
-    loops.finish(found.numpy(), *numbers)
-    assert_within_rounding(found, sums, torch.float32, 4)
-
-
-def test_the_compiled_attention_is_torchs():
-    torch.manual_seed(0)
-    qkv, keep, out = torch.randn(3, 7, 3, 2, 5), torch.ones(3, 7), torch.zeros(3, 7, 2, 5)
-    keep[1, 4:], keep[2, ::2] = 0, 0
-    qkv[2, ::2, 1] *= 100  # keys that are left out may be the largest
-    q, k, v = qkv.double().permute(2, 0, 3, 1, 4)
-    wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, keep[:, None, None].bool())
-    loops.attend(qkv.numpy(), keep.numpy(), np.float32(5**-0.5), out.numpy())
-    assert_within_rounding(out, wanted.transpose(1, 2), torch.float32, 100)
-
-
-def test_the_compiled_softmax_is_torchs():
-    S, keep = torch.randn(3, 4, 37).mul(8).bfloat16(), torch.ones(3, 37)
-    keep[1, 5:], keep[2, ::2] = 0, 0
-    S[2, :, ::2] = 900.0  # keys that are left out may be the largest
-    wanted = (S.float() / 3).masked_fill(keep[:, None] == 0, -torch.inf).softmax(-1)
-    loops.softmax(S.view(torch.uint16).numpy(), keep.numpy(), np.float32(math.log2(math.e) / 3))
-    assert_within_rounding(S.float(), wanted, torch.bfloat16, 1)
-    assert bool((S[wanted == 0] == 0).all())
-
-
-@torch.no_grad()
-def test_a_text_in_8_bits_does_not_depend_on_the_others():
-    model, batch = random_bert(), {name: rows.repeat(2, 1) for name, rows in inputs().items()}
-    with autocast(CPU, "int8"):  # a large batch takes a product per head, a text alone one loop
-        whole = last_hidden(model, batch)
-        alone = last_hidden(model, {name: rows[1:2, :4] for name, rows in batch.items()})
-    wanted = model(**batch)[0]
-    assert_within_rounding(alone[0], whole[1, :4], torch.bfloat16, 16)
-    kept = batch["attention_mask"].bool()
-    assert 0 < float((whole - wanted)[kept].norm() / wanted[kept].norm()) < 0.05
+    assert found.dtype == dtype
+    assert_within_rounding(found, model.double()(**inputs())[0], dtype, 64)  # norms cancel older errors
 
 
 @torch.no_grad()
@@ -149,7 +84,7 @@ def test_changed_weights_change_the_pass():
         before = found
 
 
-@pytest.mark.parametrize("precision", ["no", "bf16", "int8"])
+@pytest.mark.parametrize("precision", ["no", "bf16"])
 @pytest.mark.parametrize("part", ["value.weight", "query.bias", "output.dense.weight", "LayerNorm.weight"])
 @torch.no_grad()
 def test_copies_of_weights_are_those_of_now(precision, part):

@@ -72,8 +72,8 @@ def test_what_it_has_no_module_for_is_refused(tiny_bert, tmp_path, name, setting
 def test_models_of_no_single_texts_are_refused(tiny_bert, tmp_path):
     with pytest.raises(ValueError, match="cross_attention is not an encoder of single texts"):
         paradigms.RERANKERS["cross_attention"](tiny_bert, **LENGTHS).save_pretrained(tmp_path / "out", LAYOUT)
-    with pytest.raises(ValueError, match="unknown layout 'onnx'; there are paradigms, sentence-transformers"):
-        paradigms.PARADIGMS["dpr"](tiny_bert, **LENGTHS).save_pretrained(tmp_path / "out", "onnx")
+    with pytest.raises(ValueError, match="unknown layout 'gguf'; there are paradigms, sentence-transformers"):
+        paradigms.PARADIGMS["dpr"](tiny_bert, **LENGTHS).save_pretrained(tmp_path / "out", "gguf")
 
 
 def test_xtr_goes_out_as_colbert_when_asked(tiny_bert, tmp_path):
