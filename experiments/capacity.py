@@ -3,7 +3,7 @@
 DE-BERT-k, ME-BERT(-k) and cross-attention are trained for each passage length and seed. These systems, the
 untrained encoder (BERT-INIT), BM25, and hybrids with BM25 rerank 200 candidates and search all passages, for
 the same queries. The report compares the systems with the theory's prediction for a random projection of
-BM25's vectors to the same number of dimensions. Systems and seeds may be added to a results folder.
+BM25's vectors to the same number of dimensions. Systems, lengths and seeds may be added to a results folder.
 
     python experiments/capacity.py --collection path/to/squad_v1_dev --task answers
 """
@@ -45,6 +45,9 @@ class Settings(Results, OneCollection, Training, HardNegatives, Backbone, Seeds)
     the folder then also needs answers.jsonl"""
     lengths: list[int] = field(default_factory=lambda: [50, 100, 200, 400])
     """maximum tokens per passage, counted by the backbone's tokenizer: multiples of the smallest"""
+    longest: int = 0
+    """tokens of the passages in which passages of all lengths are nested, for the task containing; lengths up
+    to it may be added to a results folder; 0: the greatest of `lengths`"""
     systems: list[str] = field(
         default_factory=lambda: [
             *("DE-BERT-32", "DE-BERT-64", "DE-BERT-128", "DE-BERT-512", "DE-BERT"),
@@ -91,6 +94,7 @@ class Settings(Results, OneCollection, Training, HardNegatives, Backbone, Seeds)
         if self.task == "answers" and max(self.lengths) > self.tokens:
             raise SystemExit(f"lengths={self.lengths} must lie between 1 and tokens={self.tokens}")
         self.lengths = sorted(self.lengths)
+        self.longest = self.longest or self.lengths[-1]
         self.output = self.output or f"results/capacity-{self.task}-{folder_name(self.collection)}"
 
 
@@ -134,8 +138,8 @@ TITLES = {"containing": "the passage that contains the query", "answers": "quest
 def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
     collection = open_collection(settings.collection, settings.documents or None, console)
-    bound = {"fingerprint": collection.fingerprint, "pooling": POOLING}
-    bind(settings, accelerator, ("systems", "seeds", "keep_models"), **bound)
+    bound = {"fingerprint": collection.fingerprint, "pooling": POOLING, "shortest": settings.lengths[0]}
+    bind(settings, accelerator, ("systems", "seeds", "lengths", "keep_models"), **bound)
     with refusing():
         tasks = open_tasks(settings, collection)
     jobs = [
@@ -180,6 +184,7 @@ def open_tasks(settings: Settings, collection: Collection) -> list[PassageTask]:
         passages = question_passages(collection, answers, counts, settings.lengths, tokenizer)
     else:
         sizes: dict[str, Any] = {"passages": settings.passages or None, "distractors": settings.distractors}
+        sizes["longest"] = settings.longest
         source = articles(under_titles(collection.corpus))
         passages = containing_passages(source, counts, lengths=settings.lengths, tokenizer=tokenizer, **sizes)
     pieces = backbone if settings.terms == "pieces" else None

@@ -122,6 +122,8 @@ def test_a_distractor_is_a_passage_with_one_or_two_words_of_the_query_replaced(
 
 def test_the_same_seed_gives_the_same_bytes_in_any_process(tasks: dict[int, Collection]) -> None:
     assert {length: task.fingerprint for length, task in tasks.items()} == FINGERPRINTS
+    alone = made(source(), lengths=LENGTHS[:1], longest=LENGTHS[-1])
+    assert alone[LENGTHS[0]].fingerprint == FINGERPRINTS[LENGTHS[0]], "other lengths change no collection"
     other = made(source(), seed=1)
     assert all(other[length].fingerprint != FINGERPRINTS[length] for length in LENGTHS)
     assert other[50].split("test").queries.keys() != tasks[50].split("test").queries.keys()

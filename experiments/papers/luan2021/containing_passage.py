@@ -94,6 +94,7 @@ def containing_passages(
     queries: Mapping[str, int],
     *,
     lengths: Sequence[int] = LENGTHS,
+    longest: int | None = None,
     passages: int | None = None,
     distractors: int = 2,
     tokenizer: Any = None,
@@ -106,18 +107,23 @@ def containing_passages(
     distractors: additional passages per query, which alternately differ from it in one and in two words.
     tokenizer: a fast Hugging Face tokenizer whose tokens count towards `lengths`; by default, words do.
     lengths: multiples of the smallest length. Smallest passages with fewer than 25 tokens are left out.
+    longest: passages of all lengths lie within passages of this length, so collections of one length are the
+    same, whatever the other lengths are; by default, the greatest of `lengths`.
 
     Raises ValueError if the corpus is too small for these numbers, or if no passage fits the settings.
     """
     lengths = sorted(set(lengths))
     if not queries or min(queries.values()) < 1:
         raise ValueError(f"queries={dict(queries)}: every split needs at least 1")
-    if not lengths or lengths[0] < MOST or any(length % lengths[0] for length in lengths):
-        allowed = f"the smallest must hold {MOST} tokens, and the others be its multiples"
-        raise ValueError(f"lengths={lengths}: {allowed}")
+    nested = [*lengths, *([] if longest is None else [longest])]
+    if not lengths or lengths[0] < MOST or any(n % lengths[0] for n in nested) or max(nested) != nested[-1]:
+        allowed = (
+            f"the smallest must hold {MOST} tokens, the others be its multiples, and longest the greatest"
+        )
+        raise ValueError(f"lengths={lengths}, longest={longest}: {allowed}")
     if distractors < 0:
         raise ValueError(f"distractors must be at least 0, not {distractors}")
-    source = Source(corpus, lengths[0], lengths[-1] // lengths[0], distractors > 0, tokenizer, seed)
+    source = Source(corpus, lengths[0], nested[-1] // lengths[0], distractors > 0, tokenizer, seed)
     rest = iter(_draw_queries(source, sum(queries.values())))
     splits = {split: list(islice(rest, count)) for split, count in queries.items()}
     return {length: _collection(source, length, splits, passages, distractors) for length in lengths}
