@@ -81,10 +81,11 @@ api: .venv/.test
 site: api
 	$(BIN)/python experiments/build_site.py $(ARGS)
 
-# The findings, tables and figures of the pages as a PDF: build/paper.pdf.
+# The findings, tables and figures of the pages as PDFs: build/paper.pdf, build/imputation.pdf.
 paper: .venv/.test
 	$(INSTALL) -e '.[docs]'
 	$(BIN)/python experiments/build_paper.py $(ARGS)
+	$(BIN)/python experiments/build_paper.py --text imputation
 
 # The wheel, dist/*.whl, installed into a fresh environment, where the command `paradigms` answers.
 wheel: .venv/.run

@@ -1,12 +1,13 @@
-"""Typeset the findings, tables and figures of the current pages as one PDF, a reproducibility paper.
+"""Typeset findings, tables and figures of the current pages as a PDF.
 
-`make paper` writes build/paper.pdf. The text is experiments/site/paper.typ. Tables are read from the pages by
-heading and number, findings from README, and figures from the results beside the pages. The build stops if a
-table or figure is missing.
+`make paper` writes build/paper.pdf, a reproducibility paper, and build/imputation.pdf. The texts are
+experiments/site/NAME.typ. Tables are read from the pages by heading and number, findings from README, and
+figures from the results beside the pages. The build stops if a table or figure is missing.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from studies.settings import launch
 
@@ -15,10 +16,15 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass
 class Settings:
-    """Settings for the output file."""
+    """Settings for the text and the output file."""
 
-    output: str = str(ROOT / "build" / "paper.pdf")
-    """the PDF file, which is overwritten"""
+    text: Literal["paper", "imputation"] = "paper"
+    """the text, experiments/site/TEXT.typ"""
+    output: str = ""
+    """the PDF file, which is overwritten; empty: build/TEXT.pdf"""
+
+    def __post_init__(self) -> None:
+        self.output = self.output or str(ROOT / "build" / f"{self.text}.pdf")
 
 
 launch(__name__, Settings, __doc__)  # before the slow imports
@@ -31,7 +37,7 @@ from tempfile import TemporaryDirectory
 from paradigms.io.files import replace_file, write_json
 
 Table = list[list[str]]
-TEXT = ROOT / "experiments" / "site" / "paper.typ"
+SITE = ROOT / "experiments" / "site"
 FIGURE = re.compile(r'image\("([^"]+)"')
 
 
@@ -40,30 +46,31 @@ def main(settings: Settings) -> None:
         raise SystemExit("the paper needs typst: make paper installs it")
     import typst
 
+    text = SITE / f"{settings.text}.typ"
+    source = text.read_text(encoding="utf-8")
     with TemporaryDirectory() as folder:
         content = Path(folder)
-        pages = {name: (ROOT / name).read_text(encoding="utf-8") for name in quoted()}
-        write_json(content / "tables.json", {name: tables(text) for name, text in pages.items()})
+        pages = {name: (ROOT / name).read_text(encoding="utf-8") for name in quoted(source)}
+        write_json(content / "tables.json", {name: tables(page) for name, page in pages.items()})
         write_json(content / "findings.json", findings(pages["README.md"]))
-        source = TEXT.read_text(encoding="utf-8")
         for figure in FIGURE.findall(source):
             (content / figure).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / figure, content / figure)
-        (content / "paper.typ").write_text(source, encoding="utf-8")
+        for file in (text, SITE / "pages.typ"):
+            shutil.copyfile(file, content / file.name)
         output = Path(settings.output)
         output.parent.mkdir(parents=True, exist_ok=True)
         partial = output.with_name(f".{output.name}.partial")
         try:
-            typst.compile(content / "paper.typ", output=partial, root=folder)
+            typst.compile(content / text.name, output=partial, root=folder)
         except typst.TypstError as error:
-            raise SystemExit(f"{TEXT.name}: {error}") from error
+            raise SystemExit(f"{text.name}: {error}") from error
         replace_file(partial, output)
     print(f"Paper: {settings.output}")
 
 
-def quoted() -> list[str]:
-    """Return the pages whose tables the paper quotes."""
-    text = TEXT.read_text(encoding="utf-8")
+def quoted(text: str) -> list[str]:
+    """Return the pages whose tables a text quotes."""
     papers = (f"experiments/papers/{name}/README.md" for name in re.findall(r'#verdicts\("(\w+)"\)', text))
     return sorted({"README.md", *re.findall(r'page: "([^"]+)"', text), *papers})
 

@@ -36,10 +36,11 @@ text
 
 
 @needs.typst
-def test_the_paper_is_set(tmp_path, monkeypatch):
-    run("build_paper", output=tmp_path / "out" / "paper.pdf")
+@pytest.mark.parametrize("text", ["paper", "imputation"])
+def test_a_paper_is_set(tmp_path, monkeypatch, text):
+    run("build_paper", text=text, output=tmp_path / "out" / "paper.pdf")
     assert (tmp_path / "out" / "paper.pdf").read_bytes().startswith(b"%PDF")
     monkeypatch.setattr(build_paper, "tables", lambda page: {"Findings": [[]]})
-    with pytest.raises(SystemExit, match=r"paper.typ: dictionary does not contain key"):
-        run("build_paper", output=tmp_path / "other.pdf")
+    with pytest.raises(SystemExit, match=rf"{text}.typ: dictionary does not contain key"):
+        run("build_paper", text=text, output=tmp_path / "other.pdf")
     assert not (tmp_path / "other.pdf").exists()

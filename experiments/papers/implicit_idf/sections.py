@@ -72,26 +72,29 @@ def sections_of(cells: Cells, counts: Sequence[int]) -> dict[str, Section]:
     }
 
 
-def gains(study: Study, name: str, counts: Sequence[int]) -> list[Values | None]:
-    """Return imputed − MaxSim for each k'; None if the encoder was not measured without training."""
+def gains(study: Study, name: str, counts: Sequence[int]) -> list[Values]:
+    """Return imputed − MaxSim for each k'."""
     sides = study.values[NDCG]
-    plain = sides.get(f"{name}, MaxSim")
-    return [None if plain is None else sides[f"{name}, k' = {k}"] - plain for k in counts]
+    return [sides[f"{name}, k' = {k}"] - sides[f"{name}, MaxSim"] for k in counts]
 
 
 def corpus_section(cells: Cells, counts: Sequence[int]) -> Section:
-    """Draw the gain of imputation by k' on dev queries, for all documents and for a sixteenth of them."""
-    panels = {}
-    for (encoder, collection), losses in cells.items():
-        result = losses.get("untrained", [{"documents": 0}])[0]
-        if result["documents"] > LARGE:
-            panels[f"{NDCG}, {encoder} on {collection}"] = {
-                corpus: [np.array([values[f"k' = {k}"]]) - np.array([values["MaxSim"]]) for k in counts]
-                for corpus, values in result["dev"].items()
-            }
-    if not panels:
+    """Draw the gain of imputation for T5 by k' on dev queries, in a sixteenth of the documents and in all."""
+    measured = {
+        collection: losses["untrained"][0]["dev"]
+        for (name, collection), losses in cells.items()
+        if name == "T5"
+    }
+    if not measured:
         return Section("Imputation by the size of the corpus")
-    text = "The change of nDCG@10 of MaxSim by imputation, untrained; dev queries."
+    panels = {
+        f"{NDCG}, {part} of the documents": {
+            collection: [np.array([dev[part][f"k' = {k}"]]) - np.array([dev[part]["MaxSim"]]) for k in counts]
+            for collection, dev in measured.items()
+        }
+        for part in ("a sixteenth", "all")
+    }
+    text = "The change of nDCG@10 of MaxSim by imputation, T5 without training; dev queries."
     return Curves("k'", counts, panels).section("Imputation by the size of the corpus", text)
 
 
