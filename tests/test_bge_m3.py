@@ -20,8 +20,7 @@ from paradigms.scoring.in_batch import in_batch_rel
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
 from paradigms.train.losses import LossSettings
-from tests import needs
-from tests.near import SCORES, assert_same, assert_within_rounding
+from tests.near import assert_same, assert_within_rounding
 from tests.tiny import TERMS, WIDTH, _save, _size, words_of, write_checkpoint
 
 QUERIES = ["where is the quick fox, the fox", "[PAD] [MASK] the sea, the sea", ""]
@@ -96,13 +95,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def model(folder: Path) -> Paradigm:
     return opened(folder)
-
-
-def test_weights_may_have_16_bits(model: Paradigm):
-    """The terms' weights are computed in float32, whatever the type of the layers before."""
-    low = copy.deepcopy(model).bfloat16()
-    found, wanted = (m.score(m.encode_documents(DOCUMENTS), m.encode_queries(QUERIES)) for m in (low, model))
-    assert_within_rounding(found, wanted, torch.bfloat16, 2 * 8, scale=2)
 
 
 def opened(folder: Path) -> Paradigm:
@@ -248,17 +240,3 @@ def test_sentence_transformers_opens_its_dense_vector(model, tmp_path):
     found = torch.from_numpy(theirs.encode(DOCUMENTS[:1]))
     dense = part_of(sides(model)[0], "dense").vectors[0, 0]
     assert_within_rounding(found, dense, torch.float32, TERMS)
-
-
-@needs.offline_encoder
-def test_untrained_it_knows_what_its_backbone_knows():
-    """Heads start as a rotation and weights of 1: shared terms are counted, cosines are the backbone's."""
-    model = PARADIGMS["bge_m3"]("offline", query_length=32, document_length=32)
-    assert model.encoder.settings.pooling == "mean"
-    D = model.encode_documents(["the cat sat on the mat", "a bank of a river"])
-    Q = model.encode_queries(["the cat on a mat"])
-    assert model.score(D, Q)[0].argmax() == 0
-    terms = rel(
-        part_of(D, "sparse"), part_of(Q, "sparse"), PARTS["sparse"].align, PARTS["sparse"].normalise_function
-    )
-    assert_within_rounding(terms / 0.3, torch.tensor([[4.0, 1.0]]), **SCORES)  # the, cat, on, mat; a

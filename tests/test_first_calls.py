@@ -161,12 +161,6 @@ def test_one_text_and_a_mapping_are_no_list(models):
 
 
 @pytest.mark.parametrize("name", ENCODED)
-def test_texts_are_encoded_before_they_are_scored(models, name):
-    for call in (models[name].score, models[name].interact):
-        refused(lambda call=call: call(LIST, LIST), r"documents must be Tokens, as from encode_documents")
-
-
-@pytest.mark.parametrize("name", ENCODED)
 @pytest.mark.parametrize("count", [1, 3])
 def test_swapped_sides_are_refused(models, name, count):
     """Also one query and one document, whose axes are equal: what was encoded knows its side."""

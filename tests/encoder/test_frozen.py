@@ -244,15 +244,6 @@ def test_a_study_deletes_its_states(tmp_path, fails):
     assert not folder.exists()
 
 
-def test_a_folder_of_states_that_a_study_did_not_write_stays(tmp_path):
-    (tmp_path / "states").mkdir()
-    (tmp_path / "states" / "ohio.csv").write_text("mine")
-    warned = pytest.warns(RuntimeWarning, match=r"states is not removed: .*holds ohio\.csv")
-    with warned, deleted_after(tmp_path / "states", Accelerator(cpu=True)):
-        pass
-    assert (tmp_path / "states" / "ohio.csv").read_text() == "mine"
-
-
 @pytest.mark.parametrize(
     "harm",
     [

@@ -66,30 +66,6 @@ def test_alignments_of_colbert_are_computed_in_float32_where_training_is_in_bflo
     assert found
 
 
-def test_what_is_there_is_not_done_again_and_other_settings_are_refused(
-    finished: Path, words: Path, seq2seq: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def never(*_: object, **__: object) -> None:
-        raise AssertionError("trained or measured again")
-
-    def again(**changes: object) -> None:
-        run("alignment_directions", **pair_flags(words, seq2seq["t5"], finished, **changes))
-
-    for name in ("fit", "fit_pairs"):
-        monkeypatch.setattr(trained_pairs, name, never)
-    monkeypatch.setattr(study, "measure", never)
-    (finished / "models/states").mkdir()  # what frozen encoders give, which is kept for the training alone
-    again()
-    assert not (finished / "models/states").exists()
-    assert "content of backbone" in json.loads((finished / "models/config.json").read_text())
-    with pytest.raises(AssertionError, match="again"):  # another seed is trained
-        again(seeds="[0,1,2]")
-    with pytest.raises(SystemExit, match="depth: 6 then, 7 now"):
-        again(depth=7)
-    with pytest.raises(SystemExit, match="steps: 2 then, 3 now"):  # the models are others
-        again(steps=3, output=tmp_path)
-
-
 def test_directions_against_loops_over_tokens(finished: Path, words: Path, seq2seq: dict[str, Path]) -> None:
     own = settings("alignment_directions", **pair_flags(words, seq2seq["t5"], finished))
     data, folder = open_study(own, Console(quiet=True)), finished / "models" / "seed-0"

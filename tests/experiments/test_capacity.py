@@ -18,7 +18,6 @@ from papers.luan2021.capacity_tasks import (
     worth,
 )
 from scipy import sparse
-from studies.model_runs import DEV
 
 from paradigms import Paradigm, load
 from paradigms.data import Corpus, Run, load_collection, write_folder
@@ -225,19 +224,6 @@ def test_every_claim_holds_of_the_papers_own_table_but_for_some(task: str) -> No
             ("BM25-bi, 400 tokens", CONTRADICTED),
         }
     assert len(against) < 8
-
-
-def test_a_claim_about_a_system_that_training_did_not_move_is_not_decided() -> None:
-    system, length = "ME-BERT-64", 400
-    more = [
-        {"system": system, "length": length, "kept step": 9, "stages": {}}
-        | {DEV: {"untrained": [0.5, 0.6], "trained": dev}}
-        for dev in ([0.5, 0.6], [0.6, 0.5])
-    ]
-    found = of_table(planted(more=more))
-    about = [v for v in found if system in v.claim.quantity and "400" in v.claim.quantity]
-    assert {v.reason for v in about} == {f"training did not move {system}, {length} tokens on dev queries"}
-    assert REPRODUCED in {v.word for v in found if v not in about}
 
 
 def test_a_claim_about_a_system_that_has_not_learned_is_not_decided() -> None:

@@ -80,46 +80,6 @@ def test_a_query_is_in_its_passage_and_in_no_other_document(tasks: dict[int, Col
                 assert 5 <= len(words_of(text)) <= 25
 
 
-def test_lengths_share_their_queries_and_their_passages_nest(tasks: dict[int, Collection]) -> None:
-    for name in COUNTS:
-        first = tasks[50].split(name)
-        for small, large in ((50, 100), (100, 200)):
-            one, other = tasks[small], tasks[large]
-            assert other.split(name).queries == first.queries
-            for query in first.queries:
-                inner, outer = (
-                    task.corpus[task.corpus.position(next(iter(task.split(name).judgements[query])))]
-                    for task in (one, other)
-                )
-                assert inner in outer
-    for length, task in tasks.items():
-        sizes = [len(words_of(text)) for text in task.corpus]
-        assert max(sizes) <= length
-        assert min(sizes) >= 25
-        assert np.median(sizes) > length - 3
-
-
-def test_a_distractor_is_a_passage_with_one_or_two_words_of_the_query_replaced(
-    tasks: dict[int, Collection],
-) -> None:
-    for task in tasks.values():
-        queries = {id: text for part in task.splits.values() for id, text in part.queries.items()}
-        hosts = [text for id, text in zip(task.corpus.ids, task.corpus, strict=True) if id[0] == "t"]
-        assert [id for id in task.corpus.ids if id[0] == "q"]
-        for id, text in zip(task.corpus.ids, task.corpus, strict=True):
-            if id[0] != "q":
-                continue
-            query, n = id.rsplit(":", 1)
-            words, own = words_of(text), words_of(queries[query])
-            runs = [words[i : i + len(own)] for i in range(len(words) - len(own) + 1)]
-            different = [sum(a != b for a, b in zip(own, run, strict=True)) for run in runs]
-            assert min(different) == 1 + int(n) % 2
-            at = different.index(min(different))
-            # What stands before and after is a passage's.
-            before, after = spaced(" ".join(words[:at])), spaced(" ".join(words[at + len(own) :]))
-            assert any(before.rstrip() in spaced(h) and after.lstrip() in spaced(h) for h in hosts)
-
-
 def test_the_same_seed_gives_the_same_bytes_in_any_process(tasks: dict[int, Collection]) -> None:
     assert {length: task.fingerprint for length, task in tasks.items()} == FINGERPRINTS
     alone = made(source(), lengths=LENGTHS[:1], longest=LENGTHS[-1])

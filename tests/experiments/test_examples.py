@@ -10,9 +10,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-import yaml
 
-from paradigms import PARADIGMS, Paradigm, load
+from paradigms import PARADIGMS, load
 from paradigms.align import ALIGNMENTS, as_alignment
 from paradigms.cli.arguments import main
 from paradigms.data import load_collection, write_folder
@@ -21,7 +20,6 @@ from paradigms.encoder.text import ENCODERS
 from paradigms.io.plugins import LOADED, load_plugins
 from paradigms.recipe import Recipe
 from tests import test_laws as laws
-from tests.experiments.scripts import run
 from tests.forks import fork
 from tests.launch import on_two_machines
 from tests.near import assert_within_rounding
@@ -141,21 +139,6 @@ def test_a_new_alignment_obeys_the_laws(registries: None) -> None:
     ):
         law(case)
     equals_rel.test_in_batch(Recipe("soft", case.A, "query_tokens"), salience=True, real=0.7)
-
-
-@pytest.mark.slow
-def test_two_settings_and_a_plugin_are_compared(
-    registries: None, collection: Path, tiny_bert: Path, tmp_path: Path
-) -> None:
-    config = EXAMPLES / "two_colberts.yaml"
-    more = yaml.safe_load(config.read_text())["systems"] | {"soft": {"paradigm": "soft_colbert"}}
-    given = [*flags(collection, tiny_bert, tmp_path / "out"), f"--systems={json.dumps(more)}"]
-    given += ["--plugin", str(EXAMPLES / "soft_colbert.py")]
-    run("compare", "--config", str(config), *given)
-    for name, dim in (("colbert-32", 32), ("colbert-128", 128), ("soft", 32)):
-        model = Paradigm.from_pretrained(tmp_path / "out" / name / "checkpoint")
-        assert (model.encoder.dim, model.encoder.settings.document_length) == (dim, 24)
-    assert "| soft |" in (tmp_path / "out" / "table.md").read_text()
 
 
 def test_train_on_own_pairs(tiny_bert, tmp_path, capsys):

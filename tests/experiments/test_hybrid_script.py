@@ -98,18 +98,6 @@ def values(run: Run, judgements: dict[str, dict[str, int]]) -> dict[str, list[fl
     return {name: of.tolist() for name, of in per_query(run, judgements, MEASURES).values.items()}
 
 
-def test_a_finished_run_is_not_repeated_and_other_settings_are_refused(
-    finished: Settings, words: Path, tiny_bert: Path
-) -> None:
-    output = Path(finished.output)
-    before = {file: file.stat().st_mtime_ns for file in output.glob("seed-3/**/*.*")}
-    assert len(before) > 7
-    hybrid.main(settings(words, tiny_bert, output))
-    assert {file: file.stat().st_mtime_ns for file in output.glob("seed-3/**/*.*")} == before
-    with pytest.raises(SystemExit, match=r"other settings \(steps: 2 then, 3 now\)"):
-        hybrid.main(settings(words, tiny_bert, output, steps=3))
-
-
 SYSTEMS = {  # mean RR@10 of every query
     "BM25-uni": 0.3,
     "BM25-bi": 0.4,

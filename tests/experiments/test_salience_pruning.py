@@ -13,7 +13,6 @@ from papers.qian2022.pruning_claims import COSTS, ON_DEV, PruningStudy
 from studies.model_runs import DEV, some_queries
 
 from paradigms import Paradigm
-from paradigms.align import TopK
 from paradigms.core import Tokens
 from paradigms.data import load_collection
 from paradigms.evaluate import PerQuery, per_query
@@ -23,7 +22,6 @@ from paradigms.retrieve import Indexed
 from tests.experiments.scripts import SMALL, run, unmeasured, verdicts
 from tests.near import assert_same
 
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 QUERIES = 1500  # in which a loss that none of them shows is below the margins
 
 
@@ -208,21 +206,3 @@ def test_no_verdict_rests_on_a_flat_gate() -> None:
     assert {s.split()[0] for s, word in flat.items() if word != UNDECIDED} == {"a"}  # of ReLU's gate
     other = planted(good, flat="hard")
     assert {s for s, word in alive.items() if word != other[s]} == {s for s in other if "hard" in s}
-
-
-def test_the_full_scale_configuration_trains_a_tiny_t5(
-    words: Path, checkpoints: dict[str, Path], tmp_path: Path
-) -> None:
-    """Everything as in the file but for the backbone, the data and their amount."""
-    config = EXPERIMENTS / "configs" / "aligner_full.yaml"
-    less = {"collection": words, "backbone": checkpoints["t5"], "output": tmp_path / "out", "steps": 2}
-    less |= {"batch_size": 4, "evaluate_every": 1, "dev_queries": 2, "workers": 0, "precision": "no"}
-    less |= {"tracker": "none"}
-    run("train", "--config", str(config), **less)
-    paradigm = Paradigm.from_pretrained(tmp_path / "out" / "checkpoint")
-    settings = paradigm.encoder.settings
-    assert (paradigm.recipe.name, paradigm.recipe.align) == ("aligner", TopK(k=1))
-    assert (settings.dim, settings.query_length, settings.document_length) == (128, 64, 256)
-    assert (settings.query_ratio, settings.document_ratio, settings.eps) == (0.5, 0.4, 0.002)
-    kept = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert kept["negatives"] == 1

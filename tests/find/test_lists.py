@@ -29,7 +29,6 @@ from paradigms.impute import imputed_rel
 from paradigms.recipe import Recipe
 from paradigms.store import build as store_build
 from paradigms.store import residuals, shards, view
-from paradigms.store.pruning import most_salient
 from tests.forks import fork
 from tests.near import SCORES, assert_within_rounding, same_scores
 from tests.store import test_storage
@@ -292,29 +291,6 @@ def test_equal_seeds_give_equal_bytes_however_lists_are_sorted(tmp_path, monkeyp
     )
 
 
-def test_an_index_is_small_and_is_mapped(tmp_path):
-    made = build(tmp_path / "index", documents([50] * 8), ["vectors"], lists=4)
-    files = 5 * 8 + 8 * 12 + len((made.store.folder / "codec.safetensors").read_bytes())
-    assert made.store.bytes_per_document == (400 * (16 + 1 + 2 + 4) + 8 * 4 + files) / 8  # 24 fill 32
-    opened = open_index(made.store.folder)
-    assert all(isinstance(column, np.memmap) for column in opened.store.columns.values())
-    assert isinstance(opened.store.derived.entries, np.memmap)
-
-
-def test_pruned_tokens_are_left_out_before_coding(tmp_path):
-    pruned = build(tmp_path / "pruned", keep=0.5)
-    given = [(ids, most_salient(part, 0.5)) for ids, part in documents()]
-    expected = contents(build(tmp_path / "given", given).store.folder)
-    assert pruned.store.offsets[-1] == sum(-(-length // 2) for length in LENGTHS)
-    found = contents(pruned.store.folder)
-    assert {n: b for n, b in found.items() if n != "manifest.json"} == {
-        n: b for n, b in expected.items() if n != "manifest.json"
-    }
-    again = build().store.copy(kinds.compressed(lists=6), keep=0.5)
-    assert np.array_equal(again.offsets, pruned.store.offsets)
-    assert again.manifest["settings"] == pruned.store.manifest["settings"]
-
-
 @pytest.mark.parametrize(
     ("option", "message"),
     [
@@ -329,9 +305,6 @@ def test_settings_out_of_range_are_refused_before_anything_is_written(tmp_path, 
     with pytest.raises(ValueError, match=message):
         build(tmp_path / "index", **option)
     assert names(tmp_path) == []
-
-
-FILES = ["codec.safetensors", "entries.bin", "begins.bin", "codes.bin", "scales.bin", "centroids.bin"]
 
 
 @pytest.fixture(scope="module")
@@ -375,18 +348,6 @@ def test_a_build_killed_while_it_codes_goes_on_to_the_same_bytes(tmp_path, monke
     monkeypatch.setattr(residuals.Codec, "fit", None)  # it is there
     assert contents(build(target).store.folder) == whole
     assert names(tmp_path) == ["index", "whole"]
-
-
-def test_added_documents_are_coded_as_those_of_the_build(tmp_path):
-    given = documents(size=1)
-    made = build(tmp_path / "index", given, bits=8)
-    expected = contents(made.store.folder)
-    made = Index(made.store.delete(["d16", "d17"]))
-    made = Index(made.store.add_from(given[16:]))
-    made = Index(made.store.compact())
-    for name in [*FILES, "ids.bin"]:
-        file = made.store.manifest["files"][name]["file"]
-        assert (made.store.folder / file).read_bytes() == expected[name], name
 
 
 @pytest.mark.parametrize("unlisted", [0, 1 << 20])
@@ -488,25 +449,6 @@ def test_numbers_that_a_damaged_file_names_are_passed_over(sound, tmp_path):
                 assert np.isfinite(list(scores.values())).all()
         assert near(index, asked.vectors[0, 0][asked.mask[0, 0]], 3)[0].shape == (5, 3)
         index.store.compact()
-
-
-def test_a_damaged_list_that_names_an_added_document_does_not_make_it_a_candidate_twice(
-    sound, tmp_path, monkeypatch
-):
-    from paradigms.find import loops
-
-    folder, largest = shutil.copytree(sound, tmp_path / "index"), loops.largest
-    added = open_index(folder).store.add_from([(["new"], tokens(6, seed=7))])
-    entries = np.fromfile(folder / "entries.bin", np.uint32)
-    entries[::3] = len(added.ids) - 1
-    entries.tofile(folder / "entries.bin")
-
-    def once_each(rows: np.ndarray, *state: Any) -> Any:
-        assert len(set(rows.tolist())) == len(rows)
-        return largest(rows, *state)
-
-    monkeypatch.setattr(loops, "largest", once_each)
-    assert everything(open_index(folder, verify=False)).search_tokens(COLBERT, queries(5))[0]
 
 
 def test_a_search_that_was_interrupted_leaves_nothing_to_the_next_one(index, monkeypatch):

@@ -107,18 +107,6 @@ def test_any_factory_is_near_the_exact_search_and_the_same_every_time(exact, tmp
     assert overlap(imputed, exact.search_tokens(IMPUTING, queries(), 5)) >= 0.4
 
 
-def test_more_probes_find_more(exact, tmp_path):
-    index = build(tmp_path / "index", "IVF64,SQfp16")
-    vectors = queries().vectors.flatten(0, 2)
-    best, shares = near(exact, vectors, 60)[1].numpy(), []
-    for probes in (1, 4, 64):
-        index = index.with_finder(probes=probes)
-        found = near(index, vectors, 60)[1].numpy()
-        shares.append(np.mean([np.isin(*rows).mean() for rows in zip(best, found, strict=True)]))
-    assert shares[0] < shares[1] < shares[2]
-    assert shares[2] > 0.98
-
-
 def test_what_is_not_found_is_left_empty(tmp_path):
     index = build(tmp_path / "index", "IVF64,SQfp16", probes=1)
     scores, rows = near(index, queries().vectors.flatten(0, 2), 1000)

@@ -11,7 +11,7 @@ import torch
 
 from paradigms.align import PoolTopK, QueryToDocument
 from paradigms.core import Tokens
-from paradigms.find import Index, Store, kinds, nearest, open_index
+from paradigms.find import Index, Store, kinds, open_index
 from paradigms.recipe import Recipe
 from tests.find.test_near_tokens import DIM, documents, queries
 from tests.near import same_scores
@@ -27,33 +27,12 @@ def exact() -> Index:
     return Index(Store.build_from(kinds.exact(), [*documents(0, 150), empty], paradigm="colbert", dim=DIM))
 
 
-def test_no_number_of_documents_hides_candidates(exact: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By default, all documents' vectors are compared, however many there are."""
-    before = Index(exact.store.copy(kinds.lemur(40))).with_finder(probes=1)
-    monkeypatch.setattr(nearest, "SMALL", 2)
-    many = Index(exact.store.copy(kinds.lemur(40))).with_finder(probes=1)
-    assert many.search_tokens(RECIPE, queries(), 5) == before.search_tokens(RECIPE, queries(), 5)
-
-
 def test_candidates_are_scored_by_rel(exact: Index) -> None:
     index = Index(exact.store.copy(LEMUR)).with_finder(candidates=12)
     _, rows = index.finder.nearest(index.store, queries(), 12)
     for n, found in enumerate(index.search_tokens(RECIPE, queries(), 5)):
         near = exact.rerank_tokens([RECIPE], queries()[n : n + 1], [exact.store.names(rows[n])])[0][0]
         same_scores([found], [dict(list(near.items())[:5])])
-
-
-def test_predicted_scores_are_near_rel(exact: Index) -> None:
-    """Those of 10 documents have the 3 best of 150 among them, for most queries; so has no random choice."""
-    index = Index(exact.store.copy(LEMUR))
-    values, rows = index.finder.nearest(index.store, queries(), 10)
-    shares, errors = [], []
-    for n, row in enumerate(exact.search_tokens(RECIPE, queries(), 150)):
-        names = exact.store.names(rows[n])
-        shares.append(np.mean([id in names for id in list(row)[:3]]))
-        errors += [abs(values[n][place] - row[id]) for place, id in enumerate(names)]
-    assert np.mean(shares) > 0.6
-    assert np.mean(errors) < 0.5  # of scores up to 5
 
 
 def test_all_candidates_make_it_exact(exact: Index) -> None:

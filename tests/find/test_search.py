@@ -111,20 +111,6 @@ def test_a_query_without_candidates_has_none(made, monkeypatch, scanned):
     assert index.rerank_tokens([paradigm.recipe], paradigm.encode_queries(["sea"]), [[]])[0] == [{}]
 
 
-def test_the_scores_of_one_part_of_the_queries_are_held_at_a_time(made, monkeypatch):
-    paradigm, index = made["colbert"]
-    made_of, cut = scan.score, scan.keys
-    order: list[str] = []
-    monkeypatch.setattr(scan, "scanned", lambda *_: None)
-    monkeypatch.setattr(ranking, "SIZES", {"cpu": (16, 1 << 20)})
-    monkeypatch.setattr(scan, "score", lambda *given: order.append("scores") or made_of(*given))
-    monkeypatch.setattr(scan, "keys", lambda *given: order.append("keys") or cut(*given))
-    parts = [paradigm.encode_queries([text]) for text in ("sea", "lion")]
-    index.search_tokens(paradigm.recipe, parts, 3)
-    assert order == ["scores", "keys"] * (len(order) // 2)
-    assert len(order) > 4
-
-
 @pytest.mark.parametrize("name", ["aligner", "colbert"])
 def test_strategies_rerank_as_each_alone(made, name, monkeypatch):
     """Includes alignments without a kernel; every query is encoded once."""

@@ -89,21 +89,6 @@ def test_search_is_exact_over_blocks_and_changes(tmp_path: Path, bits: int, k: i
     assert again.search_tokens(RECIPE, queries(), k) == index.search_tokens(RECIPE, queries(), k)
 
 
-def test_blocks_are_pruned(tmp_path: Path) -> None:
-    """One block holds all the good documents: no other block is scored, although all share the term."""
-    from paradigms.find.postings import best, inverted
-
-    count = 4 * BLOCK
-    ids, offsets = np.zeros(count, np.int32), np.arange(count + 1)
-    codes = np.where(np.arange(count) // BLOCK == 2, 200, 3).astype(np.uint8)
-    table, asked = np.arange(256, dtype=np.float32), np.zeros(1, np.int64)
-    postings = inverted(ids, codes, table, offsets, np.ones(count, bool))
-    rows, scores = np.empty(count, np.int64), np.empty(count, np.float32)
-    found = best(postings, table, asked, np.ones(1, np.float32), 5, rows, scores)
-    assert set(rows[:found] // BLOCK) == {2}
-    assert (scores[:found] == 200).all()
-
-
 def test_8_bits_are_near_and_small(tmp_path: Path) -> None:
     tokens = terms(50, 3)
     index, exact = (build(tmp_path / str(bits), parts(tokens), bits=bits) for bits in (8, 16))

@@ -12,14 +12,12 @@ from transformers import AutoModelForSeq2SeqLM, BartConfig, BartForConditionalGe
 
 from paradigms import GENERATIVE
 from paradigms.data import Corpus
-from paradigms.generative.decoder import Trace, decode
 from paradigms.generative.interaction import decompose
 from paradigms.generative.model import Generative
 from paradigms.generative.pairs import Pair
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.seal import first_step
 from paradigms.train import generative as generative_training
-from paradigms.train.generative import Likelihood
 from paradigms.train.loop import TrainingSettings
 from tests.near import assert_same, assert_within_rounding
 from tests.tiny import WIDTH
@@ -116,23 +114,6 @@ def test_rel_is_the_formula_and_what_the_prefix_makes(base: str, folders: dict[s
             decompose(model, sources, targets, "logit", "last")
 
 
-def test_the_rest_of_bart_holds_biases_and_positions_alone(folders: dict[str, Path]) -> None:
-    """Without them BART's decoder is homogeneous: scaling the values of Q scales only the formula's part."""
-    model = genre("bart", folders).double()
-    for name, weight in model.decoder.named_parameters():
-        if name.endswith("bias") or "embed_positions" in name:
-            torch.nn.init.zeros_(weight)
-    sources, targets = model.tokenize(["a lazy dog"]), model.targets([[model.target(3)]])
-    *_, found = decompose(model, sources, targets, "logit")
-    model.backbone.get_input_embeddings().weight.requires_grad_(False)
-    inputs = model.embed(targets.inputs).detach().requires_grad_()
-    with torch.enable_grad():
-        _, memory = model.begin(sources)
-        states = decode(model.decoder, inputs, memory, Trace())
-        (prefix,) = torch.autograd.grad(model.token_parts([states], targets, "logit").sum(), [inputs])
-    assert_same(found.rest, (inputs * prefix).sum((-2, -1)))
-
-
 @pytest.mark.parametrize("base", BASES)
 def test_every_base_trains_saves_and_loads(base: str, folders: dict[str, Path], tmp_path: Path) -> None:
     model = genre(base, folders)
@@ -157,23 +138,6 @@ def test_every_base_trains_saves_and_loads(base: str, folders: dict[str, Path], 
     again = Generative.from_pretrained(tmp_path / "saved").eval()
     trained.states = None  # a frozen encoder's in float16
     assert torch.equal(again(sources, targets), trained(sources, targets))
-
-
-def test_only_sources_of_examples_in_batches_are_encoded_before_training(folders, tmp_path, monkeypatch):
-    model, encoded, read = genre("bert frozen", folders), [], []
-    pairs = [Pair(f"tree {n}", n % 4, model.identifiers.target(n % 4)) for n in range(9)]
-    collate = Likelihood.collate
-
-    def reading(self: Likelihood, examples: list[Pair]) -> Any:
-        read.extend(pair.source for pair in examples)
-        return collate(self, examples)
-
-    monkeypatch.setattr(Likelihood, "collate", reading)
-    monkeypatch.setattr(generative_training, "add_states", lambda store, texts, *_: encoded.extend(texts))
-    settings = TrainingSettings(steps=2, batch_size=2)
-    generative_training.fit_pairs(model, CORPUS, pairs, settings, tmp_path, Accelerator(cpu=True))
-    assert len(encoded) == 4
-    assert sorted(encoded) == sorted(read)
 
 
 def test_frozen_states_are_kept_once_for_all_models_of_an_encoder(folders, tmp_path):

@@ -15,7 +15,6 @@ from paradigms.generative.identifiers import END, START
 from paradigms.generative.model import Generative
 from paradigms.generative.ngrams import NGramIndex
 from tests.near import assert_same
-from tests.tiny import SEQ2SEQ
 from tests.tiny_generative import Sequences, generative, named, texts
 
 QUERIES = ["the lazy dog", "a king lived in the house near that river, so they say", "", "corn"]
@@ -108,38 +107,6 @@ def test_few_beams_are_those_of_the_slow_search_in_any_batch(seq2seq, make, allo
             assert_same_beams(as_lists(together.of_query(n)), expected)
             alone = beam_search(model, model.tokenize([query]), valid(model), **search)
             assert_same_beams(as_lists(alone), expected)
-
-
-def test_the_decoder_does_not_run_for_what_can_be_completed_in_one_way(seq2seq, monkeypatch):
-    model = generative(seq2seq["t5"], named([[5, 6, 7, 8], [5, 6, 7, 8], [9, 6, 7, 8, 2]]), tokens="own")
-    places: list[int] = []
-    run = Generative.decode
-    monkeypatch.setattr(
-        Generative, "decode", lambda self, m, inputs: places.append(inputs.shape[-1]) or run(self, m, inputs)
-    )
-    found = beam_search(model, model.tokenize(QUERIES), valid(model), beams=2, length=6)
-    assert places == [1, 6], "the first token, then all others at once"
-    assert sorted(map(len, found.sequences())) == [5] * 4 + [6] * 4
-
-
-@pytest.mark.parametrize("family", SEQ2SEQ)
-def test_it_is_the_search_of_transformers(seq2seq, family):
-    rows = [[a, b, c] for a in (5, 9, 300) for b in (2, 7, 40) for c in (5, 6)]  # all as long
-    model = generative(seq2seq[family], named(rows))
-    sources, follow = model.tokenize(QUERIES), named_next(model)
-    found = beam_search(model, sources, valid(model), beams=4, length=4)
-    with torch.inference_mode():
-        expected = model.backbone.generate(
-            input_ids=sources.input_ids,
-            attention_mask=sources.attention_mask,
-            num_beams=4,
-            num_return_sequences=4,
-            max_new_tokens=4,
-            do_sample=False,
-            decoder_start_token_id=START,
-            prefix_allowed_tokens_fn=lambda _, prefix: follow(tuple(prefix[1:].tolist())) or [END],
-        )
-    assert found.sequences() == expected[:, 1:].tolist()
 
 
 def test_equal_scores_are_in_the_order_of_tokens(seq2seq):

@@ -106,18 +106,6 @@ def test_what_names_nothing_is_refused(changes: dict, message: str) -> None:
         example(**changes)
 
 
-@pytest.mark.parametrize("end", [1, None])
-def test_identifiers_survive_their_files(tmp_path: Path, end: int | None) -> None:
-    first = example(end=end)
-    first.save(tmp_path)
-    again = Identifiers.load(tmp_path)
-    for name in ("kind", "documents", "vocabulary", "end", "problems"):
-        assert getattr(again, name) == getattr(first, name)
-    for name in ("tokens", "offsets", "starts"):
-        assert np.array_equal(getattr(again, name), getattr(first, name))
-        assert getattr(again, name).dtype == np.int64
-
-
 @pytest.mark.parametrize("name", ["identifiers.json", "identifiers.safetensors"])
 def test_missing_damaged_and_older_files_are_named(tmp_path: Path, name: str) -> None:
     example().save(tmp_path)

@@ -87,18 +87,6 @@ def test_decoder_equals_transformers(family: str, seq2seq: dict[str, Path]) -> N
     assert_same(found, of_targets.where(wanted.mask, 0))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_padding_and_company_change_no_score(kind: str, seq2seq: dict[str, Path]) -> None:
-    model = make_model(kind, seq2seq["t5-v1.1"])
-    wanted = written(model)
-    together = model(model.tokenize(QUERIES), wanted).detach()
-    assert (together[~wanted.mask] == 0).all()
-    for b, query in enumerate(QUERIES):
-        for n in range(len(ROWS)):
-            alone = model(model.tokenize([query]), Targets.pad([[model.target(n)]])).detach()[0, 0]
-            assert_same(together[b, n, : len(alone)], alone)
-
-
 class Twin:
     """The decoder on one sequence; `replay` does the same with norm scales, patterns and gates of `run`."""
 
@@ -331,20 +319,6 @@ def test_all_is_computed_where_the_weights_are(kind, seq2seq, monkeypatch):
         step = decode(model.backbone.decoder, model.embed(wanted.inputs[..., place : place + 1]), memory)
         memory.keep(np.zeros((len(QUERIES), len(ROWS)), int))
         assert model.next_scores([step], wanted.inputs[..., : place + 1]).device.type == "meta"
-
-
-@pytest.mark.parametrize("kind", ["pawa", "clusters"])
-def test_pawa_and_np_decoding_change_the_document_vectors_alone(kind: str, seq2seq: dict[str, Path]) -> None:
-    """The decoder reads the same embeddings in all of them; clusters are one per surface token here."""
-    plain, other = (make_model(name, seq2seq["t5-v1.1"]) for name in ("backbone", kind))
-    sources = plain.tokenize(QUERIES)
-    wanted = written(plain)
-    assert torch.equal(plain.embed(wanted.inputs), other.embed(written(other).inputs))
-    D, Q, interaction = decompose(plain, sources, wanted, "logit")
-    other_D, other_Q, other_interaction = decompose(other, sources, written(other), "logit")
-    assert torch.equal(Q.vectors, other_Q.vectors)
-    assert torch.equal(interaction.alignment, other_interaction.alignment)
-    assert (D.vectors[D.mask] - other_D.vectors[D.mask]).abs().amax(-1).min() > 1e-3
 
 
 def test_pawa_equals_its_materialised_matrices() -> None:

@@ -198,15 +198,6 @@ def test_wrong_pools_are_named_and_no_query_finds_nothing(seq2seq):
         retriever.search(QUERIES, 0)
 
 
-def test_bytes_are_those_of_weights_identifiers_and_valid_prefixes(seq2seq):
-    retriever = GenerativeRetriever(model := generative(seq2seq["t5"], texts([[5, 6, 7], [5]])))
-    weights = sum(parameter.numel() * 8 for parameter in model.parameters())  # double precision
-    ids, index = model.identifiers, NGramIndex.build(model.identifiers.tokens, model.identifiers.offsets)
-    arrays = [ids.tokens, ids.offsets, ids.starts, index.text, index.starts, index.rows]
-    arrays += [index.nodes, index.first, index.tokens, index.lows]
-    assert retriever.size_in_bytes() == weights + sum(array.nbytes for array in arrays)
-
-
 @pytest.mark.parametrize("kind", ["genre", "seal"])
 def test_documents_are_added_without_training(kind, seq2seq):
     """Search and rerank as a model of all documents with the same weights."""

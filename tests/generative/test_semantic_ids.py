@@ -148,27 +148,6 @@ def test_a_constant_state_scores_residual_codes_as_dense_retrieval_of_the_quanti
     assert all(set((place - 2) // 8) <= {i, -1} for i, place in enumerate(ids.places()))  # −1: the end token
 
 
-def test_a_decoder_that_tells_no_tokens_apart_is_dense_retrieval_of_the_quantised_vectors(
-    seq2seq: dict[str, Path], tiny_bert: Path
-) -> None:
-    """Equal input vectors give one state s(q) at every place: rel = s(q)ᵀ Σᵢ E_{i,cᵢ}."""
-    corpus = Corpus(names(6), ["the cat", "a dog", "red fox", "the sea", "a king", "corn field"])
-    model = ripor(seq2seq["t5"], corpus, embedder=tiny_bert, levels=3, codes=3, beams=20).double().eval()
-    assert model.embedding is not None
-    assert model.table is not None
-    with torch.no_grad():
-        model.embedding[:] = model.embedding[5]
-        start = torch.tensor([[[model.start]]])
-        states = model.decode(model.memories(model.tokenize(["the red dog"])), start)
-        state = model.outputs(states[0], start).states[0, 0, 0]
-        quantised = torch.stack([model.table[model.target(n)].sum(0) for n in range(6)])
-    expected = dict(zip(corpus.ids, (quantised @ state).tolist(), strict=True))
-    queries, pool = {"q": "the red dog"}, {"q": dict.fromkeys(corpus.ids, 0.0)}
-    retriever = GenerativeRetriever(model)
-    for run in (retriever.search(queries), retriever.rerank(queries, pool)):
-        assert_same(dict(sorted(run["q"].items())), expected)
-
-
 def test_documents_with_equal_codes_share_an_identifier() -> None:
     ids, _ = residual(np.array([[1.0], [1.0], [-1.0]]), names(3), levels=2, codes=4)
     assert ids.target(0) == ids.target(1) != ids.target(2)

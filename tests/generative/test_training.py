@@ -143,12 +143,6 @@ def test_a_ranking_adds_the_softmax_over_the_other_documents_of_the_batch(t5: Pa
     assert_same(ours.loss(model, ours.collate(pairs)), torch.stack(expected).mean())
 
 
-def test_likelihood_alone_is_learned_with_a_warning(t5: Path, tiny_bert: Path, tmp_path: Path) -> None:
-    model = build("pag", t5, tiny_bert)
-    with pytest.warns(RuntimeWarning, match="1 of the first 1 training examples of pag have no negative"):
-        fit(model, tmp_path, steps=1, batch_size=1)
-
-
 @torch.no_grad()
 def test_a_teachers_margins_are_learned_on_every_prefix(t5: Path, tiny_bert: Path) -> None:
     model = build("pag", t5, tiny_bert).double().eval()

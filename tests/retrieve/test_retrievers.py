@@ -97,10 +97,3 @@ def test_a_reranker_needs_candidates(retrievers: dict[str, Retriever], tiny_bert
     for alone in (retriever_of(pairs, CORPUS), Reranking(pairs, CORPUS)):
         with pytest.raises(ValueError, match=r"cross_attention .*rerank"):
             alone.search(QUERIES, 3)
-
-
-def test_a_generative_model_ranks_the_corpus_it_was_built_for(seq2seq) -> None:
-    model = genre(seq2seq["t5"], CORPUS)
-    model.check_corpus(CORPUS.ids)
-    with pytest.raises(ValueError, match="names the 4 documents of another corpus, not these 2"):
-        model.check_corpus(CORPUS.ids[:2])

@@ -133,34 +133,6 @@ def test_pooling(folder, mode, old):
     assert_same(scores_of(paradigms.load(folder)), wanted)
 
 
-def test_heads_prompts_and_lengths(folder):
-    write_module(folder / "1_Pooling", pooling_mode="mean")
-    first = {name: exact(torch.randn(16, WIDTH)) for name in ("linear.weight", "residual.weight")}
-    write_module(folder / "2_Dense", first, activation_function=IDENTITY, bias=False, use_residual=True)
-    second = write_dense(folder / "3_Dense", 8, TANH, width=16)
-    write_modules(
-        folder,
-        module("Pooling", "1_Pooling"),
-        module("Dense", "2_Dense"),
-        module("Dense", "3_Dense"),
-        module("Dropout", "4_Dropout"),
-        module("Normalize", "5_Normalize"),
-        prompts={"query": "find: ", "passage": "text: ", "other": "never"},
-    )
-    config = {"max_seq_length": 9, "do_lower_case": False}
-    (folder / "sentence_bert_config.json").write_text(json.dumps(config))
-
-    def encode(texts: list[str], prompt: str) -> Tensor:
-        _, attention, states = hidden(folder, [prompt + t for t in texts], truncation=True, max_length=9)
-        x = mean(states, attention) @ sum(first.values()).double().T
-        return (x @ second["linear.weight"].T + second["linear.bias"]).tanh()
-
-    model = paradigms.load(folder)
-    assert model.encoder.settings.document_length == 9
-    wanted = cosines(encode(DOCUMENTS, "text: "), encode(QUERIES, "find: "))
-    assert_same(scores_of(model), wanted)
-
-
 def with_marker(ids: Tensor, marker: int) -> Tensor:
     return torch.cat([ids[:, :1], torch.full_like(ids[:, :1], marker), ids[:, 1:]], 1)
 
@@ -274,30 +246,6 @@ def test_pylate(bert, attend, kind):
     model = paradigms.load(bert)
     assert_same(scores_of(model), wanted)
     assert model.name == "colbert"
-
-
-@pytest.mark.parametrize("mean_of", [False, True])
-def test_multi_vector_encoder(bert, mean_of):
-    weight = write_dense(bert / "1_Dense", 8, bias=False)["linear.weight"]
-    write_module(bert / "2_Mask", skiplist_words=list(string.punctuation), skiplist_tasks=["document"])
-    expansion = {"strategy": "fixed", "attend": False, "length": 12, "token": None}
-    config = {"document_length": 10, "query_expansion": expansion}
-    (bert / "sentence_bert_config.json").write_text(json.dumps(config))
-    tokenizer = AutoTokenizer.from_pretrained(bert)
-    tokenizer.add_tokens(["fish", "fox"], special_tokens=True)  # else a prompt is split as any text
-    tokenizer.save_pretrained(bert)
-    write_modules(
-        bert,
-        module("Dense", "1_Dense"),
-        module("MultiVectorMask", "2_Mask"),
-        module("Normalize", "3_Normalize"),
-        model_type="MultiVectorEncoder",
-        prompts={"query": "fish", "document": "fox"},
-        similarity_fn_name="meanmaxsim" if mean_of else None,
-    )
-    wanted = late(bert, weight, lengths=(12, 10), markers=("fish", "fox"), attend=False)
-    wanted = wanted / 12 if mean_of else wanted
-    assert_same(scores_of(paradigms.load(bert)), wanted)
 
 
 def test_coil(bert):

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from paradigms.align import QueryToDocument
-from paradigms.find import loops
 from paradigms.recipe import Recipe
 from paradigms.scoring import kernels, tiles
 from paradigms.scoring.stored import PackedQueries, Scanned
@@ -22,12 +21,10 @@ from paradigms.store import loops as quantising
 from tests.near import assert_within_rounding
 from tests.scoring.coded import (
     BITS,
-    LENGTHS,
     QUERIES,
     Corpus,
     frozen,
     normal,
-    offsets_of,
     texts,
     unpacked,
 )
@@ -90,122 +87,6 @@ def test_every_float16_is_widened_exactly() -> None:
 def test_registers_are_those_that_the_features_name(features: str, name: str | None, expected: Any) -> None:
     assert tiles.registers("x86_64-unknown-linux-gnu", features, name) == expected
     assert tiles.registers("arm64-apple-darwin", "+neon") == (32, 4, True)
-
-
-@pytest.mark.parametrize("bits", BITS)
-def test_probe_finds_the_maxima_over_tokens_of_the_chosen_lists(bits: int) -> None:
-    lengths = (*LENGTHS, 100, 0, 70)
-    for j, some, rows in ((3, [0, 1, 2, 3, 4], range(13)), (17, [1, 3], [1, 4, 10, 12]), (33, [], [0, 10])):
-        corpus = Corpus(bits, 128, j, lengths)
-        chosen = np.isin(np.arange(5), some)
-        found = probed(corpus, chosen, np.array(rows))
-        for document, row in zip(rows, found, strict=True):
-            mine = np.arange(*corpus.offsets[document : document + 2])
-            mine = mine[chosen[corpus.coded.centroids[mine]]]
-            if len(mine):
-                expected = corpus.similarities[mine].max(0)
-                assert_within_rounding(row[:j], expected, torch.float32, corpus.terms, corpus.scale)
-            else:
-                assert (row == -np.inf).all()
-
-
-def in_lists(offsets: np.ndarray, centroids: np.ndarray, listed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Entries and begins of 5 lists of the first `listed` documents' tokens, by `loops.sort`."""
-    tokens = offsets[listed]
-    begins = offsets_of(loops.sizes(centroids[:tokens], 5))
-    entries = np.empty(tokens, np.uint32)
-    for low, high in ((0, 2), (2, 5)):
-        part = entries[begins[low] : begins[high]]
-        loops.sort(centroids, offsets[: listed + 1], 5, low, begins[low : high + 1], part)
-    return entries, begins
-
-
-def test_documents_are_put_into_the_lists_of_their_tokens() -> None:
-    corpus = Corpus(4, 128, 1, (*LENGTHS, 90))
-    owners = np.repeat(np.arange(len(LENGTHS) + 1), np.diff(corpus.offsets))
-    entries, begins = in_lists(corpus.offsets, corpus.coded.centroids, len(LENGTHS) + 1)
-    for c in range(5):
-        assert entries[begins[c] : begins[c + 1]].tolist() == owners[corpus.coded.centroids == c].tolist()
-
-
-@pytest.mark.parametrize("listed", [0, 6, 13])
-def test_bounds_are_sums_over_probed_lists_in_lists_or_not(listed: int) -> None:
-    corpus = Corpus(4, 128, 7, (*LENGTHS, 90, 0, 40))
-    near, centroids, offsets = corpus.query.near, corpus.coded.centroids, corpus.offsets
-    least, alive = np.sort(near[:, :7], axis=0)[-2].copy(), np.arange(13) % 4 > 0
-    entries, begins = in_lists(offsets, centroids, listed)
-    weights = np.random.default_rng(3).random(16).astype(np.float32)
-    tokens, lists = loops.probed(near, least)
-    expected_pairs = [(j, c) for j in range(7) for c in np.argsort(-near[:, j])[:2].tolist()]
-    assert list(zip(tokens.tolist(), lists.tolist(), strict=True)) == expected_pairs
-    chosen = np.isin(np.arange(5), lists)
-    expected = {}
-    for d in np.flatnonzero(alive).tolist():
-        mine = centroids[offsets[d] : offsets[d + 1]]
-        if (near[mine, :7] >= least).any():
-            expected[d] = float(weights[:7] @ np.maximum(near[mine, :7].max(0) - least, 0))
-    edges = np.array([0, 5, 5, 11, 13])
-    cuts = np.empty((5, len(lists)), np.int64)
-    for n, document in enumerate(edges):
-        loops.cut(entries, begins[lists], begins[lists + 1], document, cuts[n])
-    found, kept = {}, []
-    for n in range(4):  # documents divided, as among threads
-        state, documents = np.zeros((13, 2), np.float32), np.empty(13, np.int64)
-        given = near, least, weights
-        met = loops.bound(*given, tokens, lists, cuts[n], cuts[n + 1], entries, alive, state, documents)
-        tail = max(listed, edges[n]), edges[n + 1]
-        met = loops.bound_unlisted(*given, chosen, centroids, offsets, *tail, alive, state, documents, met)
-        part = {d: float(state[d, 0]) for d in documents[:met].tolist()}
-        assert len(part) == met
-        assert not part.keys() & found.keys()
-        found |= part
-        best, bounds = loops.largest(documents[:met], state, 1)
-        assert [part[d] for d in best.tolist()] == bounds.tolist()
-        kept += best.tolist()
-        assert not state.any()
-        assert not part or max(part, key=part.__getitem__) in kept
-    assert_within_rounding(found, expected, torch.float32, 7 * 128, float(abs(near).max()))
-
-
-def selected(
-    similarities: np.ndarray, sizes: Any, probes: int, wanted: int, count: int, noise: float = 0
-) -> tuple[Any, Any]:
-    spread = np.full(count, noise, np.float32)
-    least, missing = np.empty(count, np.float32), np.empty(count, np.float32)
-    loops.select(similarities, np.asarray(sizes, np.int64), probes, wanted, spread, least, missing)
-    return (similarities[:, :count] >= least).any(1), missing
-
-
-@pytest.mark.parametrize("probes", [1, 4, 50, 10_000])
-@pytest.mark.parametrize("wanted", [1, 30, 400, 10**6])
-def test_select_is_sorting_to_a_bin(probes: int, wanted: int) -> None:
-    similarities = normal(300, 16)
-    sizes = np.random.default_rng(1).integers(0, 9, 300)
-    chosen, missing = selected(similarities, sizes, probes, wanted, 5)
-    expected = np.zeros(300, bool)
-    for j in range(5):
-        column = similarities[:, j]
-        bin_width = (column.max() - column.min()) / (loops.BINS - 1)
-        order = np.argsort(-column)
-        least = column[order[min(probes, 300) - 1]]
-        assert chosen[column >= least].all()
-        expected |= column >= least - bin_width * 1.001
-        reached = np.cumsum(sizes[order]) >= wanted
-        kth = column[order[reached.argmax()]] if reached.any() else column.min()
-        assert kth - bin_width * 1.001 <= missing[j] <= kth + 1e-6
-    assert not chosen[~expected].any()
-
-
-def test_the_wanted_similarity_is_that_of_tokens_around_their_centroids() -> None:
-    """Of 200,000 tokens with normal noise."""
-    similarities, random = normal(300, 16), np.random.default_rng(1)
-    sizes = random.integers(0, 1300, 300)
-    for wanted, noise in ((100, 0.4), (5000, 0.4), (1000, 0.05)):
-        _, missing = selected(similarities, sizes, 4, wanted, 3, noise)
-        for j in range(3):
-            tokens = np.repeat(similarities[:, j], sizes)
-            tokens = np.sort(tokens + noise * random.standard_normal(len(tokens)))
-            assert abs(missing[j] - tokens[-wanted]) < 0.05 * noise + 8 / loops.BINS
 
 
 @pytest.mark.parametrize("bits", BITS)

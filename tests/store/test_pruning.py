@@ -138,15 +138,3 @@ def test_building_pruned_is_pruning_what_was_built(tiny_bert, tmp_path):
         pruned.copy(kinds.exact(), tmp_path / "again", keep=0.5).bytes_per_document
         < pruned.bytes_per_document
     )
-
-
-def test_both_sides_are_pruned_by_salience(tiny_bert, tmp_path):
-    paradigm = build(tiny_bert)
-    index = Store.build(kinds.exact(), paradigm, IDS, TEXTS, tmp_path / "index")
-    assert "salience" in index.columns
-    pruned = index.copy(kinds.exact(), tmp_path / "pruned", keep=0.4)
-    documents = most_salient(index.tokens_of(WITH_TOKENS), 0.4)
-    queries = most_salient(paradigm.encode_queries([QUERIES["q1"]]), 0.5)
-    found = Indexed(Index(pruned), paradigm, keep=0.5).search(QUERIES, 4)["q1"]
-    scores = paradigm.score(documents, queries)[0].tolist()
-    assert_within_rounding(found, dict(zip(WITH_TOKENS, scores, strict=True)), **SCORES)

@@ -385,18 +385,6 @@ def test_an_open_index_takes_part_in_what_others_wrote(tmp_path):
     assert opened(tmp_path / "index").ids == mine.ids
 
 
-def test_texts_are_added_as_the_index_was_built(paradigm, tiny_bert, tmp_path):
-    whole = Store.build(kinds.exact(), paradigm, IDS, TEXTS, tmp_path / "whole", keep=0.5)
-    grown = Store.build(kinds.exact(), paradigm, IDS[:9], TEXTS[:9], tmp_path / "grown", keep=0.5)
-    grown = grown.add(paradigm, IDS[9:], iter(TEXTS[9:]))
-    for id in IDS:
-        mine, theirs = grown.tokens_of([id]), whole.tokens_of([id])
-        assert torch.equal(mine.mask, theirs.mask)
-        assert_within_rounding(mine.vectors, theirs.vectors, torch.float16, 2)  # one step of the last bit
-    with pytest.raises(ValueError, match="holds vectors of"):
-        grown = grown.add(PARADIGMS["colbert"](tiny_bert, dim=8), ["x"], ["y"])
-
-
 def test_encoded_queries_need_no_paradigm(paradigm, tmp_path):
     index = Index(Store.build(kinds.exact(), paradigm, IDS, TEXTS))
     asked = {"a": "old river", "b": "the bird over the sea"}
