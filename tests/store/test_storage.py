@@ -140,35 +140,23 @@ def test_what_a_killed_writer_left_is_cut_off_by_the_next(tmp_path):
     assert names(folder) == sorted([*names(fresh.folder), "notes.txt"])
 
 
-def test_a_reader_that_comes_late_for_the_files_of_its_manifest_takes_the_next(tmp_path, monkeypatch):
-    store, read = build(tmp_path / "index", documents(5)), ColumnFolder._manifest
+@pytest.mark.parametrize("owner", [ColumnFolder, Path], ids=["manifest", "size of a file"])
+def test_a_reader_that_comes_late_for_the_files_of_its_manifest_takes_the_next(tmp_path, monkeypatch, owner):
+    """Files are replaced after the manifest has been read, or while their sizes are."""
+    name = "_manifest" if owner is ColumnFolder else "is_file"
+    store, read = build(tmp_path / "index", documents(5)), getattr(owner, name)
     store = store.delete(["d1"])
     changes = [store.compact]
 
-    def late(self: ColumnFolder) -> dict[str, Any]:
+    def late(self: Any) -> Any:
         answer = read(self)
-        if changes:
+        if changes and (owner is ColumnFolder or self.name == "vectors.bin"):
             changes.pop()()
         return answer
 
-    monkeypatch.setattr(ColumnFolder, "_manifest", late)
+    monkeypatch.setattr(owner, name, late)
     assert opened(store.folder).ids == ["d0", "d2", "d3", "d4"]
     assert not changes
-
-
-def test_a_file_may_be_replaced_while_its_size_is_read(tmp_path, monkeypatch):
-    store, is_file = build(tmp_path / "index", documents(5)), Path.is_file
-    store = store.delete(["d1"])
-    changes = [store.compact]
-
-    def late(file: Path) -> bool:
-        answer = is_file(file)
-        if file.name == "vectors.bin" and changes:
-            changes.pop()()
-        return answer
-
-    monkeypatch.setattr(Path, "is_file", late)
-    assert opened(store.folder).ids == ["d0", "d2", "d3", "d4"]
 
 
 def test_an_index_that_is_written_is_not_replaced_by_a_build(tmp_path):
