@@ -145,15 +145,15 @@ def measure(paradigm: Paradigm, index: Index, data: StudyData, settings: Setting
         "softplus": chosen(on_dev, "softplus"),
     }
     floors["same number"] = of_part
-    floors["same share"] = Floor(round(of_part.k * everything.tokens / sixteenth.tokens))
+    floors["same share"] = Floor(round(of_part.k * len(everything.owners) / len(sixteenth.owners)))
     texts = [corpus[corpus.position(id)] for id in drawn]
     sample = everything.only(index.store.positions(drawn))
-    estimates = estimates_of(paradigm, sample, texts, imputed.k / everything.tokens)
+    estimates = estimates_of(paradigm, sample, texts, imputed.k / len(everything.owners))
     queries, values = ranker.run(data.test, floors=floors, estimates=estimates)
     return {
         "queries": queries,
         "documents": len(index),
-        "tokens": {"all": everything.tokens, "a sixteenth": sixteenth.tokens},
+        "tokens": len(everything.owners),
         "chosen": {name: floor._asdict() for name, floor in floors.items()},
         "values": values,
         "dev": {"all": on_dev, "a sixteenth": on_part},

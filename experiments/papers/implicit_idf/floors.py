@@ -1,7 +1,8 @@
-"""Rank documents by MaxSim with floors: imputed, from a table, weighted by IDF, and with a soft edge."""
+"""Rank documents by MaxSim with floors: imputed, estimated, weighted by IDF, and with a soft edge."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -22,10 +23,6 @@ TOKENS = "tokens"  # condition of measures of a query's tokens
 EDGES = (0.02, 0.05, 0.1)  # t of the soft edge t·softplus((M − τ)/t), in units of cosine
 RIDGE = 1e-3  # of the regression from vectors to floors, per token
 FITTED = 200  # texts whose tokens it is fitted to
-GROUP = 128  # query tokens compared at once
-BLOCK = 1 << 16  # document tokens compared at once
-
-
 Estimate = Callable[[Int[torch.Tensor, " j"], Float[torch.Tensor, "j h"]], Float[np.ndarray, " j"]]
 
 
@@ -38,35 +35,29 @@ class Floor(NamedTuple):
 
 @dataclass(frozen=True)
 class Corpus:
-    """The token vectors of an index's documents that have tokens."""
+    """The token vectors of an index in float32, and the ascending positions of their documents."""
 
-    vectors: Float[np.ndarray, "t h"]
-    starts: Int[np.ndarray, " n"]  # each document's first token
-    rows: Int[np.ndarray, " n"]  # its position in the index
+    vectors: Float[torch.Tensor, "t h"]
+    owners: Int[np.ndarray, " t"]
 
     @classmethod
     def of(cls, index: Index) -> "Corpus":
-        rows = index.store.with_tokens()
-        return cls(index.store.columns["vectors"], index.store.offsets[rows], rows)
-
-    @property
-    def tokens(self) -> int:
-        return len(self.vectors)
+        lengths = np.diff(index.store.offsets)
+        vectors = torch.from_numpy(index.store.columns["vectors"].astype(np.float32))
+        return cls(vectors, np.repeat(np.arange(len(lengths)), lengths))
 
     def only(self, rows: Int[np.ndarray, " n"]) -> "Corpus":
-        """Return a corpus of the documents at `rows`, ascending."""
-        ends = np.append(self.starts[1:], self.tokens)
-        lengths = (ends - self.starts)[chosen := np.isin(self.rows, rows)]
-        vectors = self.vectors[np.repeat(chosen, ends - self.starts)]
-        return Corpus(vectors, np.cumsum(lengths) - lengths, self.rows[chosen])
+        """Return a corpus of the documents at `rows`."""
+        kept = np.isin(self.owners, rows)
+        return Corpus(self.vectors[torch.from_numpy(kept)], self.owners[kept])
+
+    @cached_property
+    def starts(self) -> Int[np.ndarray, " n"]:
+        """Each document's first token."""
+        return np.flatnonzero(np.diff(self.owners, prepend=-1))
 
     def similarities(self, vectors: Float[torch.Tensor, "j h"]) -> Float[np.ndarray, "j t"]:
-        """Compute the similarities of query tokens with all document tokens."""
-        S = np.empty((len(vectors), self.tokens), np.float32)
-        for start in range(0, self.tokens, BLOCK):
-            block = torch.tensor(self.vectors[start : start + BLOCK]).float()
-            S[:, start : start + BLOCK] = (vectors @ block.T).numpy()
-        return S
+        return (vectors @ self.vectors.T).numpy()
 
 
 def floors_of(row: Float[np.ndarray, " t"], counts: Sequence[int]) -> Float[np.ndarray, " k"]:
@@ -80,9 +71,7 @@ def floors_of(row: Float[np.ndarray, " t"], counts: Sequence[int]) -> Float[np.n
     if 4 * most < len(row):
         sample = np.sort(row[::37])
         top = row[row >= sample[-min(len(sample), 10 + 4 * most // 3 // 37)]]
-    if len(top) < most:
-        top = row
-    return np.sort(top)[-ranks]
+    return np.sort(top if len(top) >= most else row)[-ranks]
 
 
 @dataclass(frozen=True)
@@ -106,13 +95,9 @@ class Ranker:
         """Return the queries with a relevant document, and measure -> system -> one value per query.
 
         choices: also add IDF weights and soft edges for values of k'. floors: more systems; one whose name
-        begins with IDF is weighted.
-        estimates: systems whose floors are functions of the query tokens' ids and vectors. Measures of tokens
-        use floors["imputed"].
+        begins with IDF is weighted. estimates: systems whose floors are functions of the query tokens' ids
+        and vectors. Measures of tokens use floors["imputed"].
         """
-        judgements = {
-            q: judged for q, judged in split.judgements.items() if any(g > 0 for g in judged.values())
-        }
         named = dict(floors or {})
         for n, k in enumerate(self.counts):
             named[f"k' = {k}"] = Floor(k)
@@ -121,77 +106,51 @@ class Ranker:
                 named |= {f"softplus, k' = {k}, edge = {t}": Floor(k, t) for t in EDGES if n % 2 == 0}
         counts = sorted({TOP, *(floor.k for floor in named.values())})
         runs: dict[str, Run] = {}
-        values: dict[str, dict[str, list[float]]] = {GOLD: {TOKENS: []}, SPEARMAN: {TOKENS: []}}
-        gold_of = self.gold(judgements)
-        for query, ids, vectors, S in self.queries({name: split.queries[name] for name in judgements}):
+        of_tokens: dict[str, list[float]] = {GOLD: [], SPEARMAN: []}
+        for query, judged in split.judgements.items():
+            relevant = self.index.store.positions([id for id, grade in judged.items() if grade > 0])
+            if not len(relevant):
+                continue
+            tokens = self.paradigm.encode_queries([split.queries[query]]).to("cpu")
+            assert tokens.ids is not None
+            mask = tokens.mask[0, 0]
+            ids = tokens.ids[0, 0][mask]
+            vectors = tokens.vectors[0, 0][mask].float()
+            S = self.corpus.similarities(vectors)
             M = np.maximum.reduceat(S, self.corpus.starts, axis=1)
             at = dict(zip(counts, np.stack([floors_of(row, counts) for row in S], axis=1), strict=True))
             idf = self.counted.idf(ids).numpy()
-            equal = np.ones(len(ids))
-            weights = {name: idf if name.startswith("IDF") else equal for name in (*named, "IDF")}
             scores = {"MaxSim": M.mean(0), "IDF": weighted(idf, M)}
-            scores |= {
-                name: weighted(weights[name], floored(M, at[floor.k], floor.edge))
-                for name, floor in named.items()
-            }
+            for name, floor in named.items():
+                maxima = floored(M, at[floor.k], floor.edge)
+                scores[name] = weighted(idf, maxima) if name.startswith("IDF") else maxima.mean(0)
             for name, estimate in (estimates or {}).items():
-                scores[name] = floored(M, estimate(ids, vectors), 0.0).mean(0)
+                scores[name] = floored(M, estimate(ids, vectors)).mean(0)
+            rows = self.corpus.owners[self.corpus.starts]
             for name, each in scores.items():
-                best = best_documents(self.index, self.corpus.rows, each, 10)
-                runs.setdefault(name, {})[query] = best
-            values[GOLD][TOKENS].append(
-                float((S[:, gold_of[query]] >= at[TOP][:, None]).sum() / len(S) / TOP)
-            )
+                runs.setdefault(name, {})[query] = best_documents(self.index, rows, each, 10)
+            gold = S[:, np.isin(self.corpus.owners, relevant)] >= at[TOP][:, None]
+            of_tokens[GOLD].append(float(gold.sum() / len(S) / TOP))
             if "imputed" in named:
-                values[SPEARMAN][TOKENS].append(rank_correlation(idf, -at[named["imputed"].k]))
+                of_tokens[SPEARMAN].append(rank_correlation(idf, -at[named["imputed"].k]))
+        queries = list(runs["MaxSim"])
+        judgements = {query: split.judgements[query] for query in queries}
+        values = {measure: {TOKENS: numbers} for measure, numbers in of_tokens.items()}
         values[NDCG] = {
             name: per_query(run, judgements, (NDCG,)).values[NDCG].tolist() for name, run in runs.items()
         }
-        return list(judgements), values
-
-    def gold(self, judgements: Mapping[str, Mapping[str, float]]) -> dict[str, Int[np.ndarray, " t"]]:
-        """Return the tokens of each query's relevant documents."""
-        ends = np.append(self.corpus.starts[1:], self.corpus.tokens)
-        place = {row: n for n, row in enumerate(self.corpus.rows.tolist())}
-        gold = {}
-        for query, judged in judgements.items():
-            rows = self.index.store.positions([id for id, grade in judged.items() if grade > 0])
-            spans = [
-                np.arange(self.corpus.starts[n], ends[n]) for row in rows if (n := place.get(row)) is not None
-            ]
-            gold[query] = np.concatenate([np.zeros(0, np.int64), *spans])
-        return gold
-
-    def queries(
-        self, texts: Mapping[str, str]
-    ) -> Iterator[tuple[str, Int[torch.Tensor, " j"], Float[torch.Tensor, "j h"], Float[np.ndarray, "j t"]]]:
-        """Yield each query with its tokens' ids, vectors and similarities with all document tokens."""
-        encoded: list[tuple[str, torch.Tensor, torch.Tensor]] = []
-        names = list(texts)
-        for name in names:
-            tokens = self.paradigm.encode_queries([texts[name]]).to("cpu")
-            assert tokens.ids is not None
-            mask = tokens.mask[0, 0]
-            encoded.append((name, tokens.ids[0, 0][mask], tokens.vectors[0, 0][mask].float()))
-            if sum(len(ids) for _, ids, _ in encoded) >= GROUP or name == names[-1]:
-                S = self.corpus.similarities(torch.cat([vectors for _, _, vectors in encoded]))
-                stop = 0
-                for query, ids, vectors in encoded:
-                    start, stop = stop, stop + len(ids)
-                    yield query, ids, vectors, S[start:stop]
-                encoded = []
+        return queries, values
 
 
 def floored(
-    M: Float[np.ndarray, "j n"], floors: Float[np.ndarray, " j"], edge: float
+    M: Float[np.ndarray, "j n"], floors: Float[np.ndarray, " j"], edge: float = 0.0
 ) -> Float[np.ndarray, "j n"]:
     """Return max(M, τ), or τ + t·softplus((M − τ)/t) with an edge t above 0."""
     floors = floors[:, None].astype(M.dtype)
     if not edge:
         return np.maximum(M, floors)
     t = M.dtype.type(edge)
-    steps = (M - floors) / t
-    return floors + t * (np.maximum(steps, 0) + np.log1p(np.exp(-np.abs(steps))))
+    return floors + t * np.logaddexp(0, (M - floors) / t)
 
 
 def weighted(weights: Float[np.ndarray, " j"], M: Float[np.ndarray, "j n"]) -> Float[np.ndarray, " n"]:
@@ -200,9 +159,8 @@ def weighted(weights: Float[np.ndarray, " j"], M: Float[np.ndarray, "j n"]) -> F
 
 def rank_correlation(x: Float[np.ndarray, " j"], y: Float[np.ndarray, " j"]) -> float:
     """Return Spearman's correlation; 0 if a query has too few tokens to have one."""
-    if len(np.unique(x)) < 2 or len(np.unique(y)) < 2:
-        return 0.0
-    return float(spearmanr(x, y).statistic)
+    constant = min(len(np.unique(x)), len(np.unique(y))) < 2
+    return 0.0 if constant else float(spearmanr(x, y).statistic)
 
 
 def estimates_of(
@@ -213,16 +171,16 @@ def estimates_of(
     table: by vocabulary entry. regression: linear in the query token's vector, fitted to the sample's texts
     as queries. sample: the quantile of the sample, by a token search in it.
     """
-    rank = max(1, round(share * sample.tokens))
+    rank = max(1, round(share * len(sample.owners)))
     table = paradigm.count_floors(texts, share)
 
     def searched(ids: torch.Tensor, vectors: torch.Tensor) -> np.ndarray:
         return np.array([floors_of(row, [rank])[0] for row in sample.similarities(vectors)])
 
-    rows = [paradigm.encode_queries([text]).to("cpu") for text in texts[:FITTED]]
-    X = torch.cat([row.vectors[0, 0][row.mask[0, 0]].float() for row in rows])
-    y = np.concatenate([searched(part, part) for part in X.split(GROUP)])
-    A = np.column_stack([X.numpy(), np.ones(len(X))]).astype(np.float64)
+    encoded = [paradigm.encode_queries([text]).to("cpu") for text in texts[:FITTED]]
+    queries = [tokens.vectors[0, 0][tokens.mask[0, 0]].float() for tokens in encoded]
+    y = np.concatenate([searched(vectors, vectors) for vectors in queries])
+    A = np.pad(torch.cat(queries).double().numpy(), ((0, 0), (0, 1)), constant_values=1)
     w = np.linalg.solve(A.T @ A + RIDGE * len(A) * np.eye(A.shape[1]), A.T @ y)
     return {
         "table": lambda ids, vectors: table.floors_of(ids).numpy(),

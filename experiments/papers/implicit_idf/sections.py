@@ -112,5 +112,5 @@ def system_rows(
             else f"{study.values[NDCG][f'{name}, {system}'].mean():.3f}"
             for n, system in enumerate(SYSTEMS)
         }
-        rows.append({"encoder": name, "tokens": f"{seeds[0]['tokens']['all']:,}", "k'": ks} | values)
+        rows.append({"encoder": name, "tokens": f"{seeds[0]['tokens']:,}", "k'": ks} | values)
     return rows
