@@ -60,8 +60,7 @@ from paradigms.io.command_line import folder_name
 from paradigms.train.script import begin
 from paradigms.xtr import xtr
 
-# Settings that may change in a results folder.
-FREE = {"collections", "trained", "losses", "seeds", "queries"}
+FREE = {"collections", "trained", "losses", "seeds"}  # settings that may change in a results folder
 
 
 def main(settings: Settings) -> None:
