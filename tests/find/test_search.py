@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from paradigms import PARADIGMS, Paradigm
-from paradigms.align import Entropic, PoolTopK, TopK
+from paradigms.align import PoolTopK, TopK
 from paradigms.baselines.bm25 import BM25
 from paradigms.core import similarity
 from paradigms.find import INDEXES, Index, Store, kinds, open_index, ranking, scan
 from paradigms.impute import imputed_rel
 from paradigms.retrieve import Indexed, indexed
-from paradigms.retrieve.strategies import STRATEGIES, rerank_strategies
 from tests.near import SCORES, TOLERANCE, assert_within_rounding, placed, same_run
 from tests.tiny import TERMS, built
 
@@ -109,24 +108,6 @@ def test_a_query_without_candidates_has_none(made, monkeypatch, scanned):
     if not scanned:
         monkeypatch.setattr(ranking, "scanned", lambda *_: None)
     assert index.rerank_tokens([paradigm.recipe], paradigm.encode_queries(["sea"]), [[]])[0] == [{}]
-
-
-@pytest.mark.parametrize("name", ["aligner", "colbert"])
-def test_strategies_rerank_as_each_alone(made, name, monkeypatch):
-    """Includes alignments without a kernel; every query is encoded once."""
-    paradigm, index = made[name]
-    soft = {"soft": Entropic(k=1, eps=0.1)}
-    run = {"q1": dict.fromkeys(IDS, 1.0), "q0": {"d3": 1.0}, "q2": {"d4": 1.0, "d1": 2.0}}
-    encoded, encode = [], Paradigm.encode_queries
-    for strategies in (STRATEGIES, STRATEGIES | soft):
-        with monkeypatch.context() as patch:
-            patch.setattr(Paradigm, "encode_queries", lambda self, t: encoded.extend(t) or encode(self, t))
-            found = rerank_strategies(Indexed(index, paradigm), QUERIES, run, strategies)
-        assert sorted(encoded) == sorted(QUERIES.values())
-        encoded.clear()
-        assert list(found) == list(strategies)
-        for strategy, align in strategies.items():
-            same_run(found[strategy], Indexed(index, paradigm.with_alignment(align)).rerank(QUERIES, run))
 
 
 def test_no_index_takes_the_place_of_a_folder_of_the_users(made, tmp_path):
