@@ -44,7 +44,6 @@ import numpy as np
 import torch
 from compare import reopened
 from fewer_bytes import principal_axes
-from matplotlib.figure import Figure
 from studies import systems
 from studies.pages import Rows, Section, publish
 
@@ -59,7 +58,6 @@ from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
 from paradigms.store import Store
 
-PANEL = (3.2, 2.8)  # size of a panel in inches
 FEWEST = 2  # relevant documents of a measured query
 KEYS = ("bytes", "possible", "neither found", "reached", "R-precision", "queries", "verified")
 
@@ -75,9 +73,8 @@ def main(settings: Settings) -> None:
     section = Section(
         "Quality possible and reached",
         "possible: the share of queries that some query vectors answer. reached: that the model's own "
-        "answer. Shaded, and neither found: neither query vectors nor a certificate were found.",
+        "answer. neither found: neither query vectors nor a certificate were found.",
         rows=[told(row) for row in rows],
-        figure=draw(rows),
     )
     publish(settings, "Index or query encoder", text(rows), {"oracle": section})
 
@@ -201,49 +198,3 @@ def text(rows: Rows) -> str:
         f"queries. {verified} of "
         f"{tried} queries and certificates that were tried hold in rational arithmetic."
     )
-
-
-def draw(rows: Rows) -> Figure:
-    """Plot both shares against bytes per document: a row of panels per collection, a column per system."""
-    collections, names = (list(dict.fromkeys(row[key] for row in rows)) for key in ("collection", "system"))
-    size = PANEL[0] * len(names), PANEL[1] * len(collections) + 0.4
-    figure = Figure(figsize=size, layout="constrained")
-    panels = figure.subplots(len(collections), len(names), squeeze=False, sharey=True)
-    for line, collection in zip(panels, collections, strict=True):
-        for panel, name in zip(line, names, strict=True):
-            for trained in (False, True):
-                points = [row for row in rows if (row["collection"], row["system"]) == (collection, name)]
-                points = sorted((r for r in points if r["trained"] is trained), key=lambda r: r["bytes"])
-                if not points:
-                    continue
-                x = [row["bytes"] for row in points]
-                colour = f"C{int(trained)}"
-                kind = "trained" if trained else "untrained"
-                low = [row["possible"][0] for row in points]
-                high = [row["possible"][0] + row["neither found"] for row in points]
-                panel.plot(x, low, "o-", color=colour, label=f"possible, {kind}", markersize=4)
-                panel.fill_between(x, low, high, color=colour, alpha=0.15)
-                shares = np.array([row["reached"] for row in points])
-                ends = np.abs(shares[:, 1:] - shares[:, :1]).T
-                panel.errorbar(
-                    x,
-                    shares[:, 0],
-                    ends,
-                    fmt="s:",
-                    color=colour,
-                    label=f"reached, {kind}",
-                    markersize=4,
-                    capsize=2,
-                )
-            if not panel.lines:  # this system was not measured on this collection
-                panel.set_axis_off()
-                continue
-            panel.set(title=f"{name}, {collection}", xscale="log", ylim=(-0.03, 1.03))
-            panel.xaxis.set_minor_formatter("")  # labels between powers of ten would overlap
-            panel.grid(alpha=0.3)
-    for panel in panels[-1]:
-        panel.set_xlabel("bytes per document")
-    for line in panels:
-        line[0].set_ylabel("share of queries")
-    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    return figure

@@ -97,7 +97,7 @@ def test_oracle_measures_finished_systems_before_and_after_training(
         for row in (few, full):
             assert row["reached"][0] <= row["possible"][0] <= 1 - row["neither found"]
         assert few["possible"][0] <= full["possible"][0] + full["neither found"]
-    assert {path.name for path in tmp_path.iterdir()} >= {"oracle.csv", "oracle.svg", "report.html"}
+    assert {path.name for path in tmp_path.iterdir()} >= {"oracle.csv", "report.html"}
     assert json.loads((tmp_path / "study.json").read_text())["collection"] == ""  # several, named in the rows
     with pytest.raises(SystemExit, match="no finished system has an index"):
         scripts.run("oracle", output=tmp_path, **chosen | {"systems": ["dsi"]})
