@@ -49,7 +49,7 @@ class Settings(
     """more splits whose queries search the same documents, each with its own table; default: the split named
     parameters for pydocs with the split test, otherwise none"""
     size: Literal["small", "full"] = "small"
-    """small: a fixed subset of pydocs that takes ten minutes on 2 cores; full: the whole collection"""
+    """small: a fixed subset of pydocs; full: the whole collection"""
     systems: list[str] | dict[str, dict[str, Any]] = field(
         default_factory=lambda: ["dpr", "me_bert", "colbert", "coil", "aligner", "xtr"]
     )
@@ -94,6 +94,7 @@ launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
 from accelerate import Accelerator
 from rich.console import Console
+from rich.table import Table
 from studies import system_runs, systems
 from studies.comparison_report import make_report, show
 from studies.model_runs import training_cost
@@ -103,7 +104,7 @@ from paradigms import GENERATIVE, PARADIGMS
 from paradigms.data import Collection, Run, load_collection, read_run, write_run
 from paradigms.data.identical import left_out, without_own
 from paradigms.encoder.text import ENCODERS
-from paradigms.evaluate import candidates
+from paradigms.evaluate import MEASURES, candidates, on_split, with_judgements
 from paradigms.find import INDEXES
 from paradigms.io.checks import read_json
 from paradigms.io.files import remove_folder, write_json
@@ -115,10 +116,11 @@ from paradigms.train.parallel import by_main
 from paradigms.train.script import begin, content, environment, keep_settings, open_collection
 from paradigms.train.states import STATES, deleted_after
 
-SMALL = 2000  # documents of pydocs that fit the whole job in ten minutes on 2 cores
+SMALL = 2000  # documents of the subset of pydocs
 # Seconds on two CPU cores with the default encoder: per training pair, document and query of an encoder; the
 # same for a generative paradigm, which encodes passages; and for BM25 and the report.
-ENCODER, GENERATOR, REST = (0.06, 0.012, 0.02), (0.0013, 0.025, 0.05), 20.0
+ENCODER, GENERATOR, REST = (0.06, 0.012, 0.02), (0.0013, 0.025, 0.05), 60.0
+FROZEN = 0.03  # seconds per document of the pass over frozen layers that all encoders share
 
 
 def reopened(folder: Path) -> tuple[Settings, Collection]:
@@ -201,8 +203,12 @@ def run_all(
 ) -> None:
     """Train and measure every unfinished system. Raises Paused when the time limit (`minutes`) is reached."""
     runs = systems.training_runs(settings)
+    untrained = [run for run, trial in runs.items() if trial.untrained]
     first = True
     for number, (run, trial) in enumerate(runs.items(), 1):
+        if untrained and not trial.untrained:
+            console.print(preview(["bm25", *untrained], data, settings))
+            untrained = []
         if run in finished:
             console.print(f"{run}: finished before, its runs are taken from {settings.output}/runs")
             continue
@@ -216,11 +222,29 @@ def run_all(
                 by_main(partial(system_runs.run_fused, trial.system, system, data, settings), accelerator)
             else:
                 run_system(run, trial, data, settings, accelerator, console)
+        if not trial.untrained:
+            console.print(preview([run], data, settings))
+
+
+def preview(runs: Names[str], data: ComparisonData, settings: Settings) -> Table:
+    """Make a table of the first measure of each finished run, by stage, as soon as there are results."""
+    measure = (data.collection.measures or MEASURES)[0]
+    splits = dict.fromkeys(systems.STAGES, data.test) | data.others
+    table = Table(measure, *splits)
+    for name in runs:
+        means = []
+        for stage, split in splits.items():
+            run = system_runs.read_stage(Path(settings.output), name, stage)
+            judged = with_judgements(split, data.collection.corpus, [run])
+            means.append(f"{on_split(run, judged, [measure]).weighted(measure).mean():.3f}")
+        table.add_row(name, *means)
+    return table
 
 
 def announce(settings: Settings, finished: set[str], documents: int, queries: int, console: Console) -> None:
     """Describe the planned work, the approximate duration, and the results folder."""
     seconds = REST
+    shared = 0.0
     names = []
     for name, system in settings.chosen.items():
         training = systems.training_settings(system, settings, settings.seeds[0])
@@ -234,11 +258,12 @@ def announce(settings: Settings, finished: set[str], documents: int, queries: in
             work += 0 if trial.untrained else pair * pairs
             frozen = training is not None and training.trained_layers
             seconds += work / 2 if frozen else work
+            shared = FROZEN * documents if frozen else shared
     console.print(
         f"BM25 and {', '.join(names)} on {documents:,} documents of {settings.collection}. Each searches the "
         f"documents and reranks BM25's first {settings.depth}; tests and a report follow."
     )
-    minutes = max(1, round(seconds / 60))
+    minutes = max(1, round((seconds + shared) / 60))
     console.print(
         f"About {minutes} min on two CPU cores with the default encoder; an interrupted run resumes. "
         f"Results: {settings.output}",

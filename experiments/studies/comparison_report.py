@@ -288,6 +288,19 @@ def of_seeds(settings: Any) -> str:
     )
 
 
+def unread(costs: Sequence[Mapping[str, Any]]) -> str:
+    """State the share of the documents' tokens that encoders do not read, by system if it differs."""
+    shares = {cost["system"]: cost.get("% of tokens cut") for cost in costs}
+    systems: dict[str, list[str]] = {}
+    for name, share in shares.items():
+        if share:
+            systems.setdefault(f"{share:.1f}%", []).append(name)
+    parts = [f"{', '.join(names)} {share}" for share, names in systems.items()]
+    if len(parts) == 1:
+        return f"Encoders cut documents, and do not read {next(iter(systems))} of all tokens."
+    return f"Shares of the documents' tokens that are cut and not read: {'; '.join(parts)}." if parts else ""
+
+
 def gates(retrievers: Mapping[str, Retriever]) -> Iterator[str]:
     """Describe how active the salience gate is, for each system with salience."""
     for name, retriever in retrievers.items():
@@ -340,7 +353,8 @@ def show(
     write_report(folder / "report.html", report)
     console.print(f"{report.summary}\nReport: {folder / 'report.html'}")
     pictures = write_pictures(report, folder / "pictures")
-    sections = {"overview": Section("Overview", of_seeds(settings), overview(tables, report.costs))}
+    text = f"{of_seeds(settings)} {unread(report.costs)}".strip()
+    sections = {"overview": Section("Overview", text, overview(tables, report.costs))}
     sections |= {p.name: Section(p.heading, p.text, p.rows, p.figure) for p in report.pictures}
     write_sections(folder, sections)
     write_json(folder / STUDY, study(settings, report.title, report.summary, sections, folder / STUDY))

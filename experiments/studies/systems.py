@@ -110,11 +110,12 @@ def hard_negatives(system: SystemSettings, settings: Any) -> tuple[int, bool]:
 def training_runs(settings: Any) -> dict[str, Training]:
     """Map each results folder to its training; a system without training runs for one seed only.
 
-    An encoder that will be trained is first measured untrained. Systems with a teacher come after systems
+    Encoders that will be trained are first measured untrained. Systems with a teacher come after systems
     without a teacher, and fused systems come last.
     """
     chosen = settings.chosen
     names = sorted(chosen, key=lambda name: (bool(chosen[name].fuse), bool(chosen[name].teacher)))
+    untrained = dict[str, Training]()
     runs = dict[str, Training]()
     for number, seed in enumerate(settings.seeds):
         for name in names:
@@ -122,10 +123,10 @@ def training_runs(settings: Any) -> dict[str, Training]:
             ending = f".seed-{seed}" if number else ""
             training = training_settings(system, settings, seed)
             if training and system.paradigm in PARADIGMS:
-                runs[f"{name}{UNTRAINED}{ending}"] = Training(name, seed, untrained=True)
+                untrained[f"{name}{UNTRAINED}{ending}"] = Training(name, seed, untrained=True)
             if training or not number:
                 runs[f"{name}{ending}"] = Training(name, seed)
-    return runs
+    return untrained | runs
 
 
 def start_of(name: str, settings: Any) -> str:

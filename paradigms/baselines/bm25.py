@@ -13,6 +13,7 @@ et al. (TACL 2021, §4.1): BM25-uni has `ngrams` = 1 and BM25-bi has 2.
 
 import importlib
 import json
+import logging
 import re
 import sys
 from collections import Counter
@@ -65,7 +66,9 @@ def _bm25s() -> ModuleType:
     if hidden:
         sys.modules["jax"] = None  # type: ignore[assignment]
     try:
-        return importlib.import_module("bm25s")
+        bm25s = importlib.import_module("bm25s")
+        logging.getLogger("bm25s").setLevel(logging.WARNING)  # it reports every step otherwise
+        return bm25s
     finally:
         if hidden:
             del sys.modules["jax"]

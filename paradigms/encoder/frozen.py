@@ -86,14 +86,15 @@ class LowerStates:
         tokenised again. Every process calls this, waits for the others, and then calls `open`. Raises
         ValueError if a state divided by 64 exceeds the range of float16.
         """
-        with progress_bar(progress and bool(texts)) as bar:
-            starts = range(0, len(texts), SHARD)
-            for number, start in enumerate(bar.track(starts, description="frozen layers")):
-                group = texts[start : start + SHARD]
-                joined = "\0".join([layout, *group]).encode("utf-8", "surrogatepass")
-                digest = hashlib.sha256(joined).digest()
-                if digest in self._stored:
-                    continue
+        missing = []
+        for number, start in enumerate(range(0, len(texts), SHARD)):
+            group = texts[start : start + SHARD]
+            joined = "\0".join([layout, *group]).encode("utf-8", "surrogatepass")
+            digest = hashlib.sha256(joined).digest()
+            if digest not in self._stored:
+                missing.append((number, group, digest))
+        with progress_bar(progress and len(missing) > 1) as bar:
+            for number, group, digest in bar.track(missing, description="frozen layers"):
                 batch = tokenize(group)
                 new = {key: n for n, key in enumerate(keys(batch)) if key not in self._rows}
                 name = hashlib.sha256(b"".join(new)).hexdigest()[:16]
