@@ -1,4 +1,4 @@
-"""Read documents without queries, as (id, title, text), from a folder of text files or from JSON lines."""
+"""Read documents without queries, as (id, title, text), from a folder of files or from JSON lines."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from urllib.parse import quote
 from paradigms.data.assembly import checked
 from paradigms.data.collection import Document, Problems, joined
 from paradigms.data.lines import json_id, json_object
-from paradigms.io.checks import is_blank
+from paradigms.data.readers import read_parts
 from paradigms.io.gzipped import numbered_lines
 
 WORDS = 85  # maximum words per passage: about 128 tokens
@@ -31,9 +31,10 @@ UNNAMED = re.compile(r"[\s%\ud800-\udfff]")  # characters that ids escape as in 
 def text_passages(folder: Path, problems: Problems, words: int = WORDS) -> Iterator[Document]:
     """Yield passages of at most `words` words from a text file, or from all text files in and below a folder.
 
-    A passage's id is "path:line", with the line where the passage begins and white space escaped as in URLs
-    (%20); the second passage of a line is "path:line.2". The title is the path. Hidden files are left out.
-    Files that are empty or not UTF-8 text, and links that point outside the folder, are left out and counted.
+    A passage's id is "path:line", with the line where the passage begins, or a PDF's page, and white space
+    escaped as in URLs (%20); the second passage of a line is "path:line.2". The title is the path. Hidden
+    files are left out. Files without text (`readers.read_parts`), and links that point outside the folder,
+    are left out and counted.
     """
     for file in text_files(folder, problems):
         name = file.relative_to(folder).as_posix() if file != folder else file.name
@@ -50,7 +51,9 @@ def text_passages(folder: Path, problems: Problems, words: int = WORDS) -> Itera
 
 
 def sections(file: Path, name: str, problems: Problems) -> Iterator[tuple[int, str, str]]:
-    """Yield (line, title, text) of each document in JSON lines, or of a whole file, with HTML tags removed.
+    """Yield (line, title, text) of each document in JSON lines, of a PDF's pages, or of a whole file.
+
+    HTML tags are removed. A page's line is its number.
 
     Invalid JSON lines are counted under the file's name.
     """
@@ -61,8 +64,8 @@ def sections(file: Path, name: str, problems: Problems) -> Iterator[tuple[int, s
         except (ValueError, OSError) as error:
             problems.add("JSON lines that cannot be read as documents (left out from there)", str(error))
         return
-    text = read_text(file, name, problems)
-    yield 1, "", visible_text(text) if file.suffix.lower() in HTML else text
+    for number, text in read_parts(file, name, problems):
+        yield number, "", visible_text(text) if file.suffix.lower() in HTML else text
 
 
 def visible_text(html: str) -> str:
@@ -159,24 +162,6 @@ def is_index(folder: Path) -> bool:
 def visible(folder: Path) -> set[str]:
     """Return the names of a folder's entries that are not hidden."""
     return {entry.name for entry in folder.iterdir() if not entry.name.startswith(".")}
-
-
-def read_text(file: Path, name: str, problems: Problems) -> str:
-    """Read a file's text. If the file has no text, count it under `name` and return ""."""
-    data = file.read_bytes()
-    if data.startswith(b"%PDF-"):
-        problems.add("PDF (left out: convert it to text)", name)
-        return ""
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        text = "\0"
-    if "\0" in text:
-        problems.add("file that is not UTF-8 text (left out)", name)
-        return ""
-    if is_blank(text):
-        problems.add("file without text (left out)", name)
-    return text
 
 
 def json_lines(file: Path, problems: Problems) -> Iterator[Document]:

@@ -1,13 +1,18 @@
 """Documents without queries: text files cut into passages, JSON lines."""
 
 import gzip
+import io
 import json
+import sys
 
 import pytest
 
 from paradigms.data import Problems
 from paradigms.data.beir import read_corpus, write_corpus
 from paradigms.data.texts import MARKER, json_lines, text_passages
+from tests import needs
+
+readers = needs.module("pypdf pypandoc charset_normalizer", "readers of files", "pip install -e '.[files]'")
 
 
 @pytest.fixture
@@ -17,7 +22,6 @@ def folder(tmp_path):
     (notes / "b.md").write_text("One two three.\n\nFour five six seven.\neight", encoding="utf-8")
     (notes / "deep" / "a.txt").write_bytes("\ufeffnaïve café".encode())
     (notes / "picture.png").write_bytes(b"\x89PNG\0\xff")
-    (notes / "latin.txt").write_bytes("naïve".encode("latin-1"))
     (notes / "empty.txt").write_text(" \n")
     (notes / ".hidden").write_text("not to be read")
     (notes / ".git").mkdir()
@@ -37,8 +41,10 @@ def test_passages_are_named_by_the_line_that_they_begin_on(folder):
         ("b.md:3.2", "b.md", "seven.\neight"),
         ("deep/a.txt:1", "deep/a.txt", "naïve café"),
     ]
-    assert problems.counts == {"file that is not UTF-8 text (left out)": 2, "file without text (left out)": 1}
-    assert problems.examples["file that is not UTF-8 text (left out)"] == ["latin.txt", "picture.png"]
+    assert problems.examples == {
+        "file without text (left out)": ["empty.txt"],
+        "file that is not text (left out)": ["picture.png"],
+    }
 
 
 def test_what_has_no_white_space_is_cut_and_kept(tmp_path):
@@ -139,12 +145,11 @@ def test_any_name_of_a_file_makes_an_id(tmp_path):
     assert sorted(ids) == ["%FE:1", "%FF:1", "a%0Ab:1", "my%20notes.txt:1", "my%2520notes.txt:1"]
 
 
-def test_html_json_lines_and_pdfs_in_a_folder_of_notes(tmp_path):
+def test_html_and_json_lines_in_a_folder_of_notes(tmp_path):
     page = "<html><head><style>p {}</style><script>if (a < b) x()</script>\n<title>Sea</title></head>\n"
     (tmp_path / "a.html").write_text(page + "<p>the f<b>ish</b> &amp; the\nsea</p><p>snow</p>")
     (tmp_path / "b.jsonl").write_text('{"title": "Fire", "text": "warm wood"}\n\n{"id": 7, "body": "ice"}\n')
     (tmp_path / "c.jsonl").write_text('{"text": "kept"}\n{"level": "debug"}\n')
-    (tmp_path / "d.pdf").write_text("%PDF-1.4\n1 0 obj\n")
     problems = Problems()
     found = [(id, title, " ".join(text.split())) for id, title, text in text_passages(tmp_path, problems, 50)]
     assert found == [
@@ -153,7 +158,92 @@ def test_html_json_lines_and_pdfs_in_a_folder_of_notes(tmp_path):
         ("b.jsonl:3", "b.jsonl", "ice"),
         ("c.jsonl:1", "c.jsonl", "kept"),
     ]
-    assert problems.counts == {
-        "JSON lines that cannot be read as documents (left out from there)": 1,
-        "PDF (left out: convert it to text)": 1,
-    }
+    assert problems.counts == {"JSON lines that cannot be read as documents (left out from there)": 1}
+
+
+ENCODED = {
+    "utf16.txt": ("naïve café", "utf-16"),
+    "utf32.txt": ("naïve café", "utf-32"),
+    "latin.txt": ("Les élèves étaient très fatigués après le café.", "latin-1"),
+    "windows.txt": ("Die Straße nach Köln – “gesperrt”, weil Bäume umgestürzt sind.", "cp1252"),
+    "русский.txt": ("Привет, мир! Это текст на русском языке для проверки.", "cp1251"),
+}
+
+
+@readers
+@pytest.mark.parametrize("name", ENCODED)
+def test_text_in_other_encodings(tmp_path, name):
+    text, encoding = ENCODED[name]
+    (tmp_path / name).write_bytes(text.encode(encoding))
+    problems = Problems()
+    assert [text for _, _, text in text_passages(tmp_path, problems)] == [text]
+    assert len(problems.counts) == (not encoding.startswith("utf"))
+
+
+WORDS = ["The certificate expires in May.", "Renew it on Monday."]
+
+
+def pdf(*pages: str, password: str = "") -> bytes:
+    """A PDF with a line of text on each page."""
+    import pypdf
+    from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
+
+    writer = pypdf.PdfWriter()
+    name = {"Type": "/Font", "Subtype": "/Type1", "BaseFont": "/Helvetica"}
+    font = DictionaryObject({NameObject(f"/{key}"): NameObject(value) for key, value in name.items()})
+    for text in pages:
+        page = writer.add_blank_page(300, 300)
+        fonts = DictionaryObject({NameObject("/F"): font})
+        page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
+        content = DecodedStreamObject()
+        content.set_data(f"BT /F 12 Tf 20 200 Td ({text}) Tj ET".encode())
+        page[NameObject("/Contents")] = writer._add_object(content)
+    if password:
+        writer.encrypt(password, algorithm="RC4-128")
+    data = io.BytesIO()
+    writer.write(data)
+    return data.getvalue()
+
+
+@readers
+def test_pages_of_a_pdf_are_passages_by_number(tmp_path):
+    (tmp_path / "a.pdf").write_bytes(pdf(*WORDS))
+    (tmp_path / "b.pdf").write_bytes(pdf(""))
+    (tmp_path / "c.pdf").write_bytes(pdf("secret", password="password"))
+    (tmp_path / "d.pdf").write_text("%PDF-1.4\n1 0 obj\n")
+    problems = Problems()
+    found = list(text_passages(tmp_path, problems))
+    assert found == [("a.pdf:1", "a.pdf", WORDS[0]), ("a.pdf:2", "a.pdf", WORDS[1])]
+    reasons = {"b.pdf": "scanned pages", "c.pdf": "encrypted PDF", "d.pdf": "pdf file that cannot be read"}
+    for name, reason in reasons.items():
+        assert [kind for kind in problems.counts if reason in kind and name in problems.examples[kind][0]]
+
+
+@readers
+@pytest.mark.parametrize("kind", ["docx", "epub", "odt", "rtf"])
+def test_documents_of_word_processors_and_ebooks(tmp_path, kind):
+    import pypandoc
+
+    source = f"# Server\n\n{WORDS[0]}\n\n| day | task |\n|---|---|\n| one | stop |\n\n{WORDS[1]}"
+    options = {"outputfile": str(tmp_path / f"a.{kind}"), "extra_args": ["--standalone"]}
+    pypandoc.convert_text(source, kind, format="md", **options)
+    (tmp_path / f"b.{kind}").write_bytes(b"PK\x03\x04 damaged")
+    problems = Problems()
+    found = [(id, text.split()) for id, _, text in text_passages(tmp_path, problems) if id.startswith("a")]
+    words = " ".join(["Server", WORDS[0], "day task one stop", WORDS[1]]).split()
+    assert found == [(f"a.{kind}:1", words)]
+    if kind != "rtf":  # which is text, whatever it holds
+        assert list(problems.counts) == [f"{kind} file that cannot be read (left out)"]
+
+
+def test_a_file_without_its_reader_says_what_to_install(tmp_path, monkeypatch):
+    for name in ("pypdf", "pypandoc", "charset_normalizer"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for name in ("a.pdf", "b.docx", "c.txt", "d.doc"):
+        (tmp_path / name).write_bytes(b"\xe9t\xe9")
+    problems = Problems()
+    assert list(text_passages(tmp_path, problems)) == []
+    [(lacking, files), (old, [name])] = problems.examples.items()
+    assert "pip install 'retrieval-paradigms[files]'" in lacking
+    assert files == ["a.pdf (pypdf)", "b.docx (pypandoc)", "c.txt (charset_normalizer)"]
+    assert (name, "save it as PDF" in old) == ("d.doc", True)
