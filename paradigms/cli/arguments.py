@@ -1,21 +1,26 @@
 """Search your own texts: index a folder, then ask.
 
-    python -m paradigms index notes
-    python -m paradigms search notes.index "how do I renew the certificate?"
+    paradigms index notes
+    paradigms search notes.index "how do I renew the certificate?"
 
-A source is a folder of text files, a text file, JSON lines {"_id", "title", "text"} (.jsonl), or a
-collection by name or folder (pydocs, hf:OWNER/NAME, irds:IDENTIFIER, BEIR, MIRACL, LoTTE, DPR). A model is
-any checkpoint that paradigms.load opens, by folder or by its name on the hub, or "offline", the small encoder
-that comes with this project.
+A source is a folder of files (text, HTML, PDF, docx, odt, rtf, epub), a file, JSON lines
+{"_id", "title", "text"} (.jsonl), or a collection by name or folder (pydocs, hf:OWNER/NAME, irds:IDENTIFIER,
+BEIR, MIRACL, LoTTE, DPR). A model is any checkpoint that paradigms.load opens, by folder or by its name on
+the hub, or "offline", the small encoder that comes with this project. Without a model, index and rerank use
+ColBERT over that encoder.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import os
+import shutil
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
+from shlex import quote
 from types import ModuleType
 from typing import Any
 
@@ -24,6 +29,7 @@ from paradigms.io.flags import add_device, add_plugin, apply, spelled
 from paradigms.io.terminal import interruptible, shown
 
 OFFLINE = "offline"  # all-MiniLM-L6-v2 as it was trained: one vector per text
+PARADIGM = "colbert"  # without --model or --paradigm
 # Copied keys of `find.INDEXES`, `saved.SAVE_LAYOUTS` and `saving.FORMATS`, which are slow to import.
 INDEX_KINDS = ("exact", "faiss", "compressed", "inverted", "lemur")
 LAYOUT_NAMES = ("paradigms", "sentence-transformers", "bge-m3", "onnx", "onnx-int8")
@@ -49,7 +55,7 @@ def port(text: str) -> int:
 
 # Arguments of argparse's `add_argument`, by option or, if one command differs, by "COMMAND option".
 OPTIONS: dict[str, dict[str, Any]] = {
-    "source": {"help": "folder of text files, JSON lines, or a collection"},
+    "source": {"help": "folder of files, a file, JSON lines, or a collection"},
     "folder": {"help": "folder made by index"},
     "search folder": {
         "help": "folder made by index, or a saved generative model; more folders of the same model may follow"
@@ -62,8 +68,20 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "output": {"help": "folder to write: a new one, or a saved model in the same layout, to be replaced"},
     "--output": {"help": "folder to create (default SOURCE.index in the current folder)"},
     "compare --output": {"help": "folder for runs and tables"},
-    "--kind": {"default": "exact", "help": f"kind of index: {', '.join(INDEX_KINDS)}, or one of a plug-in"},
-    "--model": {"default": OFFLINE, "help": f"checkpoint: a folder or a name on the hub (default {OFFLINE})"},
+    "--kind": {
+        "default": "",
+        "help": f"kind of index: {', '.join(INDEX_KINDS)}, or one of a plug-in (default: compressed, with 4 "
+        "bits a number, for token vectors such as ColBERT's; inverted for terms; else exact)",
+    },
+    "--model": {
+        "default": "",
+        "help": f"checkpoint: a folder or a name on the hub (default: {PARADIGM} over {OFFLINE})",
+    },
+    "--paradigm": {
+        "default": "",
+        "help": "make this paradigm of the model, an encoder: dpr, me_bert, colbert, coil, aligner, xtr, "
+        f"splade, bge_m3, or one of a plug-in (default: the model as it was saved; without one, {PARADIGM})",
+    },
     "dimensions --model": {
         "default": "",
         "help": f"checkpoint to compare with linear maps, such as {OFFLINE}",
@@ -144,7 +162,7 @@ QUERIES = "--queries --split --identical-ids"
 COMMANDS = {
     "index": (
         "Encode a source's documents into a folder that search, explain, compare and dimensions read.",
-        f"source --output --kind --model {READING} --precision --words --passages --anew",
+        f"source --output --kind --model --paradigm {READING} --precision --words --passages --anew",
     ),
     "search": (
         "Find the best documents of an indexed folder, or of a saved generative model, for each query.",
@@ -152,8 +170,8 @@ COMMANDS = {
     ),
     "rerank": (
         "Rerank the first documents of BM25, or of any run, with a model; nothing is indexed.",
-        f"source query --run --depth --model {READING} --precision --words --passages --best-passages "
-        f"{QUERIES} -k --format",
+        f"source query --run --depth --model --paradigm {READING} --precision --words --passages "
+        f"--best-passages {QUERIES} -k --format",
     ),
     "explain": (
         "Show in colours which tokens make the score of the best document, or of --document.",
@@ -188,6 +206,8 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command. On invalid input, print one line and exit with code 1."""
+    # Idle OpenMP threads that spin would slow down a machine with other work; torch reads this at its import.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     root = parser()
     settings, rest = root.parse_known_args(spelled(sys.argv[1:] if arguments is None else arguments, "-"))
     # argparse leaves texts that follow an option unparsed.
@@ -199,6 +219,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     resuming = "the same command resumes the index" if settings.command == "index" else ""
     with interruptible(resuming):
         run(settings)
+
+
+def program() -> str:
+    """Return the name under which this program was called, for commands that can be pasted."""
+    called = Path(sys.argv[0])
+    if called.name == "paradigms":
+        return called.name if shutil.which(called.name) == sys.argv[0] else quote(sys.argv[0])
+    module = called.parts[-2:] == ("paradigms", "__main__.py")
+    return f"{quote(sys.orig_argv[0]) if module else 'python'} -m paradigms"
 
 
 def run(settings: argparse.Namespace) -> None:
@@ -235,7 +264,9 @@ def imported(name: str) -> ModuleType:
 def parser() -> argparse.ArgumentParser:
     """Build the argument parser with all commands."""
     root = argparse.ArgumentParser(
-        "python -m paradigms", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        program(),
+        description=(__doc__ or "").replace("    paradigms", f"    {program()}"),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = root.add_subparsers(required=True, metavar="COMMAND", dest="command")
     for name, (described, options) in COMMANDS.items():

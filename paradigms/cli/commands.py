@@ -10,6 +10,7 @@ from shlex import quote
 
 from paradigms.baselines.bm25 import BM25
 from paradigms.cli import show
+from paradigms.cli.arguments import program
 from paradigms.cli.indexed import (
     Checkpoint,
     SearchFolder,
@@ -56,12 +57,14 @@ def run_index(settings: argparse.Namespace) -> None:
     cut = opened.index.model.count_cut(opened.pieces.corpus)
     if cut and cut.cut:
         show.tell(cut.summary + ("" if opened.origin.words else " (--passages)"))
-    count = f"{len(opened.corpus):,} document{'s' * (len(opened.corpus) != 1)}"
-    show.tell(f"{count} of {settings.source} in {output}")
+    origin = opened.origin
+    noun = "passage" if origin.words and not origin.passages else "document"
+    count = f"{len(opened.corpus):,} {noun}{'s' * (len(opened.corpus) != 1)}"
+    show.tell(f"{count} of {settings.source} in {output}, as {opened.index.model.name}, {origin.kind}")
     for choice in opened.choices:
         show.tell(f"A search for {choice.k} finds {choice.recall:.1%} of what an exhaustive one finds")
     again = "".join(f" --plugin {quote(file)}" for file in settings.plugin) + " --pickled" * settings.pickled
-    show.tell(f'Search them: python -m paradigms search {quote(str(output))} "your question"{again}')
+    show.tell(f'Search them: {program()} search {quote(str(output))} "your question"{again}')
 
 
 def run_search(settings: argparse.Namespace) -> None:
@@ -156,11 +159,11 @@ def run_explain(settings: argparse.Namespace) -> None:
     others = [other for other in run if other != document]
     (explanation,) = opened.retriever.explain(settings.query, document, others)
     show.alignment(explanation, settings.query, document)
-    model = opened.index.model
-    described = model.description()
-    if described["query_vectors"] == described["document_vectors"] == "pooled":
+    if opened.index.model.encoder.settings.single:
+        source = quote(opened.origin.source)
         show.tell(
-            f"{model.name} has one vector per text: models of token vectors, such as colbert, show tokens"
+            f"{opened.index.model.name} has one vector for a text, so no token has a share of the score. An "
+            f"index of token vectors shows them: {program()} index {source} --output tokens.index"
         )
 
 

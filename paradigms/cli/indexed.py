@@ -18,8 +18,10 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+import torch
+
 from paradigms.cli import show
-from paradigms.cli.arguments import OFFLINE
+from paradigms.cli.arguments import OFFLINE, PARADIGM, program
 from paradigms.cli.sources import check_source, documents, is_text, words_of
 from paradigms.data import Corpus, Problems
 from paradigms.data.assembly import Digest
@@ -27,6 +29,7 @@ from paradigms.data.beir import read_corpus, write_corpus
 from paradigms.data.collection import Document
 from paradigms.data.pieces import Pieces
 from paradigms.data.texts import CORPUS, INDEX, MARKER, WORDS, visible
+from paradigms.encoder.backbone import for_search as encoding_only
 from paradigms.find import INDEXES, open_index
 from paradigms.find.recall import Choice
 from paradigms.io.checks import read_settings
@@ -34,6 +37,7 @@ from paradigms.io.device import chosen_device
 from paradigms.io.files import locked, replace_file, write_json
 from paradigms.loading import as_paradigm, load
 from paradigms.model import Paradigm
+from paradigms.registry import PARADIGMS
 from paradigms.retrieve import Indexed, Merged, Passages, Retriever
 
 BEGUN = ".begun"
@@ -49,14 +53,28 @@ class Checkpoint:
     model: str = OFFLINE
     document_model: str = ""  # "" = the same
     model_layout: str = ""  # a key of `FORMATS`; "" = inferred from the files
+    paradigm: str = ""  # a key of `PARADIGMS`, made of the encoder `model`; "" = the model as it was saved
 
     @classmethod
     def of(cls, settings: argparse.Namespace) -> Checkpoint:
-        """Return the checkpoint named on the command line."""
+        """Return the checkpoint named on the command line; without one, `PARADIGM` over `OFFLINE`.
+
+        Raises ValueError if --model names a paradigm, or if a paradigm is asked for together with options of
+        saved models.
+        """
+        named = settings.model.lower().replace("-", "_")
+        if named in PARADIGMS and not Path(settings.model).exists():
+            raise ValueError(f"--model names a checkpoint, and {named} is a paradigm: --paradigm {named}")
+        saved = settings.document_model or settings.model_layout
+        paradigm = getattr(settings, "paradigm", "")
+        if paradigm and saved:
+            raise ValueError("--paradigm makes a model of an encoder: leave out the options of saved models")
+        model = settings.model or OFFLINE
         return cls(
-            model=settings.model if settings.model == OFFLINE else absolute(settings.model),
+            model=model if model == OFFLINE else absolute(model),
             document_model=absolute(settings.document_model),
             model_layout=settings.model_layout,
+            paradigm=paradigm or ("" if settings.model or saved else PARADIGM),
         )
 
     def open(self, *, pickled: bool, for_search: bool = True) -> Any:
@@ -64,6 +82,10 @@ class Checkpoint:
 
         for_search: whether the model will only encode texts. Raises the same errors as `load`.
         """
+        if self.paradigm:
+            with torch.random.fork_rng(devices=[]), encoding_only():
+                torch.manual_seed(0)  # some paradigms add weights to the encoder's
+                return PARADIGMS[self.paradigm](self.model).eval().to(chosen_device())
         documents, layout = self.document_model or None, self.model_layout or None
         model = load(self.model, documents=documents, layout=layout, pickled=pickled, for_search=for_search)
         return model.to(chosen_device())
@@ -99,13 +121,14 @@ class Origin(Checkpoint):
         options = {
             "--output": str(folder),
             "--model": self.model,
+            "--paradigm": self.paradigm,
             "--document-model": self.document_model,
             "--model-layout": self.model_layout,
             "--kind": self.kind,
             "--words": str(self.words or ""),
         }
         listed = "".join(f" {name} {quote(value)}" for name, value in options.items() if value)
-        return f"python -m paradigms index {quote(self.source)}{listed}{' --passages' * self.passages}"
+        return f"{program()} index {quote(self.source)}{listed}{' --passages' * self.passages}"
 
 
 @dataclass(frozen=True)
@@ -149,10 +172,12 @@ def index_source(settings: argparse.Namespace, folder: Path) -> tuple[SearchFold
     if not ours and folder.exists() and (not folder.is_dir() or visible(folder)):
         raise FileExistsError(f"{folder} exists and is not an index: choose another output")
     check_source(settings.source)
-    if settings.kind not in INDEXES:
+    if settings.kind and settings.kind not in INDEXES:
         raise ValueError(f"unknown kind {settings.kind!r} of index; there are {', '.join(INDEXES)}")
     checkpoint = Checkpoint.of(settings)
     paradigm = as_paradigm(checkpoint.open(pickled=settings.pickled), checkpoint.model)
+    former = None if settings.anew else _former(folder)
+    kind = settings.kind or (kind_of(paradigm) if former is None else former.kind)
     passages = settings.passages and not is_text(settings.source)
     words = words_of(settings.source, settings.words, words_that_fit(paradigm), passages)
     problems = Problems()
@@ -164,7 +189,7 @@ def index_source(settings: argparse.Namespace, folder: Path) -> tuple[SearchFold
     origin = Origin(
         **asdict(checkpoint),
         source=absolute(settings.source),
-        kind=settings.kind,
+        kind=kind,
         words=words,
         passages=passages,
         fingerprint="",
@@ -172,8 +197,8 @@ def index_source(settings: argparse.Namespace, folder: Path) -> tuple[SearchFold
     with locked(folder, make=True):
         if settings.anew:
             finished.unlink(missing_ok=True)
-        else:
-            _check_origin(folder, origin)
+        elif former is not None:
+            _check_origin(folder, former, origin)
         if finished.is_file():
             update(folder, origin, rows, paradigm, settings.precision)
         else:
@@ -185,7 +210,7 @@ def index_source(settings: argparse.Namespace, folder: Path) -> tuple[SearchFold
                 paradigm,
                 corpus,
                 folder / INDEX,
-                kind=settings.kind,
+                kind=kind,
                 precision=settings.precision,
                 progress=True,
             )
@@ -302,7 +327,7 @@ def open_folder(
         default = folder.with_name(f"{folder.name}.index")
         hint = f"; {default} is one" if (default / MARKER).is_file() else ""
         raise FileNotFoundError(
-            f"{folder} is not an index of `python -m paradigms index SOURCE`: it has no {MARKER}{hint}"
+            f"{folder} is not an index of `{program()} index SOURCE`: it has no {MARKER}{hint}"
         )
     before: tuple[Any, ...] = ()
     while True:
@@ -346,16 +371,26 @@ def open_folders(folders: Sequence[str | Path], *, pickled: bool = False, best: 
     return replace(first, origin=origin, corpus=corpus, index=merged, pieces=pieces)
 
 
-def _check_origin(folder: Path, origin: Origin) -> None:
+def kind_of(model: Paradigm) -> str:
+    """Return the kind of index for a model's vectors: small for many vectors, exact for one of a text."""
+    if model.encoder.dim == 1:
+        return "inverted"
+    many = not model.encoder.settings.single and model.recipe.align.is_maxsim()
+    return "compressed" if many else "exact"
+
+
+def _former(folder: Path) -> Origin | None:
+    """Return the settings with which a folder was built, or its build begun; None for a new folder."""
+    files = (file for file in (folder / MARKER, folder / BEGUN) if file.is_file() and file.stat().st_size)
+    file = next(files, None)
+    return None if file is None else read_settings(Origin, file)
+
+
+def _check_origin(folder: Path, former: Origin, origin: Origin) -> None:
     """Raise FileExistsError if a folder was built, or its build begun, with other settings.
 
     The source and the model may have other names, because their contents are compared.
     """
-    files = (file for file in (folder / MARKER, folder / BEGUN) if file.is_file() and file.stat().st_size)
-    file = next(files, None)
-    if file is None:
-        return
-    former = read_settings(Origin, file)
     pairs = {name: (getattr(former, name), getattr(origin, name)) for name in ("kind", "words", "passages")}
     changed = [f"{name} ({old}, not {new})" for name, (old, new) in pairs.items() if old != new]
     if changed:

@@ -1,4 +1,4 @@
-"""`python -m paradigms oracle INDEX --split test`: is the index the limit, or the query encoder?
+"""`paradigms oracle INDEX --split test`: is the index the limit, or the query encoder?
 
 For each judged query, the command determines whether any query vectors could rank the relevant documents
 above all others, and whether the model's vectors do. Document vectors are used as stored in the index

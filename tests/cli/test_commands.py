@@ -19,7 +19,7 @@ from paradigms.baselines.bm25 import BM25
 from paradigms.baselines.cross_attention import cross_attention
 from paradigms.cli import indexed as indexed_folders
 from paradigms.cli import show
-from paradigms.cli.arguments import main
+from paradigms.cli.arguments import main, program
 from paradigms.cli.indexed import open_folder
 from paradigms.cli.oracle import question_of, stored
 from paradigms.cli.queries import from_file, typed_lines
@@ -133,6 +133,43 @@ def test_index_then_search(source, models, capsys):
     assert rows[0]["score"] >= rows[1]["score"]
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("", "compressed"),
+        ("dpr", "exact"),
+        ("ME-BERT", "compressed"),
+        ("coil", "exact"),
+        ("aligner", "compressed"),
+        ("xtr", "exact"),
+    ],
+)
+def test_every_paradigm_indexes_with_an_encoder(source, tiny_bert, capsys, monkeypatch, name, kind):
+    """By default ColBERT, in 4 bits a number; weights that a paradigm adds are the same when it is opened."""
+    monkeypatch.setattr("paradigms.cli.indexed.OFFLINE", str(tiny_bert))
+    _, err = printed(capsys, "index", "notes", *(["--paradigm", name] if name else []))
+    assert f"3 passages of notes in notes.index, as {PARADIGMS[name or 'colbert'].__name__}, {kind}" in err
+    origin = open_folder("notes.index").origin
+    assert (origin.paradigm, origin.kind) == (name or "colbert", kind)
+    assert len(found_by(capsys, "search", "notes.index", "the fish in the sea", "-k", "3")) == 3
+    assert "up to date" not in printed(capsys, "index", "notes", *(["--paradigm", name] if name else []))[1]
+
+
+def test_printed_commands_are_called_as_this_program_was(monkeypatch):
+    called = {
+        ".venv/bin/paradigms": ".venv/bin/paradigms",
+        "/a b/paradigms": "'/a b/paradigms'",
+        "/x/paradigms/__main__.py": f"{sys.orig_argv[0]} -m paradigms",
+        "a_script.py": "python -m paradigms",
+    }
+    for name, command in called.items():
+        monkeypatch.setattr(sys, "argv", [name])
+        assert program() == command
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/paradigms")
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/paradigms"])
+    assert program() == "paradigms"
+
+
 def test_results_to_read(indexed, capsys):
     out, _ = printed(capsys, "search", indexed, "fire and warm wood", "cold snow on ice")
     assert out.index("1. fire.txt:1") < out.index("1. snow.txt:1")
@@ -169,6 +206,9 @@ ERRORS = {
     "index notes --model {colbert} --output notes": "is not an index",
     "index notes --model {dsi}": "search a generative model's folder",
     "index notes --model {cross_attention}": "use a reranker with rerank",
+    "index notes --model ColBERT": "colbert is a paradigm: --paradigm colbert",
+    "index notes --paradigm bm25": "there is no paradigm 'bm25'; there are dpr, me_bert, colbert",
+    "index notes --paradigm dpr --model {dpr} --model-layout plain": "--paradigm makes a model of an encoder",
     "index void --model {dpr}": "void holds no document",
     "search {dsi} --split test": "--split needs an index of a collection",
     "explain notes.index fish --document x": "no document 'x'",
@@ -230,7 +270,7 @@ def answers(name):
 )
 def test_an_index_is_searchable_while_an_update_stops_anywhere(source, models, capsys, owner, name, ended):
     """A search finds all documents as before the update or as after it, and the same command goes on."""
-    build = "index", "notes", "--model", models["colbert"]
+    build = "index", "notes", "--model", models["colbert"], "--kind", "exact"
     printed(capsys, *build)
     states = [answers("notes.index")]
     (source / "fire.txt").write_text("a warm sea")
@@ -258,7 +298,7 @@ def test_a_refused_update_changes_nothing(source, models, capsys):
     (source.parent / "other").mkdir()
     (source.parent / "other" / "fish.txt").write_text(TEXTS["fish.txt"])
     refusals = {
-        "other kind (exact, not faiss): choose": ["notes", "--model", "model", "--kind", "faiss"],
+        "other kind (compressed, not faiss): choose": ["notes", "--model", "model", "--kind", "faiss"],
         "other words (16, not 3): choose": ["notes", "--model", "model", "--words", "3"],
         "other has 1 of its 3: choose": ["other", "--model", "model", "--output", "notes.index"],
         "--anew discards it": ["notes", "--model", models["dpr"]],
@@ -302,8 +342,8 @@ def test_a_build_that_was_interrupted_goes_on(source, models, monkeypatch, capsy
     assert "interrupted; the same command resumes the index" in capsys.readouterr().err
     said, command = refused("search", "notes.index", "x").split(" resume it: python -m paradigms ")
     assert "the build of notes.index has not ended" in said
-    assert "other kind (exact, not faiss)" in refused(*build, "--kind", "faiss")
-    assert f"3 documents of {source} in notes.index" in printed(capsys, *shlex.split(command))[1]
+    assert "other kind (compressed, not faiss)" in refused(*build, "--kind", "faiss")
+    assert f"3 passages of {source} in notes.index" in printed(capsys, *shlex.split(command))[1]
     assert "1. snow.txt:1" in printed(capsys, "search", "notes.index", "cold snow on ice")[0]
     assert not (source / "notes.index" / ".begun").exists()
 
@@ -453,7 +493,8 @@ def test_explain_names_the_aligned_tokens(source, models, capsys, name):
     assert "fish.txt:1" in out
     assert "rel = " in out
     assert ("[pooled]" if name == "dpr" else "fish") in out
-    assert ("one vector per text" in err) == (name == "dpr")
+    advice = "has one vector for a text, so no token has a share of the score"
+    assert (advice in err) == (f"index {source} --output tokens.index" in err) == (name == "dpr")
     out, _ = printed(capsys, "explain", "explained", "fish in the sea", "--document", "snow.txt:1")
     assert "snow.txt:1" in out
 
