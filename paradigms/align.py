@@ -136,7 +136,8 @@ def as_alignment(align: Alignment | str) -> Alignment:
     try:
         chosen: Alignment = kind(**knobs)
     except TypeError as error:
-        raise ValueError(f"alignment {text:.200}: {error}") from error
+        names = ", ".join(kind.__dataclass_fields__) or "none"
+        raise ValueError(f"alignment {text:.200}: give {name} values for its settings ({names})") from error
     return chosen
 
 

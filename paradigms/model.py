@@ -224,21 +224,18 @@ class Paradigm(Trainable):
             tokens = self.encoder(self.encoder.tokenize(texts or [""], side).to(device), side)
             return tokens if texts else tokens.map(lambda t: t.narrow(int(side == "document"), 0, 0))
 
-    def encode_queries(self, texts: Iterable[Input]) -> Tokens:
-        """Encode x queries as Q, with axes [x, 1, l, h]."""
+    def encode_queries(self, texts: Input | Iterable[Input]) -> Tokens:
+        """Encode x queries, or one text, as Q, with axes [x, 1, l, h]."""
+        texts = [texts] if isinstance(texts, str) else texts
         return replace(self.tokens(texts, "query"), side="query")
 
-    def encode_documents(self, texts: Iterable[Input]) -> Tokens:
-        """Encode x documents as D, with axes [1, x, l, h]."""
+    def encode_documents(self, texts: Input | Iterable[Input]) -> Tokens:
+        """Encode x documents, or one text, as D, with axes [1, x, l, h]."""
+        texts = [texts] if isinstance(texts, str) else texts
         return replace(self.tokens(texts, "document"), side="document")
 
-    def encode_query(self, texts: Input | Iterable[Input]) -> Tokens:
-        """Encode one query or several as Q, like `encode_queries`."""
-        return self.encode_queries([texts] if isinstance(texts, str) else texts)
-
-    def encode_document(self, texts: Input | Iterable[Input]) -> Tokens:
-        """Encode one document or several as D, like `encode_documents`."""
-        return self.encode_documents([texts] if isinstance(texts, str) else texts)
+    encode_query = encode_queries
+    encode_document = encode_documents
 
     def similarity(self, queries: Any, documents: Any) -> Float[Tensor, "b n"]:
         """Compute rel for every query and document, each given as Tokens, as one text or as several."""

@@ -156,7 +156,7 @@ def test_documents_are_texts(models, texts):
 
 def test_one_text_and_a_mapping_are_no_list(models):
     for wrong in (LIST[0], TEXTS, None):
-        for call in (models["dpr"].encode, models["dpr"].encode_documents, models["dpr"].count_cut):
+        for call in (models["dpr"].encode, models["dpr"].count_cut):
             refused(lambda call=call, wrong=wrong: call(wrong), "must be a list of strings, got")
 
 

@@ -27,6 +27,8 @@ const gathered = (call, milliseconds = 50) => {
 };
 const [drawRankingSoon, drawCardsSoon] = [gathered(drawRanking), gathered(drawCards)];
 const shown = () => known.systems.filter(({ name }) => !state.without.has(name));
+// The systems that a fusion is made of, if all of them are shown: their cards are not drawn twice.
+const fused = ({ parts }) => (parts.every((name) => shown().some((one) => one.name === name)) ? parts : []);
 const relevant = () => new Set(judged.find(({ id }) => id === state.judged)?.relevant ?? []);
 
 // The token comes in the address once and stays in this tab.
@@ -206,6 +208,11 @@ async function open() {
   find("opened").hidden = !state.document;
   for (const { name } of known.systems) for (const which of ["document", "other"]) drop(`explain ${which} ${name}`);
   if (!state.document || !state.query.trim()) return drawCards();
+  if (state.text !== null && !state.text.trim()) {
+    explained.document = new Map();
+    find("message").textContent = "The document is empty, so nothing can be aligned: write a text, or undo the changes.";
+    return drawCards();
+  }
   await Promise.all([explain("document", state.document, state.text), explain("other", state.other, null)]);
 }
 
@@ -224,12 +231,15 @@ async function explain(which, id, text) {
 }
 
 function drawCards() {
-  cards.draw(shown().flatMap(({ name }) => explained.document.get(name)?.cards ?? []), true);
-  for (const { name } of shown()) {
-    const { error, cards: parts } = explained.document.get(name) ?? {};
-    if (!error && parts?.length !== 0) continue;
+  cards.draw(shown().flatMap((system) => (fused(system).length ? [] : explained.document.get(system.name)?.cards ?? [])), true);
+  for (const system of shown()) {
+    const { error, cards: parts } = explained.document.get(system.name) ?? {};
+    const names = parts?.length ? fused(system) : [];
+    if (!error && !names.length && parts?.length !== 0) continue;
     const card = element("article", "card");
-    card.append(element("h3", "", name), element("p", "quiet", error ?? "A is not defined here: the system reads both texts at once."));
+    const reason = names.length ? `A fusion of ${names.join(" and ")}, whose cards are here.` : "A is not defined here: the system reads both texts at once.";
+    card.append(element("h3", "", system.name), element("p", "quiet", error ?? reason));
+    if (names.length) card.append(element("p", "rank", parts[0].rank));
     find("systems").append(card);
   }
   drawWhy();
@@ -246,7 +256,7 @@ function drawWhy() {
     return values;
   };
   const cardsOf = (which, name) => (state.other && explained[which].get(name)?.cards) || [];
-  const pairs = shown().flatMap(({ name }) => cardsOf("document", name).map((mine, n) => [mine, cardsOf("other", name)[n]]));
+  const pairs = shown().filter((system) => !fused(system).length).flatMap(({ name }) => cardsOf("document", name).map((mine, n) => [mine, cardsOf("other", name)[n]]));
   const tables = pairs.filter(([, theirs]) => theirs).map(([mine, theirs]) => {
     const card = element("article", "card why");
     const [left, right] = [shares(mine), shares(theirs)];

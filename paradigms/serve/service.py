@@ -36,7 +36,7 @@ from paradigms.align import ALIGNMENTS, NORMALISERS, Cost
 from paradigms.data import Corpus, Run, Split
 from paradigms.evaluate.measures import on_split
 from paradigms.io.checks import is_blank
-from paradigms.retrieve import Retriever
+from paradigms.retrieve import Fused, Retriever
 from paradigms.serve import cost, requests
 from paradigms.serve.guard import Guard
 from paradigms.serve.patience import Patient
@@ -81,7 +81,9 @@ class Service:
 
     async def list_systems(self) -> dict[str, Any]:
         return {
-            "systems": [system.described() for system in self.systems.values()],
+            "systems": [
+                system.described() | {"parts": self._parts(system)} for system in self.systems.values()
+            ],
             "documents": len(self.corpus),
             "candidates": CANDIDATES,
             "alignments": {
@@ -183,8 +185,12 @@ class Service:
 
     async def save(self, request: requests.Explain) -> dict[str, Any]:
         """Return the cards from `explain` as a self-contained page, which works without the service."""
-        answers = (await self.explain(request))["systems"].values()
-        cards = [card for answer in answers for card in answer.get("cards", ())]
+        answers = (await self.explain(request))["systems"]
+        cards = []
+        for name, answer in answers.items():
+            parts = self._parts(self.systems[name])
+            if not parts or not answers.keys() >= {*parts}:  # a fusion does not repeat the cards of its parts
+                cards += answer.get("cards", ())
         return {"html": page(cards, request.query, self._text(request))}
 
     async def encode(self, request: requests.Encode) -> dict[str, Any]:
@@ -303,6 +309,13 @@ class Service:
             if name not in self.systems:
                 raise KeyError(f"unknown system {name!r:.80}; there are {', '.join(self.systems)}")
         return list(self.systems.values()) if names is None else [self.systems[name] for name in names]
+
+    def _parts(self, system: ServedSystem) -> list[str]:
+        """Return the names of the systems that a fusion is made of."""
+        retrievers = system.inner.retrievers if isinstance(system.inner, Fused) else ()
+        return [
+            name for name, one in self.systems.items() if any(one.retriever is part for part in retrievers)
+        ]
 
     def _only(self, name: str) -> ServedSystem:
         """Return the system of this name; "" is the only one. Raises ValueError if there are several."""

@@ -73,9 +73,9 @@ def entry(name, document):
 
 
 def opened(tab, name="colbert", document="7"):
-    """Open a document, and wait for the cards of all systems: the fusion has two."""
+    """Open a document, and wait for the cards of all systems: the fusion's names its parts."""
     tab.click(entry(name, document))
-    tab.wait("document.querySelectorAll('#systems .card').length === 5")
+    tab.wait("document.querySelectorAll('#systems .card').length === 4")
 
 
 def state(tab):
@@ -115,7 +115,8 @@ def test_a_pointed_or_focused_document_is_marked_in_all_columns(page):
 
 def test_a_document_opens_with_the_cards_of_all_systems(page, retrievers):
     opened(page)
-    assert page.texts("#systems h3") == ["bm25", "colbert", "aligner", "fused: bm25", "fused: colbert"]
+    assert page.texts("#systems h3") == ["bm25", "colbert", "aligner", "fused"]
+    assert "A fusion of bm25 and colbert, whose cards" in page.text("#systems .card:nth-child(4)")
     assert page.script("document.querySelector('#text').value") == "the cold sea and fish"
     ranked = list(retrievers["colbert"].search({"q": QUERY}, 100)["q"])
     assert page.texts(".rank")[1] == f"rank {1 + ranked.index('7')}"
@@ -176,7 +177,11 @@ def test_a_field_shows_the_number_that_is_used_or_a_sentence_says_which(page):
     page.choose("#align", "Buckets")
     assert page.script("document.querySelector('#knobs input[name=seed]').placeholder") == "0"
     page.choose("#align", "Entropic")
-    for wrong, message in (("-1", "Entropic: k must be above 0"), ("1e", "k=")):
+    for wrong, message in (
+        ("", "give Entropic values for its settings (k"),
+        ("-1", "Entropic: k must be above 0"),
+        ("1e", "k="),
+    ):
         page.fill("#knobs input[name=k]", wrong)
         page.wait(f"document.querySelector('#message').textContent.includes('{message}')")
         page.fill("#knobs input[name=k]", "1")
@@ -192,6 +197,16 @@ def test_a_field_shows_the_number_that_is_used_or_a_sentence_says_which(page):
         page.wait("window.waitingFor === 0")
         assert page.text("#message")  # no late answer removes it
         assert len(column(page, "bm25")) == 10
+
+
+def test_the_number_of_documents_of_bm25_alone_can_be_changed(tab, retrievers):
+    with serving({"bm25": retrievers["bm25"]}, judged=None) as port:
+        tab.open(f"http://127.0.0.1:{port}/#query={quote(QUERY)}")
+        listed(tab, 1)
+        assert tab.script("document.querySelector('#formula').disabled")
+        tab.fill("#k", "3")
+        tab.wait("document.querySelectorAll('.entry').length === 3")
+        assert tab.errors == []
 
 
 def test_what_is_typed_while_the_page_starts_is_searched(tab, retrievers, monkeypatch):
@@ -237,8 +252,12 @@ def test_an_edited_document_changes_its_tokens_and_scores(page):
     ]
     assert page.count("#systems .token b") == 0
     assert state(page)["text"].startswith("fish fish")
+    page.fill("#text", " ")
+    page.wait("document.querySelector('#message').textContent.startsWith('The document is empty')")
+    assert page.count("#systems .card") == 0
     page.click("#undo")
-    page.wait(f"{rel} === {json.dumps(before)}")
+    page.wait(f"document.querySelector('#systems .facts b') && {rel} === {json.dumps(before)}")
+    assert page.text("#message") == ""
     assert "text" not in state(page)
 
 
@@ -246,7 +265,7 @@ def test_two_documents_side_by_side_say_why(page, retrievers):
     """The page lists differences by query token, which add up to the difference of rel."""
     opened(page)
     page.choose("#other", SLASH)
-    page.wait("document.querySelectorAll('#why .card').length === 5")
+    page.wait("document.querySelectorAll('#why .card').length === 3")
     rows = page.script(
         "[...document.querySelectorAll('#why .card:nth-child(2) tr')]"
         ".map((row) => [...row.cells].map((cell) => cell.textContent))"
@@ -336,7 +355,7 @@ def test_the_view_is_saved_as_an_image_and_as_a_page(page, tab):
     assert len(list(image.iter("{http://www.w3.org/2000/svg}path"))) > 5
     cards = page.texts("#systems .token")
     page.open((page.downloads / "alignment.html").as_uri())
-    assert page.texts(".card h3") == ["bm25", "colbert", "aligner", "fused: bm25", "fused: colbert"]
+    assert page.texts(".card h3") == ["bm25", "colbert", "aligner"]
     assert page.texts(".token") == cards
 
 
@@ -360,7 +379,7 @@ def test_the_keyboard_alone_is_enough(tab, address):
 
     tab_to("document.activeElement.matches('.column:nth-child(2) .entry')")
     tab.press("Enter")
-    tab.wait("document.querySelectorAll('#systems .card').length === 5")
+    tab.wait("document.querySelectorAll('#systems .card').length === 4")
     tab_to("document.activeElement.matches('#systems .token')")
     links = "document.activeElement.closest('.card').querySelector('.linked').textContent"
     assert "(S " in tab.script(links) or "nothing is aligned to" in tab.script(links)
@@ -376,7 +395,7 @@ def test_nothing_sticks_out_of_a_narrow_window(page, width):
     page.resize(width, 800)
     opened(page)
     page.choose("#other", SLASH)
-    page.wait("document.querySelectorAll('#why .card').length === 5")
+    page.wait("document.querySelectorAll('#why .card').length === 3")
     assert page.script("document.documentElement.scrollWidth") <= width
 
 
