@@ -6,17 +6,16 @@ cross-attention of `baselines`, `saving`, `view`, `engines`, `serve` and `cli`. 
 names them only in `rooms`.
 """
 
+from importlib import import_module
 from typing import Any
 
 # Name -> its module and its name there; `__init__.pyi` has them for type checkers.
 PLACES = {name: f"registry.{name}" for name in ("PARADIGMS", "GENERATIVE", "RERANKERS")}
-PLACES |= {
-    name: f"{name.lower()}.{name.lower()}" for name in ("ALIGNER", "COIL", "ColBERT", "DPR", "SPLADE", "XTR")
-}
+PLACES |= {n: f"{n.lower()}.{n.lower()}" for n in ("ALIGNER", "COIL", "ColBERT", "DPR", "SPLADE", "XTR")}
 PLACES |= {"BM25": "baselines.bm25.BM25", "CrossAttention": "baselines.cross_attention.CrossAttention"}
 PLACES |= {"Generative": "generative.model.Generative", "Index": "retrieve.Indexed"}
 PLACES |= {"Paradigm": "model.Paradigm", "export": "saved.export", "load": "loading.load"}
-__all__ = list(PLACES)  # pyright: ignore
+__all__ = list(PLACES)
 
 
 def __getattr__(name: str) -> Any:
@@ -27,7 +26,5 @@ def __getattr__(name: str) -> Any:
         return version("retrieval-paradigms")
     if name not in PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
     module, _, attribute = PLACES[name].rpartition(".")
     return getattr(import_module(f"paradigms.{module}"), attribute)

@@ -246,21 +246,19 @@ class Paradigm(Trainable):
     def rank(
         self, query: Input, documents: Iterable[Input] | Mapping[str, Input], k: int | None = None
     ) -> list[Result]:
-        """Rank documents by rel with one query, best first.
+        """Rank documents by rel with one query, best first; k: number of results, None for all.
 
-        documents: texts, whose ids are "0", "1" and so on, or id → text. k: number of results; None means
-        all.
+        documents: texts, whose ids are "0", "1" and so on, or id → text.
         """
         if not isinstance(documents, Mapping):
             documents = {str(n): text for n, text in enumerate(as_sequence(documents, "documents"))}
         texts = list(documents.values())
-        parts = [self.encode_documents(texts[n : n + COUNTED]) for n in range(0, len(texts), COUNTED)]
-        if not parts:
-            return []
+        starts = range(0, max(1, len(texts)), COUNTED)
+        D = join_documents([self.encode_documents(texts[n : n + COUNTED]) for n in starts])
         with torch.inference_mode():
-            scores = self.score(join_documents(parts), self.encode_queries([query]))[0].tolist()
-        rows = zip(documents, scores, texts, strict=True)
-        return sorted((Result(*row) for row in rows), key=lambda result: (-result.score, result.id))[:k]
+            scores = self.score(D, self.encode_queries([query]))[0].tolist()
+        results = map(Result, documents, scores, texts)
+        return sorted(results, key=lambda result: (-result.score, result.id))[:k]
 
     def interact(self, documents: Tokens, queries: Tokens) -> Interaction:
         """Compute similarities S, alignment A and normaliser Z for every query and candidate."""

@@ -92,15 +92,13 @@ class Trainable(nn.Module, ABC):
         """Save this model in the layout of this package, like `save_pretrained`."""
         self.save_pretrained(folder)
 
-    if not TYPE_CHECKING:
+    def __getattr__(self, name: str) -> torch.Tensor | nn.Module:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            from paradigms.io.guesses import no_attribute
 
-        def __getattr__(self, name: str) -> Any:
-            try:
-                return super().__getattr__(name)
-            except AttributeError:
-                from paradigms.io.guesses import no_attribute
-
-                raise no_attribute(self, name) from None
+            raise no_attribute(self, name) from None
 
     @classmethod
     @abstractmethod

@@ -186,8 +186,7 @@ class Named(dict[str, T]):
         self.what = what
 
     def __missing__(self, name: object) -> T:
-        plain = str(name).lower().replace("-", "_").replace(" ", "_")
-        if plain != name and plain in self:
+        if (plain := str(name).lower().replace("-", "_")) in self and plain != name:
             return self[plain]
         raise KeyError(f"there is no {self.what} {name!r:.80}; there are {', '.join(self)}")
 
