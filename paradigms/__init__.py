@@ -3,7 +3,7 @@
 An `Alignment` (`align`) chooses A, a `Store` (`store`) keeps D, a `Retriever` (`retrieve`) answers queries.
 The core, from `core` up to `train`, needs nothing else. The rooms above it are `generative`, the
 cross-attention of `baselines`, `saving`, `view`, `engines`, `serve` and `cli`. Each can be deleted; the core
-names them only in `rooms`.
+names them only in `rooms` and here.
 """
 
 from importlib import import_module
