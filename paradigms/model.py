@@ -187,8 +187,7 @@ class Paradigm(Trainable):
         batch_size: number of texts, of similar length, to encode together. device: the device to move the
         model to first, for example "cuda". progress: show a progress bar.
 
-        Raises TypeError if `texts` is a string or a mapping, or contains anything but strings, and for any
-        other argument.
+        Raises TypeError if `texts` is a string or a mapping, or not of strings, and for other arguments.
         """
         for name in other:
             from paradigms.io.guesses import no_argument
@@ -226,13 +225,13 @@ class Paradigm(Trainable):
 
     def encode_queries(self, texts: Input | Iterable[Input]) -> Tokens:
         """Encode x queries, or one text, as Q, with axes [x, 1, l, h]."""
-        texts = [texts] if isinstance(texts, str) else texts
-        return replace(self.tokens(texts, "query"), side="query")
+        tokens = self.tokens([texts] if isinstance(texts, str) else texts, "query")
+        return replace(tokens, side="query")
 
     def encode_documents(self, texts: Input | Iterable[Input]) -> Tokens:
         """Encode x documents, or one text, as D, with axes [1, x, l, h]."""
-        texts = [texts] if isinstance(texts, str) else texts
-        return replace(self.tokens(texts, "document"), side="document")
+        tokens = self.tokens([texts] if isinstance(texts, str) else texts, "document")
+        return replace(tokens, side="document")
 
     encode_query = encode_queries
     encode_document = encode_documents
@@ -246,10 +245,7 @@ class Paradigm(Trainable):
     def rank(
         self, query: Input, documents: Iterable[Input] | Mapping[str, Input], k: int | None = None
     ) -> list[Result]:
-        """Rank documents by rel with one query, best first; k: number of results, None for all.
-
-        documents: texts, whose ids are "0", "1" and so on, or id → text.
-        """
+        """Rank k documents, or all, by rel: texts, whose ids are "0", "1" and so on, or id → text."""
         if not isinstance(documents, Mapping):
             documents = {str(n): text for n, text in enumerate(as_sequence(documents, "documents"))}
         texts = list(documents.values())
@@ -257,8 +253,7 @@ class Paradigm(Trainable):
         D = join_documents([self.encode_documents(texts[n : n + COUNTED]) for n in starts])
         with torch.inference_mode():
             scores = self.score(D, self.encode_queries([query]))[0].tolist()
-        results = map(Result, documents, scores, texts)
-        return sorted(results, key=lambda result: (-result.score, result.id))[:k]
+        return sorted(map(Result, documents, scores, texts), key=lambda one: (-one.score, one.id))[:k]
 
     def interact(self, documents: Tokens, queries: Tokens) -> Interaction:
         """Compute similarities S, alignment A and normaliser Z for every query and candidate."""

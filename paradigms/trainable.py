@@ -88,9 +88,7 @@ class Trainable(nn.Module, ABC):
         """Save this model with `saved.save_pretrained`."""
         save_pretrained(self, folder, layout, card)
 
-    def save(self, folder: str | Path) -> None:
-        """Save this model in the layout of this package, like `save_pretrained`."""
-        self.save_pretrained(folder)
+    save = save_pretrained
 
     def __getattr__(self, name: str) -> torch.Tensor | nn.Module:
         try:
