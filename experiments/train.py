@@ -9,8 +9,9 @@ config.json and environment.json. To train with several processes or GPUs:
 
 import math
 import os
-from collections.abc import Callable
-from dataclasses import asdict, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,12 +21,35 @@ from studies.settings import (
     Options,
     Results,
     Seed,
+    at_least,
     launch,
     refusing,
     training_fields,
 )
 
 from paradigms.io.command_line import flags
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A collection, or a file of pairs, of a training on several; see `Settings.sources`."""
+
+    collection: str = ""
+    pairs: str = ""
+    share: float | None = None
+    query_prompt: str = ""
+    document_prompt: str = ""
+    negatives: int = 0
+    loss: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if bool(self.collection) == bool(self.pairs):
+            raise ValueError(
+                f"give either pairs or a collection, not pairs={self.pairs!r} and "
+                f"collection={self.collection!r}"
+            )
+        if self.negatives and self.pairs:
+            raise ValueError("negatives of pairs stand in their file")
 
 
 @flags(
@@ -69,6 +93,14 @@ class Settings(Results, OneCollection, FullTraining, Options, Seed):
     """divisor of the teacher's scores; `temperature` divides the paradigm's"""
     generated: str = ""
     """generated queries for a generative paradigm: a file of JSON lines {"document": id, "query": text}"""
+    sources: list[dict[str, Any]] = field(default_factory=list)
+    """what to train on instead of the collection, which then provides dev queries alone; each batch is drawn
+    from one source. Fields: pairs, a file of JSON lines or CSV with a query, a positive and any negatives, or
+    collection; share of the steps; query_prompt and document_prompt, texts before those of the encoder;
+    negatives, drawn from BM25's results in a collection; loss, such as {"temperature": 0.05, "in_batch":
+    false, "distil": "kl"}, which learns the scores in the pairs"""
+    mixing: float = 1.0
+    """T: sources without a share are drawn in proportion to n^(1/T), for n examples"""
     recompute: bool = False
     """recompute the activations of the backbone's layers in the backward pass: less memory, more time"""
     matmul_precision: str = ""
@@ -99,6 +131,14 @@ class Settings(Results, OneCollection, FullTraining, Options, Seed):
                 raise SystemExit(f"{self.paradigm} takes hard negatives from BM25: leave out --{name}")
             if getattr(self, name) and not self.negatives:
                 raise SystemExit(f"{name} needs hard negatives: set --negatives")
+        unused = [name for name in ("negatives", "run", "filter", "teacher") if getattr(self, name)]
+        if self.sources and (unused or self.paradigm not in PARADIGMS):
+            named = unused[0] if unused else f"{self.paradigm}, which is trained on one collection"
+            raise SystemExit(f"sources cannot be combined with {named}: give it to a source, or leave it out")
+        for n, source in enumerate(self.sources):
+            with refusing(f"source {n}: ", options=True):
+                Source(**source)
+        at_least(self, mixing=1)
         if bool(self.teacher) != (self.distil != "none"):
             raise SystemExit("a teacher needs a loss: set both --teacher and --distil, or neither")
         if not self.filter and (self.filter_margin, self.filter_share) != (None, None):
@@ -120,15 +160,20 @@ from accelerate import Accelerator
 from paradigms import GENERATIVE, PARADIGMS, RERANKERS, CrossAttention, Generative, Paradigm, load
 from paradigms.data import Collection, Run, Split, read_run
 from paradigms.io.files import write_json, write_text
+from paradigms.io.terminal import Terminal
 from paradigms.saving.hub import model_card
 from paradigms.train import fit, negatives, script
+from paradigms.train.contrastive import Contrastive
+from paradigms.train.examples import Example, build_examples
 from paradigms.train.fit import DEV_DEPTH
 from paradigms.train.generative import fit_generative, t5_folder
-from paradigms.train.loop import Dev, Paused, TrainingSettings, dev_values, kept_step, training_seconds
+from paradigms.train.loop import Dev, Paused, TrainingSettings, dev_values, kept_step, train, training_seconds
 from paradigms.train.losses import Distillation
+from paradigms.train.mixture import Mixture, Part, shares_of
 from paradigms.train.negatives import NEGATIVES_DEPTH, FalseNegatives, ScorePairs, SharedBM25, pair_scores
 from paradigms.train.parallel import by_main
 from paradigms.train.state import read_progress
+from paradigms.train.stored import open_rows, stored_rows
 
 FREE = {
     "tracker",
@@ -198,6 +243,9 @@ def interval(values: Dev) -> tuple[float, float, float]:
 def bound(settings: Settings, collection: Collection) -> dict[str, Any]:
     """Return what a results folder depends on: the settings, and the contents of the files that they name."""
     named = {name: getattr(settings, name) for name in SOURCES if getattr(settings, name)}
+    named |= {
+        f"source {n}": source["pairs"] for n, source in enumerate(settings.sources) if "pairs" in source
+    }
     return asdict(settings) | {"fingerprint": collection.fingerprint} | script.content(**named)
 
 
@@ -206,7 +254,7 @@ def trained(
 ) -> Paradigm | Generative | CrossAttention:
     """Train the paradigm named in the settings, write results to `folder`, and return the paradigm."""
     splits = fit.training_splits(collection, settings.seed)
-    if not splits[0].queries:
+    if not splits[0].queries and not settings.sources:
         raise ValueError(f"{collection.name} has no training queries")
     with SharedBM25(collection.corpus, folder / "bm25", accelerator) as bm25:
         return fitted(settings, collection, splits, bm25, folder, accelerator)
@@ -256,6 +304,10 @@ def fitted(
     build: Callable[..., Any] = (PARADIGMS | RERANKERS)[settings.paradigm]
     with refusing(options=True):
         model = build(settings.backbone, **settings.options).to(accelerator.device)
+    if settings.sources:
+        objective = Mixture(parts_of(settings, model, folder, accelerator))
+        dev = fit.dev_measure(collection.corpus, splits[1], dev_run, settings.dev_queries, accelerator)
+        return train(model, objective, training, folder, accelerator=accelerator, dev=dev)
     return fit.fit(
         model,
         collection,
@@ -269,6 +321,45 @@ def fitted(
         teacher=teacher,
         suspects=suspects,
     )
+
+
+def parts_of(settings: Settings, model: Paradigm, folder: Path, accelerator: Accelerator) -> list[Part]:
+    """Open the sources, mine their negatives, and give each its prompts, its loss and its share."""
+    sources = [Source(**source) for source in settings.sources]
+    objectives = []
+    for n, source in enumerate(sources):
+        place = folder / f"source-{n}"
+        if source.pairs:
+            by_main(partial(stored_rows, source.pairs, place), accelerator)
+            texts, examples = open_rows(place)
+        else:
+            texts, examples = examples_of(source, settings.seed, place, accelerator)
+        prompts = (source.query_prompt, source.document_prompt)
+        objectives.append(Contrastive(model, texts, examples, prompts))
+    counts = [len(objective.examples) for objective in objectives]
+    parts = []
+    for source, objective, share in zip(sources, objectives, shares_of(counts, settings.mixing), strict=True):
+        loss = dict(source.loss)
+        if distil := loss.pop("distil", None):
+            loss["distillation"] = Distillation(distil)
+        parts.append(Part(objective, share if source.share is None else source.share, loss))
+    return parts
+
+
+def examples_of(
+    source: Source, seed: int, folder: Path, accelerator: Accelerator
+) -> tuple[Sequence[str], Sequence[Example]]:
+    """Build a collection's training examples, with negatives from BM25."""
+    collection = script.open_collection(
+        source.collection, None, Terminal(quiet=not accelerator.is_main_process)
+    )
+    split, _ = fit.training_splits(collection, seed)
+    mined: Run = {}
+    with SharedBM25(collection.corpus, folder, accelerator) as bm25:
+        if source.negatives:
+            mined = bm25.search(split.queries, NEGATIVES_DEPTH)
+    examples = build_examples(collection.corpus, split, mined, source.negatives, NEGATIVES_DEPTH, seed)
+    return collection.corpus, examples
 
 
 def judges(

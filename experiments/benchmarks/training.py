@@ -60,7 +60,8 @@ from paradigms.io.device import processor
 from paradigms.io.files import held
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
-from paradigms.train.loop import TrainingSettings, step_batches, train
+from paradigms.train.loop import TrainingSettings, train
+from paradigms.train.order import step_batches
 from paradigms.train.states import keep_states
 
 TEMPERATURES = {"dpr": 0.05, "colbert": 1.0}  # of the softmax over rel; the peer's defaults

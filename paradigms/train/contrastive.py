@@ -64,15 +64,22 @@ class Contrastive(Objective):
     numbers h′ < h; for each, the loss on the first h′ coordinates, renormalised, is added to the loss on all
     coordinates (Kusupati et al. 2022, arXiv:2205.13147, Eq. 1 with weights 1). coded_bits: bits per dimension
     of the codes that replace document vectors (`straight_through`). Only encoders use mixed precision: rel,
-    softmax and loss are float32.
+    softmax and loss are float32. prompts: texts before each query and each document, besides the encoder's.
     """
 
     reads = "chunk", "temperature", "in_batch", "matryoshka", "coded_bits", "distillation"
 
-    def __init__(self, model: Paradigm, corpus: Sequence[str], examples: Sequence[Example]) -> None:
+    def __init__(
+        self,
+        model: Paradigm,
+        corpus: Sequence[str],
+        examples: Sequence[Example],
+        prompts: tuple[str, str] = ("", ""),
+    ) -> None:
         self.model = model
         self.corpus = corpus
         self.examples = examples
+        self.prompts = prompts
         self.share = 1.0  # of SPLADE's term
 
     def configure(self, settings: LossSettings) -> Objective:
@@ -97,9 +104,10 @@ class Contrastive(Objective):
         tokenize = self.model.encoder.tokenize
         positions = [e.positive for e in examples] + [n for e in examples for n in e.negatives]
         relevant = [torch.tensor(e.relevant) for e in examples]
+        query_prompt, document_prompt = self.prompts
         return TrainingBatch(
-            tokenize([e.query for e in examples], "query"),
-            tokenize([self.corpus[p] for p in positions], "document"),
+            tokenize([query_prompt + e.query for e in examples], "query"),
+            tokenize([document_prompt + self.corpus[p] for p in positions], "document"),
             torch.tensor(positions),
             pad_sequence(relevant, batch_first=True, padding_value=-1),
             torch.tensor([e.teacher for e in examples]) if self.settings.distillation else None,

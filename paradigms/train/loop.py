@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -199,8 +198,7 @@ class _Run:
 
     def _batches(self, start: int) -> Iterator[Any]:
         s = self.settings
-        positions = step_batches(
-            len(self.objective.examples),
+        positions = self.objective.batches(
             s.batch_size,
             s.steps,
             start=start,
@@ -375,42 +373,13 @@ def _next(batches: Iterator[Any]) -> Any:
         ) from error
 
 
-def step_batches(
-    examples: int, batch_size: int, steps: int, *, start: int = 0, rank: int = 0, world: int = 1, seed: int
-) -> Iterator[list[int]]:
-    """Yield one process's batches from step `start`; each batch depends only on (seed, step).
-
-    Step t takes the t-th block of W·batch_size examples from an endless sequence of seeded permutations, and
-    process w of W takes the block's w-th part. Each permutation's incomplete last block is left out. Runs can
-    therefore resume exactly.
-    """
-    total = batch_size * world
-    if total > examples:
-        raise ValueError(
-            f"a batch of {batch_size} on {world} process(es) is larger than the {examples} training "
-            "examples: choose a smaller batch"
-        )
-
-    @lru_cache(maxsize=1)
-    def order(epoch: int) -> list[int]:
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-        return torch.randperm(examples, generator=generator).tolist()
-
-    def batch(step: int) -> list[int]:
-        epoch, within = divmod(step, examples // total)
-        first = within * total + rank * batch_size
-        return order(epoch)[first : first + batch_size]
-
-    return map(batch, range(start, steps))
-
-
 def _check_negatives(objective: Objective, s: TrainingSettings, accelerator: Accelerator) -> None:
     """Raise ValueError if the first batches teach nothing without negatives; warn if any example has none."""
     size = s.batch_size
     together = size * accelerator.num_processes
     batches = min(s.steps, max(1, len(objective.examples) // together), CHECKED)
     alone = 0
-    for positions in step_batches(len(objective.examples), together, batches, seed=s.seed):
+    for positions in objective.batches(together, batches, seed=s.seed):
         examples = [objective.examples[n] for n in positions]
         alone += objective.without_negatives([examples[n : n + size] for n in range(0, together, size)])
     if not alone:

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from paradigms.core import Tokens
 from paradigms.io.checks import Range, check_types
+from paradigms.train.order import step_batches
 
 AtLeast0 = Annotated[int, Range(0, math.inf)]
 AtLeast1 = Annotated[int, Range(1, math.inf)]
@@ -175,6 +176,12 @@ class Objective(ABC):
         """Count the examples of one step, a batch for each process, that have no negative to learn from."""
         return 0
 
+    def batches(
+        self, size: int, steps: int, *, start: int = 0, rank: int = 0, world: int = 1, seed: int
+    ) -> Iterator[list[int]]:
+        """Yield the positions of each step's examples (`order.step_batches`)."""
+        return step_batches(len(self.examples), size, steps, start=start, rank=rank, world=world, seed=seed)
+
     @abstractmethod
     def collate(self, examples: list[Any]) -> Any:
         """Make a batch: tensors, objects with a method `to(device)`, or tuples of these."""
@@ -192,12 +199,16 @@ def candidate_count(examples: Sequence[Any], name: str, taught: bool) -> int:
 
     Raises ValueError if k is 0 or varies, or if `taught` examples lack a teacher's scores.
     """
-    counts = sorted({len(example.negatives) for example in examples})
+    stored: Any = examples if hasattr(examples, "negatives") else None  # `StoredExamples` know their counts
+    counts = sorted({len(example.negatives) for example in examples}) if stored is None else stored.negatives
     if len(counts) != 1 or counts[0] < 1:
         raise ValueError(
             f"{name} needs the same number of hard negatives for every query, at least one, but has "
             f"{' or '.join(map(str, counts)) or 'no examples'}: set negatives"
         )
-    if taught and any(len(example.teacher) != 1 + counts[0] for example in examples):
+    if not taught:
+        return 1 + counts[0]
+    lengths = (len(example.teacher) for example in examples)
+    if not (all(n == 1 + counts[0] for n in lengths) if stored is None else stored.taught):
         raise ValueError(f"{name} learns a teacher's scores: build the examples with a teacher")
     return 1 + counts[0]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, dropwhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from paradigms.data import Corpus
 from paradigms.data.lines import json_object
@@ -37,21 +37,42 @@ def examples_from_rows(rows: str | Path | Iterable[Any]) -> tuple[Corpus, list[E
     is not a string.
     """
     places: dict[str, int] = {}
-    parsed: list[tuple[str, int, tuple[int, ...], tuple[float, ...]]] = []
+    parsed: list[tuple[Row, list[int]]] = []
     relevant: dict[str, dict[int, None]] = {}
+    for row in parsed_rows(rows):
+        positions = [places.setdefault(text, len(places)) for text in row.documents]
+        relevant.setdefault(row.query, {})[positions[0]] = None
+        parsed.append((row, positions))
+    examples = []
+    for row, (positive, *negatives) in parsed:
+        row.check(relevant[row.query].keys().isdisjoint(negatives))
+        judged = tuple(relevant[row.query])
+        examples.append(Example(row.query, positive, tuple(negatives), judged, row.scores))
+    return Corpus([f"d{n}" for n in range(len(places))], list(places)), examples
+
+
+class Row(NamedTuple):
+    """A row's texts and scores. documents: the relevant one, then the negatives."""
+
+    number: int  # counted from 1
+    query: str
+    documents: list[str]
+    scores: tuple[float, ...]
+
+    def check(self, different: bool) -> None:
+        """Raise ValueError unless the negatives are `different` from the query's relevant documents."""
+        if not different:
+            raise ValueError(
+                f"row {self.number}: a negative is relevant to the same query, {self.query[:80]!r}"
+            )
+
+
+def parsed_rows(rows: Any) -> Iterator[Row]:
+    """Parse and check rows; see `examples_from_rows`."""
     for number, row in enumerate(_parsed(rows), 1):
         query = _text(row, QUERY, number)
-        positive = _text(row, POSITIVE, number)
-        negatives = list(_negatives(row, number))
-        first, *hard_places = (places.setdefault(text, len(places)) for text in (positive, *negatives))
-        scores = _scores(row.get("scores"), 1 + len(negatives), number)
-        relevant.setdefault(query, {})[first] = None
-        parsed.append((query, first, tuple(hard_places), scores))
-    for number, (query, _, others, _) in enumerate(parsed, 1):
-        if not relevant[query].keys().isdisjoint(others):
-            raise ValueError(f"row {number}: a negative is relevant to the same query, {query[:80]!r}")
-    examples = [Example(q, first, others, tuple(relevant[q]), scores) for q, first, others, scores in parsed]
-    return Corpus([f"d{n}" for n in range(len(places))], list(places)), examples
+        documents = [_text(row, POSITIVE, number), *_negatives(row, number)]
+        yield Row(number, query, documents, _scores(row.get("scores"), len(documents), number))
 
 
 def _parsed(rows: Any) -> Iterator[Mapping[str, Any]]:

@@ -102,7 +102,7 @@ def signature(
         "paradigm": paradigm.description(),
         "processes": accelerator.num_processes,
         "precision": accelerator.mixed_precision,
-        "examples": _digest(examples),
+        "examples": digest_of(examples),
         **design_of(paradigm),
     }
     written = json.dumps(values)
@@ -115,8 +115,10 @@ def signature(
     return json.loads(written) | {"weights": by_main(lambda: start_of(paradigm, folder), accelerator)}
 
 
-def _digest(examples: Sequence[Any]) -> str:
-    """SHA-256 of repr(list(examples)), with one example's repr in memory at a time."""
+def digest_of(examples: Sequence[Any]) -> str:
+    """SHA-256 of stored examples' files, or of repr(list(examples)), with one repr in memory at a time."""
+    if stored := getattr(examples, "digest", ""):
+        return str(stored)
     digest = hashlib.sha256(b"[")
     for n, example in enumerate(examples):
         digest.update(f"{', ' if n else ''}{example!r}".encode("utf-8", "surrogatepass"))

@@ -19,7 +19,8 @@ from paradigms.encoder.precision import autocast
 from paradigms.encoder.settings import SIDES, Side
 from paradigms.encoder.towers import TwoTowers
 from paradigms.io.files import check_locks, locked, remove_folder, write_text
-from paradigms.train.loop import Paused, TrainingSettings, freeze, step_batches
+from paradigms.train.loop import Paused, TrainingSettings, freeze
+from paradigms.train.order import step_batches
 from paradigms.train.parallel import by_main, locked_by_main
 from paradigms.trainable import Trainable
 

@@ -13,7 +13,7 @@ from training import OURS, PEER, Case, Round
 
 from paradigms import PARADIGMS
 from paradigms.train.contrastive import Contrastive
-from paradigms.train.loop import step_batches
+from paradigms.train.order import step_batches
 from tests import needs
 from tests.near import assert_within_rounding
 from tests.tiny import TERMS, WORDS, write_collection

@@ -36,11 +36,11 @@ from paradigms.train.loop import (
     TrainingSettings,
     dev_values,
     kept_step,
-    step_batches,
     train,
     training_seconds,
 )
 from paradigms.train.losses import contrastive
+from paradigms.train.order import step_batches
 from paradigms.train.parallel import prepare
 from tests.near import assert_same, assert_within_rounding
 from tests.tiny import TERMS, built

@@ -1,0 +1,106 @@
+"""Train on several collections: each batch from one of them, with its own prompts and its own loss.
+
+parts = [Contrastive(model, nli_texts, nli), Contrastive(model, marco, examples)]
+parts = [Part(parts[0], share=1, loss={"temperature": 0.05}), Part(parts[1], share=3)]
+train(model, Mixture(parts), settings, "results")
+"""
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import Any
+
+from torch import Tensor, nn
+
+from paradigms.train.contrastive import Contrastive
+from paradigms.train.losses import LossSettings, Objective
+from paradigms.train.order import mixed_batches
+from paradigms.train.state import digest_of
+
+
+@dataclass(frozen=True)
+class Part:
+    """A collection of a `Mixture`.
+
+    share: steps that draw from it, relative to the other parts'. loss: settings of its loss that replace the
+    training's, such as {"temperature": 0.05}.
+    """
+
+    objective: Contrastive
+    share: float = 1.0
+    loss: Mapping[str, Any] = field(default_factory=dict)
+
+
+def shares_of(counts: Sequence[int], temperature: float) -> list[float]:
+    """Return n^(1/T) of each number of examples n: T = 1 draws all examples equally often, T → ∞ all parts.
+
+    >>> shares_of([100, 400], 2)
+    [10.0, 20.0]
+    """
+    return [count ** (1 / temperature) for count in counts]
+
+
+class MixedExamples(Sequence[tuple[int, Any]]):
+    """(part, example) of all parts, one part after the other."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = [part.objective.examples for part in parts]
+        self._ends = list(accumulate(map(len, self._parts)))
+        described = []
+        for part in parts:
+            examples = digest_of(part.objective.examples)
+            described.append((examples, part.objective.prompts, part.share, sorted(part.loss.items())))
+        self.digest = hashlib.sha256(repr(described).encode()).hexdigest()
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: Any) -> Any:
+        position = range(len(self))[index]
+        part = bisect_right(self._ends, position)
+        return part, self._parts[part][position - self._ends[part] + len(self._parts[part])]
+
+
+class Mixture(Objective):
+    """The loss of one part in each step, drawn by the parts' shares; all processes draw the same part.
+
+    Negatives in the batch are therefore of the query's own collection.
+    """
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        if not parts or any(part.share < 0 for part in parts) or not sum(part.share for part in parts):
+            raise ValueError(f"shares must be at least 0, and one above: {[part.share for part in parts]}")
+        self.model = parts[0].objective.model
+        self.parts = parts
+        self.examples = MixedExamples(parts)
+
+    def configure(self, settings: LossSettings) -> Objective:
+        for part in self.parts:
+            part.objective.configure(replace(settings, **part.loss))
+        self.settings = settings
+        return self
+
+    def batches(
+        self, size: int, steps: int, *, start: int = 0, rank: int = 0, world: int = 1, seed: int
+    ) -> Iterator[list[int]]:
+        counts = [len(part.objective.examples) for part in self.parts]
+        shares = [part.share for part in self.parts]
+        return mixed_batches(counts, shares, size, steps, start=start, rank=rank, world=world, seed=seed)
+
+    def without_negatives(self, batches: Sequence[Sequence[tuple[int, Any]]]) -> int:
+        part, _ = batches[0][0]
+        return self.parts[part].objective.without_negatives([[e for _, e in batch] for batch in batches])
+
+    def collate(self, examples: list[tuple[int, Any]]) -> tuple[int, Any]:
+        part, _ = examples[0]
+        return part, self.parts[part].objective.collate([example for _, example in examples])
+
+    def prepare(self, step: int, steps: int) -> None:
+        for part in self.parts:
+            part.objective.prepare(step, steps)
+
+    def loss(self, model: nn.Module, batch: tuple[int, Any]) -> Tensor:
+        part, own = batch
+        return self.parts[part].objective.loss(model, own)

@@ -1,0 +1,104 @@
+"""Training on several collections: each batch from one, with its prompts and its loss."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+
+from paradigms.train.contrastive import Contrastive
+from paradigms.train.loop import Paused, TrainingSettings, train
+from paradigms.train.mixture import Mixture, Part
+from paradigms.train.order import mixed_batches
+from paradigms.train.rows import examples_from_rows
+from tests.experiments.scripts import run, training
+from tests.near import assert_same
+from tests.train.test_loop import build, history
+from tests.train.test_stored import pairs
+
+
+def test_batches_are_of_one_collection_by_shares_and_resume():
+    def batches(start: int = 0, rank: int = 0, world: int = 1, shares=(1.0, 3.0, 0.0)) -> list[list[int]]:
+        size = 6 // world
+        return list(
+            mixed_batches([12, 30, 2], shares, size, 400, start=start, rank=rank, world=world, seed=5)
+        )
+
+    whole = batches()
+    assert batches(start=37) == whole[37:]
+    halves = zip(batches(rank=0, world=2), batches(rank=1, world=2), strict=True)
+    assert [first + second for first, second in halves] == whole
+    sources = ["first" if set(batch) <= set(range(12)) else "second" for batch in whole]
+    assert all(set(b) <= set(range(12, 42)) for b, s in zip(whole, sources, strict=True) if s == "second")
+    assert Counter(sources)["second"] == pytest.approx(300, abs=3 * np.sqrt(400 * 0.75 * 0.25))
+    firsts = [batch for batch, source in zip(whole, sources, strict=True) if source == "first"]
+    assert all(sorted(a + b) == list(range(12)) for a, b in zip(firsts[::2], firsts[1::2], strict=False))
+    with pytest.raises(ValueError, match="is larger than the 2 training examples"):
+        batches(shares=(1.0, 1.0, 1.0))
+
+
+def mixture(backbone: Path) -> Mixture:
+    model = build(backbone, "dpr")
+    first = Contrastive(model, *examples_from_rows(pairs(20)), ("find ", "text "))
+    second = Contrastive(model, *examples_from_rows(pairs(24, negatives=2, seed=1)))
+    return Mixture([Part(first, 1.0), Part(second, 2.0, {"temperature": 0.5, "in_batch": False})])
+
+
+@torch.no_grad()
+def test_a_part_has_its_prompts_and_its_loss(tiny_bert: Path):
+    mixed = mixture(tiny_bert).configure(TrainingSettings(temperature=0.1))
+    model = mixed.model.double().eval()
+    corpus, examples = examples_from_rows(
+        [{"query": f"find {row['query']}", "positive": f"text {row['positive']}"} for row in pairs(20)]
+    )
+    alone = Contrastive(model, corpus, examples).configure(TrainingSettings(temperature=0.1))
+    chosen = [mixed.examples[n] for n in (3, 11, 19)]
+    expected = alone.loss(model, alone.collate([examples[n] for n in (3, 11, 19)]))
+    assert_same(mixed.loss(model, mixed.collate(chosen)), expected)
+    other = replace(TrainingSettings(), temperature=0.5, in_batch=False)
+    alone = Contrastive(model, *examples_from_rows(pairs(24, negatives=2, seed=1))).configure(other)
+    expected = alone.loss(model, alone.collate([alone.examples[n] for n in (0, 23)]))
+    assert_same(mixed.loss(model, mixed.collate([mixed.examples[20], mixed.examples[-1]])), expected)
+
+
+def test_a_mixture_resumes_bit_for_bit_and_refuses_other_shares(tiny_bert: Path, tmp_path: Path):
+    settings = TrainingSettings(steps=5, batch_size=4, save_every=1, log_every=1, learning_rate=1e-3)
+
+    def fit(name: str, mixed: Mixture, minutes: float = 0.0) -> None:
+        limited = replace(settings, minutes=minutes)
+        accelerator = Accelerator(cpu=True)
+        train(mixed.model, mixed, limited, tmp_path / name, accelerator=accelerator, progress=False)
+
+    fit("whole", mixture(tiny_bert))
+    with pytest.raises(Paused):
+        fit("parts", mixture(tiny_bert), 1e-9)
+    changed = mixture(tiny_bert)
+    with pytest.raises(ValueError, match="was trained with other settings"):
+        fit("parts", Mixture([changed.parts[0], replace(changed.parts[1], share=3.0)]))
+    fit("parts", mixture(tiny_bert))
+    assert history(tmp_path / "parts") == history(tmp_path / "whole")
+
+
+def test_the_script_trains_on_several_collections(words: Path, tiny_bert: Path, tmp_path: Path):
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs(20, negatives=1)))
+    sources = [
+        {"pairs": str(tmp_path / "rows.jsonl"), "query_prompt": "find ", "loss": {"distil": "kl"}},
+        {"collection": str(words), "negatives": 2, "share": 3, "loss": {"temperature": 0.1}},
+    ]
+    given = training(words, tiny_bert, tmp_path / "out", negatives=0)
+    run("train", **given, sources=json.dumps(sources))
+    losses = [line["loss"] for line in history(tmp_path / "out" / "training") if "loss" in line]
+    assert losses
+    assert (tmp_path / "out" / "checkpoint" / "README.md").read_text().count("rows.jsonl") == 1
+    for wrong, message in (
+        ([{"pairs": "a", "collection": "b"}], "source 0: give either pairs or a collection"),
+        ([{"pair": "a"}], "source 0: .*pair"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            run("train", **given, sources=json.dumps(wrong))
+    with pytest.raises(SystemExit, match="sources cannot be combined with negatives"):
+        run("train", **given | {"negatives": 1}, sources=json.dumps(sources))
