@@ -10,6 +10,7 @@ config.json and environment.json. compare.py takes this folder as the `index` of
 --index.
 
 --parts 4 writes four indexes, each with a quarter of the documents, which `retrieve.Merged` searches as one.
+With at least as many parts as processes, each process reads, hashes, encodes and writes whole parts alone.
 Machines without a shared disk each encode one part, with --part 0, 1, …; then copy or link the folders
 index-N-of-4 into one folder, with one of the config.json files.
 """
@@ -109,12 +110,14 @@ def encode(
     corpus = Pieces(collection.corpus, settings.passages).corpus
     if len(corpus) < len(places):
         raise ValueError(f"{len(corpus)} documents do not fill {len(places)} parts")
-    cut = paradigm.count_cut(corpus)
+    cut = paradigm.count_cut(corpus) if launch.is_main_process else None
     if cut and cut.cut:
         console.print(cut.summary + ("" if settings.passages else ". --passages splits them"))
     began = time.perf_counter()
     kind = INDEXES[settings.index](**settings.options)
-    for n in (n for n in wanted if not places[n].is_dir()):
+    missing = by_main(lambda: [n for n in wanted if not places[n].is_dir()], launch)
+    apart = 1 < launch.num_processes <= len(missing)  # each process encodes and writes whole parts
+    for n in missing[launch.process_index :: launch.num_processes] if apart else missing:
         some = range(len(corpus) * n // len(places), len(corpus) * (n + 1) // len(places))
         ids = [corpus.ids[row] for row in some]
         texts = map(corpus.__getitem__, some)
@@ -127,9 +130,14 @@ def encode(
             keep=settings.keep,
             precision=launch.mixed_precision,
             progress=launch.is_main_process,
-            launch=launch,
+            launch=None if apart else launch,
         )
-        by_main(Indexed.open(places[n], paradigm, corpus.only(ids)).tuned, launch)
+        tuned = Indexed.open(places[n], paradigm, corpus.only(ids)).tuned
+        if apart:
+            tuned()
+        else:
+            by_main(tuned, launch)
+    launch.wait_for_everyone()
     if launch.is_main_process:
         seconds = time.perf_counter() - began
         write_json(folder / "environment.json", environment(launch) | {"seconds": seconds})

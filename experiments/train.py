@@ -71,6 +71,9 @@ class Settings(Results, OneCollection, FullTraining, Options, Seed):
     chunk: int = 0
     """texts to encode at once with cached gradients, which allows batches of any size but encodes each text
     twice; 0: no caching. Not for generative paradigms and rerankers"""
+    score_bytes: int = 1 << 30
+    """bound of the memory for scoring a batch, besides vectors and gradients; beyond it, parts of the scores
+    are computed again in the backward pass. Not for generative paradigms and rerankers"""
     run: str = ""
     """TREC run of the training queries from whose first 100 documents to draw negatives, or folder of a saved
     paradigm that searches for them (another round of mining); empty: BM25. Generative paradigms take

@@ -1,5 +1,6 @@
 """Compute rel for every query and document in a training batch, without forming all of S."""
 
+from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag, pad
 from torch.utils.checkpoint import checkpoint
 
-from paradigms.align import Alignment, ids_of, one
+from paradigms.align import Alignment, PoolTopK, ids_of, one
 from paradigms.core import Align, Interaction, Normalise, Tokens, check_sides, rel, similarity
 
 
@@ -57,31 +58,47 @@ def maxima(documents: Tokens, queries: Tokens, equal_ids: bool) -> AlignedPairs:
     def shaped(t: Tensor) -> Tensor:
         return t.view(n, b, j).transpose(0, 1)[:, :, None]
 
-    return AlignedPairs(shaped(best.where(aligned, 0)), shaped(aligned.to(best.dtype)), shaped(place))
+    return AlignedPairs(shaped(best.where(aligned, 0)), shaped(aligned.to(best.dtype)), shaped(place.int()))
 
 
 def first_tokens(place: Tensor, i: int) -> Tensor:
     """Return the place of each document's first token [n, 1, 1] among all n·i tokens."""
-    return torch.arange(place.shape[1], device=place.device).mul(i)[:, None, None]
+    n = place.shape[1]
+    dtype = torch.int32 if n * i < 1 << 31 else torch.int64
+    return torch.arange(n, device=place.device, dtype=dtype).mul(i)[:, None, None]
 
 
 CELLS = {"cpu": 1 << 20}  # entries of S at once, which fit in a CPU's cache with temporaries
 MANY_CELLS = 1 << 24  # on other devices, 64 MB: computing a chunk then takes longer than launching it
+BOUND = 1 << 30  # bytes for what `in_batch_rel` forms and keeps, besides vectors and their gradients
+KEPT = 36  # bytes for a pair of float32 in a forward and backward pass (25 to 28), and its share of a tile
+BOUND = 1 << 30  # bytes for what `in_batch_rel` forms and keeps, besides vectors and their gradients
+KEPT = 36  # bytes for a pair of float32 in a forward and backward pass (25 to 28), and its share of a tile
+BOUND = 1 << 30  # bytes for what `in_batch_rel` forms and keeps, besides vectors and their gradients
+KEPT = 36  # bytes for a pair of float32 in a forward and backward pass (25 to 28), and its share of a tile
+BOUND = 1 << 30  # bytes for what `in_batch_rel` forms and keeps, besides vectors and their gradients
+KEPT = 36  # bytes for a pair of float32 in a forward and backward pass (25 to 28), and its share of a tile
 FUSED = {"cuda"}  # devices on which Triton kernels find maxima, if they are faster
 
 
 def in_batch_rel(
-    documents: Tokens, queries: Tokens, align: Align, normalise: Normalise, cells: int | None = None
+    documents: Tokens,
+    queries: Tokens,
+    align: Align,
+    normalise: Normalise,
+    cells: int | None = None,
+    bound: int = BOUND,
 ) -> Float[Tensor, "b n"]:
     """Compute `core.rel` in bounded memory, with equal values and gradients.
 
-    Documents have x = 1. S is formed for one or more queries at a time, with at most `cells` entries. For the
-    backward pass, a hard alignment with few pairs saves the pairs' places and similarities [b, n, r, j],
-    where r is the largest number of document tokens aligned to one query token. An alignment that is soft, or
-    that aligns more than a quarter of a document to one query token, is recomputed chunk by chunk. Chunks are
-    slices of queries, so an alignment that depends on the pool (XTR) sees the whole pool. On a device in
-    `FUSED`, a maximum (`Alignment.is_maximum`) needs neither S nor chunks, and rel is float32. For weights of
-    terms (SPLADE, uniCOIL: one number per token, matched by ids), rel is one matrix product
+    Documents have x = 1. S is formed in tiles of at most `cells` entries: of queries and documents or, if A
+    depends on the pool, of queries (and of query tokens for `PoolTopK`). For the backward pass, a hard
+    alignment with few pairs saves the pairs' places and similarities [b, n, r, j], where r is the largest
+    number of document tokens aligned to one query token. If these would take more than `bound` bytes, the
+    queries are cut into pieces, and a piece is computed again in the backward pass. So is, tile by tile, an
+    alignment that is soft, or that aligns more than a quarter of a document to one query token. On a device
+    in `FUSED`, a maximum (`Alignment.is_maximum`) needs neither S nor tiles, and rel is float32. For weights
+    of terms (SPLADE, uniCOIL: one number per token, matched by ids), rel is one matrix product
     (`_product_of_terms`).
 
     Autocast has no effect: similarities have the dtype of the vectors, float32 in training. Near 0.9,
@@ -93,31 +110,72 @@ def in_batch_rel(
     with torch.autocast(documents.vectors.device.type, enabled=False):
         if not (documents.mask.numel() and queries.mask.numel()):
             return rel(documents, queries, align, normalise)
-        return _rel(documents, queries, align, normalise, cells)
+        return _rel(documents, queries, align, normalise, cells, bound)
 
 
 def _rel(
-    documents: Tokens, queries: Tokens, align: Align, normalise: Normalise, cells: int | None
+    documents: Tokens,
+    queries: Tokens,
+    align: Align,
+    normalise: Normalise,
+    cells: int | None,
+    bound: int,
 ) -> Float[Tensor, "b n"]:
     if isinstance(align, Alignment):
         align, queries = align.with_salience(queries)
     known = align if isinstance(align, Alignment) and align.is_maximum() else None
     if known is not None and "ids" in known.reads and normalise is one and _are_weights(documents, queries):
         return _product_of_terms(documents, queries)
-    if known is not None and _fits_fused(documents, queries):
+    trains = torch.is_grad_enabled() and _any_requires_grad(documents, queries)
+    hard = known is not None or (trains and not _soft(documents, queries, align))
+    (n, i), (b, _, j) = documents.mask.shape[1:], queries.mask.shape
+    r = _most_aligned(align, i)
+    cells = CELLS.get(documents.vectors.device.type, MANY_CELLS) if cells is None else cells
+    piece = partial(_rel_of_piece, documents, align=align, normalise=normalise, r=r, hard=hard, cells=cells)
+    kept = n * j * (r or max(1, i // 4)) * KEPT * documents.vectors.element_size() // 4  # for each query
+    rows = max(1, bound // kept)
+    if not hard or rows >= b:
+        return piece(queries)
+    again = partial(checkpoint, piece, use_reentrant=False, preserve_rng_state=False)
+    return torch.cat([again(queries[start : start + rows]) for start in range(0, b, rows)])
+
+
+def _most_aligned(align: Align, i: int) -> int | None:
+    """Return the largest number of tokens of a document that A aligns with a query token, if it is known."""
+    if isinstance(align, PoolTopK):
+        return 1
+    kept = align.kept(torch.tensor(i)) if isinstance(align, Alignment) and not align.positive else None
+    return None if kept is None else max(1, int(kept))
+
+
+def _rel_of_piece(
+    documents: Tokens,
+    queries: Tokens,
+    align: Align,
+    normalise: Normalise,
+    r: int | None,
+    hard: bool,
+    cells: int,
+) -> Float[Tensor, "b n"]:
+    if isinstance(align, Alignment) and align.is_maximum() and _fits_fused(documents, queries):
         from paradigms.scoring import fused
 
-        best, place = (t[:, :, None] for t in fused.best_tokens(documents, queries, "ids" in known.reads))
+        best, place = (t[:, :, None] for t in fused.best_tokens(documents, queries, "ids" in align.reads))
         return rel_of(AlignedPairs(best, (place >= 0).to(best.dtype), place), documents, queries, normalise)
-    b, (n, i), j = queries.mask.shape[0], documents.mask.shape[1:], queries.mask.shape[-1]
-    cells = CELLS.get(documents.vectors.device.type, MANY_CELLS) if cells is None else cells
-    rows = max(1, cells // max(1, n * i * j))
+    (n, i), (b, _, j) = documents.mask.shape[1:], queries.mask.shape
+    rows = max(1, cells // (n * i * j))
     chunks = [queries[start : start + rows] for start in range(0, b, rows)]
-    pairs = _chunked_pairs(documents, queries, chunks, align, known)
-    if pairs is not None:
-        return rel_of(pairs, documents, queries, normalise)
-    recomputed = partial(checkpoint, rel, use_reentrant=False, preserve_rng_state=False)
-    return torch.cat([recomputed(documents, chunk, align, normalise) for chunk in chunks])
+    pool = not isinstance(align, Alignment) or "pool" in align.reads
+    size = n if pool or rows > 1 else max(1, cells // (i * j))
+    parts = [_documents(documents, slice(start, start + size)) for start in range(0, n, size)]
+    if hard and (r or 1) <= max(1, i // 4):
+        tokens = max(1, cells // (n * i)) if isinstance(align, PoolTopK) else j
+        pairs = _pairs(documents, queries, parts, chunks, tokens, align, r)
+        if pairs is not None:
+            return rel_of(pairs, documents, queries, normalise)
+    again = partial(checkpoint, rel, use_reentrant=False, preserve_rng_state=False)
+    scores = [torch.cat([again(part, chunk, align, normalise) for part in parts], 1) for chunk in chunks]
+    return torch.cat(scores)
 
 
 def _are_weights(*sides: Tokens) -> bool:
@@ -151,34 +209,58 @@ def _fits_fused(documents: Tokens, queries: Tokens) -> bool:
     return fused.supports(D)
 
 
-def _chunked_pairs(
-    documents: Tokens, queries: Tokens, chunks: list[Tokens], align: Align, known: Alignment | None
+def _pairs(
+    documents: Tokens,
+    queries: Tokens,
+    parts: Sequence[Tokens],
+    chunks: Sequence[Tokens],
+    tokens: int,
+    align: Align,
+    r: int | None,
 ) -> AlignedPairs | None:
-    """Find the pairs of a hard alignment; S is formed chunk by chunk.
+    """Find the pairs of a hard alignment; S is formed for a part of the documents and a chunk of the queries.
 
-    known: the alignment if it is a maximum, else None. Returns None if A is soft or has many pairs, and also
-    if `known` is None and gradients are disabled.
+    tokens: query tokens at once. Returns None if A has many pairs.
     """
-    trains = torch.is_grad_enabled() and _any_requires_grad(documents, queries)
-    if known is None and (not trains or _soft(documents, queries, align)):
-        return None
-    pairs = []
-    for chunk in chunks:
-        with torch.no_grad():
-            if known is not None:
-                pairs.append(maxima(documents, chunk, "ids" in known.reads))
-                continue
-            S, valid = similarity(documents, chunk)
-            pairs.append(_compact(S, align(S, valid, documents, chunk).where(valid, 0)))
-        if pairs[-1].alignment.shape[-2] > max(1, documents.mask.shape[-1] // 4):
-            return None
-    r = max(part.alignment.shape[-2] for part in pairs)
-    S, A, place = (
-        torch.cat([pad(t, (0, 0, 0, r - t.shape[-2])) for t in parts]) for parts in zip(*pairs, strict=True)
-    )
-    if trains:
+    known = align if isinstance(align, Alignment) and align.is_maximum() else None
+    rows = []
+    with torch.no_grad():
+        for chunk in chunks:
+            row = []
+            for part in parts:
+                columns = []
+                for start in range(0, chunk.mask.shape[-1], tokens):
+                    some = _query_tokens(chunk, slice(start, start + tokens))
+                    if known is not None:
+                        columns.append(maxima(part, some, "ids" in known.reads))
+                        continue
+                    S, valid = similarity(part, some)
+                    columns.append(_compact(S, align(S, valid, part, some).where(valid, 0), r))
+                row.append(_joined(columns, -1))
+                if row[-1].place.shape[-2] > max(1, documents.mask.shape[-1] // 4):
+                    return None
+            rows.append(_joined(row, 1))
+    S, A, place = _joined(rows, 0)
+    if torch.is_grad_enabled() and _any_requires_grad(documents, queries):
         S = _PairSimilarity.apply(documents.vectors, queries.vectors, S, place)
     return AlignedPairs(S, A, place)
+
+
+def _documents(documents: Tokens, some: slice) -> Tokens:
+    return documents.map(lambda t: t[:, some])
+
+
+def _query_tokens(queries: Tokens, some: slice) -> Tokens:
+    return queries.map(lambda t: t[:, :, some])
+
+
+def _joined(parts: Sequence[AlignedPairs], axis: int) -> AlignedPairs:
+    """Concatenate pairs along an axis, padded to the largest r."""
+    if len(parts) == 1:
+        return parts[0]
+    r = max(part.place.shape[-2] for part in parts)
+    padded = ([pad(t, (0, 0, 0, r - t.shape[-2])) for t in tensors] for tensors in zip(*parts, strict=True))
+    return AlignedPairs(*(torch.cat(tensors, axis) for tensors in padded))
 
 
 def _any_requires_grad(*sides: Tokens) -> bool:
@@ -194,11 +276,11 @@ def _soft(documents: Tokens, queries: Tokens, align: Align) -> bool:
         return align(S.clone().requires_grad_(), valid, document, query).requires_grad
 
 
-def _compact(S: Float[Tensor, "b n i j"], A: Float[Tensor, "b n i j"]) -> AlignedPairs:
-    """Collect the nonzero entries of each column of A."""
-    r = max(1, int((A != 0).sum(-2).max()))
+def _compact(S: Float[Tensor, "b n i j"], A: Float[Tensor, "b n i j"], r: int | None) -> AlignedPairs:
+    """Collect the nonzero entries of each column of A, at most r; None counts them, which a GPU waits for."""
+    r = max(1, int((A != 0).sum(-2).max())) if r is None else min(r, A.shape[-2])
     weight, place = A.max(-2, keepdim=True) if r == 1 else A.topk(r, dim=-2)
-    return AlignedPairs(S.gather(-2, place), weight, place)
+    return AlignedPairs(S.gather(-2, place), weight, place.int())
 
 
 class _PairSimilarity(torch.autograd.Function):
@@ -210,7 +292,7 @@ class _PairSimilarity(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, D: Tensor, Q: Tensor, S: Tensor, place: Tensor) -> Tensor:
-        ctx.save_for_backward(D, Q, place.int())
+        ctx.save_for_backward(D, Q, place)
         return S.clone()
 
     @staticmethod

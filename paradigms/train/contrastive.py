@@ -67,7 +67,7 @@ class Contrastive(Objective):
     softmax and loss are float32. prompts: texts before each query and each document, besides the encoder's.
     """
 
-    reads = "chunk", "temperature", "in_batch", "matryoshka", "coded_bits", "distillation"
+    reads = "chunk", "score_bytes", "temperature", "in_batch", "matryoshka", "coded_bits", "distillation"
 
     def __init__(
         self,
@@ -127,7 +127,8 @@ class Contrastive(Objective):
                 recipe = PARTS[part]
                 d = part_of(pool, part)
                 q = part_of(queries, part)
-                scores = in_batch_rel(d, q, recipe.align, recipe.normalise_function)
+                bound = self.settings.score_bytes
+                scores = in_batch_rel(d, q, recipe.align, recipe.normalise_function, bound=bound)
                 scores = scores / settings.weights[part]  # which Q has
                 loss = loss + share * self._of_scores(scores, batch, positions)
             loss = loss / (1 + len(settings.losses))
@@ -148,13 +149,14 @@ class Contrastive(Objective):
             places, which = distinct(positions)
             pool = pool.map(lambda t: t[:, places])
         normalize = self.model.encoder.settings.normalize
+        s = self.settings
         loss = pool.vectors.new_zeros(())
         for dim in (None, *self.settings.matryoshka):
             d = pool if dim is None else first_coordinates(pool, dim, normalize)
             q = queries if dim is None else first_coordinates(queries, dim, normalize)
             if self.settings.coded_bits:
                 d = straight_through(d, self.settings.coded_bits)
-            scores = in_batch_rel(d, q, self.model.align, self.model.normalise)
+            scores = in_batch_rel(d, q, self.model.align, self.model.normalise, bound=s.score_bytes)
             loss = loss + self._of_scores(scores[:, which], batch, positions)
         return loss
 

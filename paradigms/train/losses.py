@@ -125,6 +125,7 @@ class LossSettings:
     """Settings of a loss. `TrainingSettings` inherits them, and `train` gives them to the objective."""
 
     chunk: AtLeast0 = 0  # texts per part with cached gradients, for batches of any size; 0 = no caching
+    score_bytes: AtLeast1 = 1 << 30  # bound of what in-batch scoring keeps (`in_batch_rel`)
     temperature: PositiveOrNone = None  # τ; None = the paradigm's τ
     in_batch: bool = True  # whether other queries' documents are also negatives
     matryoshka: list[int] = field(default_factory=list)  # numbers of first coordinates whose losses are added

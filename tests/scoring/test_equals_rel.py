@@ -20,7 +20,7 @@ from paradigms.impute import IMPUTATIONS, imputed_rel
 from paradigms.recipe import Recipe
 from paradigms.scoring import kernels
 from paradigms.scoring import stored as by_kernels
-from paradigms.scoring.in_batch import in_batch_rel
+from paradigms.scoring.in_batch import BOUND, in_batch_rel
 from paradigms.scoring.scorer import Scorer
 from paradigms.scoring.stored import PackedQueries, Scanned, compiled, score
 from tests.near import assert_same, assert_within_rounding
@@ -50,9 +50,9 @@ def test_in_batch(recipe: Recipe, salience: bool, real: float) -> None:
     wanted = gradients(expected, *sides)
     assert any(g.any() for g in wanted) == (real > 0)
     cells = 13 * 7 * 5
-    for most in (1, 2 * cells, None):
+    for most, bound in ((1, BOUND), (2 * cells, BOUND), (None, BOUND), (None, 1), (1, 1)):
         A, Z = recipe.align, recipe.normalise_function
-        found = in_batch_rel(*sides, A, Z, most)
+        found = in_batch_rel(*sides, A, Z, most, bound)
         assert_same([found, *gradients(found, *sides)], [expected, *wanted])
     with torch.no_grad():
         assert_same(score(recipe, *sides), expected)

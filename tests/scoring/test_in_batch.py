@@ -11,7 +11,8 @@ from torch.utils._pytree import tree_leaves
 from paradigms.align import QueryToDocument, TopK
 from paradigms.core import rel
 from paradigms.recipe import Recipe
-from paradigms.scoring.in_batch import in_batch_rel
+from paradigms.scoring.in_batch import KEPT, in_batch_rel
+from tests.scoring.counted import Living
 from tests.scoring.table import RECIPES, gradients, label, texts
 
 EVERY = pytest.mark.parametrize("recipe", [r for r in RECIPES if r.normalise == "total"], ids=label)
@@ -88,6 +89,27 @@ def test_similarities_are_never_formed_in_full(recipe: Recipe) -> None:
         gradients(in_batch_rel(*sides, *functions(recipe), cells), *sides)
     most = max(cells, 6 * b * n * j)  # a chunk of S, or the pairs that are kept: at most a quarter of them
     assert chunked.size <= most <= b * n * i * j / 4
+
+
+@EVERY
+def test_memory_stays_under_the_bound(recipe: Recipe) -> None:
+    """Counted: everything but the vectors and two copies of their gradients, for batches of any size."""
+    cells, bound = 1 << 11, 1 << 18
+    peaks = []
+    for queries, negatives in ((8, 0), (32, 3)):
+        sizes = queries, queries * (1 + negatives), 24, 8, 4
+        sides = texts(salience=True, sizes=sizes, dtype=torch.float32)
+        fields = [
+            t for side in sides for t in (side.vectors, side.mask, side.ids, side.salience) if t is not None
+        ]
+        with Living() as living:
+            living.ignore(*fields)
+            gradients(in_batch_rel(*sides, *functions(recipe), cells, bound), *sides)
+        scores = 4 * queries * sizes[1]
+        own = sum(t.nbytes for t in fields if t.requires_grad) + 2 * scores
+        peaks.append(living.peak - 2 * own)
+    assert 4 * bound < KEPT * 32 * 128 * 8  # cut into pieces
+    assert max(peaks) < bound
 
 
 @pytest.mark.parametrize("recipe", [MAXSIM, Recipe("test", TopK(k=2), "total")], ids=label)

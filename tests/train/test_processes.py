@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import encode
 import pytest
 import train
 from accelerate import Accelerator
@@ -14,6 +15,7 @@ from studies.model_runs import Job, run_jobs
 
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Corpus, Problems, Run, Split
+from paradigms.find import Store, kinds
 from paradigms.store import shards
 from paradigms.train import generative, negatives
 from paradigms.train.parallel import by_main
@@ -119,6 +121,31 @@ def shares_the_mining(accelerator: Accelerator, backbone: Path, folder: Path) ->
     assert not (folder / "mining" / "mined").exists()
 
 
+def writes_parts_alone(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
+    """Each of two processes encodes two of four parts, with the bytes of one process."""
+    model = dense(backbone)
+    built: list[str] = []
+    build = Store.build
+
+    def one(kind: Any, paradigm: Any, ids: list[str], texts: Any, place: Path, **options: Any) -> Store:
+        assert options["launch"] is None
+        built.append(place.name)
+        return build(kind, paradigm, ids, texts, place, **options)
+
+    given = encode.Settings(checkpoint="none", output=str(folder / "parts"), parts=4)
+    collection = Collection("tiny", CORPUS, {"train": SPLIT}, Problems(), "1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Store, "build", one)
+        encode.encode(model, collection, given, accelerator, Console(quiet=True))
+    assert built == [f"index-{n}-of-4" for n in range(accelerator.process_index, 4, 2)]
+    for n, place in enumerate(encode.index_places(folder / "parts", 4)):
+        rows = slice(30 * n // 4, 30 * (n + 1) // 4)
+        alone = folder / f"alone-{accelerator.process_index}-{n}"
+        build(kinds.exact(), model, CORPUS.ids[rows], CORPUS[rows], alone, precision="no")
+        vectors = [next(where.glob("vectors*.bin")).read_bytes() for where in (place, alone)]
+        assert vectors[0] == vectors[1]
+
+
 def shares_bm25(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
     """One process builds the index, when something is searched, and each searches for half of the queries."""
     built: list[BM25] = []
@@ -164,6 +191,7 @@ CHECKS = (
     small_models_cannot_be_made,
     mined_run_cannot_be_kept,
     shares_the_mining,
+    writes_parts_alone,
     shares_bm25,
     studies_cannot_save_or_measure,
 )
