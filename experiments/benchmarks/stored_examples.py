@@ -61,7 +61,7 @@ def main(settings: Settings) -> None:
                 with context.Pool(1) as pool:
                     rows.append(pool.apply(measured, (way, file, settings.batches)))
     text = f"{settings.batches} batches of {BATCH} pairs; one thread of {processor()}."
-    sections = {"examples": Section("Training examples in memory and in files", text, rows)}
+    sections = {"examples": Section("Training examples in memory and in files", rows=rows)}
     publish(settings, "Stored examples", text, sections)
 
 

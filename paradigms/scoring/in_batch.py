@@ -92,14 +92,14 @@ def in_batch_rel(
     """Compute `core.rel` in bounded memory, with equal values and gradients.
 
     Documents have x = 1. S is formed in tiles of at most `cells` entries: of queries and documents or, if A
-    depends on the pool, of queries (and of query tokens for `PoolTopK`). For the backward pass, a hard
-    alignment with few pairs saves the pairs' places and similarities [b, n, r, j], where r is the largest
-    number of document tokens aligned to one query token. If these would take more than `bound` bytes, the
-    queries are cut into pieces, and a piece is computed again in the backward pass. So is, tile by tile, an
-    alignment that is soft, or that aligns more than a quarter of a document to one query token. On a device
-    in `FUSED`, a maximum (`Alignment.is_maximum`) needs neither S nor tiles, and rel is float32. For weights
-    of terms (SPLADE, uniCOIL: one number per token, matched by ids), rel is one matrix product
-    (`_product_of_terms`).
+    depends on the pool, of queries alone, at least one (and of query tokens, for `PoolTopK`). For the
+    backward pass, a hard alignment with few pairs saves the pairs' places and similarities [b, n, r, j],
+    where r is the largest number of document tokens aligned to one query token. If these would take more than
+    `bound` bytes, the queries are cut into pieces, and a piece is computed again in the backward pass. So is,
+    tile by tile, an alignment that is soft, or that aligns more than a quarter of a document to one query
+    token. On a device in `FUSED`, a maximum (`Alignment.is_maximum`) needs neither S nor tiles, and rel is
+    float32. For weights of terms (SPLADE, uniCOIL: one number per token, matched by ids), rel is one matrix
+    product (`_product_of_terms`).
 
     Autocast has no effect: similarities have the dtype of the vectors, float32 in training. Near 0.9,
     bfloat16 cosines have steps of 0.004; at τ = 0.02 one step changes a softmax weight by a fifth.

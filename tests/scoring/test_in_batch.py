@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from benchmarks.parts.counted import Living
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from paradigms.align import QueryToDocument, TopK
+from paradigms.align import PoolTopK, QueryToDocument, TopK
 from paradigms.core import rel
 from paradigms.recipe import Recipe
 from paradigms.scoring.in_batch import KEPT, in_batch_rel
-from tests.scoring.counted import Living
 from tests.scoring.table import RECIPES, gradients, label, texts
 
 EVERY = pytest.mark.parametrize("recipe", [r for r in RECIPES if r.normalise == "total"], ids=label)
@@ -109,7 +109,8 @@ def test_memory_stays_under_the_bound(recipe: Recipe) -> None:
         own = sum(t.nbytes for t in fields if t.requires_grad) + 2 * scores
         peaks.append(living.peak - 2 * own)
     assert 4 * bound < KEPT * 32 * 128 * 8  # cut into pieces
-    assert max(peaks) < bound
+    whole = "pool" in recipe.align.reads and not isinstance(recipe.align, PoolTopK)
+    assert max(peaks) < bound + 4 * 4 * 128 * 24 * 8 * whole  # such an A is given all of a query's S
 
 
 @pytest.mark.parametrize("recipe", [MAXSIM, Recipe("test", TopK(k=2), "total")], ids=label)

@@ -1,0 +1,81 @@
+"""Count the memory of in-batch scoring for batches of any size, on tensors without data.
+
+A forward and backward pass of `in_batch_rel`, with the documents of the whole batch and the queries of two
+pieces, as more pieces take no more memory. Counted are the bytes of all tensors that live at once, besides D
+and Q: the pairs of a piece, a tile of S, and copies of D's gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+
+from parts.settings import Benchmark
+from studies.settings import launch
+
+from paradigms.io.command_line import flags
+
+
+@flags()
+class Settings(Benchmark):
+    """Settings for the batches to score."""
+
+    batches: list[int] = field(default_factory=lambda: [32, 512, 4096, 8192])
+    """numbers of queries"""
+    negatives: list[int] = field(default_factory=lambda: [0, 7])
+    """hard negatives of each query"""
+
+
+launch(__name__, Settings, __doc__)  # before the slow imports
+
+import torch
+from parts.counted import Living
+from studies.pages import Rows, Section, publish
+
+from paradigms.align import NORMALISERS, QueryToDocument
+from paradigms.core import Tokens
+from paradigms.scoring import in_batch
+
+QUERY_TOKENS = 32
+DOCUMENT_TOKENS = 180
+DIM = 128
+GiB = 1 << 30
+
+
+def main(settings: Settings) -> None:
+    rows: Rows = []
+    for batch in settings.batches:
+        for negatives in settings.negatives:
+            rows.append(counted(batch, batch * (1 + negatives)))
+    text = (
+        f"Maximum over {DOCUMENT_TOKENS} document tokens for each of {QUERY_TOKENS} query tokens, {DIM} "
+        f"dimensions in float32, a bound of {in_batch.BOUND / GiB:g} GiB. S and pairs: what the whole batch "
+        "would take. peak: counted, with up to three copies of D's gradient."
+    )
+    publish(settings, "Memory of in-batch scores", text, {"memory": Section("Counted bytes", rows=rows)})
+
+
+def counted(batch: int, documents: int) -> dict[str, float]:
+    """Count the bytes of a batch, in GiB."""
+    pairs = documents * QUERY_TOKENS
+    queries = min(batch, in_batch.BOUND // (pairs * in_batch.KEPT) + 1)
+    D = tokens(1, documents, DOCUMENT_TOKENS)
+    Q = tokens(queries, 1, QUERY_TOKENS)
+    align = QueryToDocument()
+    with Living() as living:
+        living.ignore(D.vectors, D.mask, Q.vectors, Q.mask)
+        # `in_batch_rel` turns autocast off, which these tensors do not know.
+        scores = in_batch._rel(D, Q, align, NORMALISERS["one"], None, in_batch.BOUND)
+        scores.logsumexp(1).sum().backward()
+    return {
+        "queries": batch,
+        "documents": documents,
+        "S, GiB": 4 * batch * pairs * DOCUMENT_TOKENS / GiB,
+        "pairs, GiB": 25 * batch * pairs / GiB,
+        "D's gradient, GiB": D.vectors.nbytes / GiB,
+        "peak, GiB": living.peak / GiB,
+    }
+
+
+def tokens(x: int, n: int, length: int) -> Tokens:
+    mask = torch.ones(x, n, length, dtype=torch.bool, device="meta")
+    return Tokens(torch.empty(x, n, length, DIM, device="meta", requires_grad=True), mask)
