@@ -43,5 +43,5 @@ def test_a_notebook_runs_and_shows_its_cards(name, tiny_offline, tmp_path, monke
     assert len(shown) == DRAWN[name]
     assert all(text.startswith(("<iframe sandbox", "<table>")) for text in shown)
     if name == "formula":
-        by_hand, scored = values[1]
+        by_hand, scored = values[2]
         assert float(by_hand) == pytest.approx(float(scored), rel=1e-5)
