@@ -14,20 +14,13 @@ import pytest
 import torch
 
 from paradigms.align import QueryToDocument
+from paradigms.find import loops
 from paradigms.recipe import Recipe
 from paradigms.scoring import kernels, tiles
 from paradigms.scoring.stored import PackedQueries, Scanned
 from paradigms.store import loops as quantising
 from tests.near import assert_within_rounding
-from tests.scoring.coded import (
-    BITS,
-    QUERIES,
-    Corpus,
-    frozen,
-    normal,
-    texts,
-    unpacked,
-)
+from tests.scoring.coded import BITS, LENGTHS, QUERIES, Corpus, frozen, normal, offsets_of, texts, unpacked
 
 
 def probed(corpus: Corpus, chosen: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -87,6 +80,73 @@ def test_every_float16_is_widened_exactly() -> None:
 def test_registers_are_those_that_the_features_name(features: str, name: str | None, expected: Any) -> None:
     assert tiles.registers("x86_64-unknown-linux-gnu", features, name) == expected
     assert tiles.registers("arm64-apple-darwin", "+neon") == (32, 4, True)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_probe_finds_the_maxima_over_tokens_of_the_chosen_lists(bits: int) -> None:
+    lengths = (*LENGTHS, 100, 0, 70)
+    for j, some, rows in ((3, [0, 1, 2, 3, 4], range(13)), (17, [1, 3], [1, 4, 10, 12]), (33, [], [0, 10])):
+        corpus = Corpus(bits, 128, j, lengths)
+        chosen = np.isin(np.arange(5), some)
+        found = probed(corpus, chosen, np.array(rows))
+        for document, row in zip(rows, found, strict=True):
+            mine = np.arange(*corpus.offsets[document : document + 2])
+            mine = mine[chosen[corpus.coded.centroids[mine]]]
+            if len(mine):
+                expected = corpus.similarities[mine].max(0)
+                assert_within_rounding(row[:j], expected, torch.float32, corpus.terms, corpus.scale)
+            else:
+                assert (row == -np.inf).all()
+
+
+def in_lists(offsets: np.ndarray, centroids: np.ndarray, listed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Entries and begins of 5 lists of the first `listed` documents' tokens, by `loops.sort`."""
+    tokens = offsets[listed]
+    begins = offsets_of(loops.sizes(centroids[:tokens], 5))
+    entries = np.empty(tokens, np.uint32)
+    for low, high in ((0, 2), (2, 5)):
+        part = entries[begins[low] : begins[high]]
+        loops.sort(centroids, offsets[: listed + 1], 5, low, begins[low : high + 1], part)
+    return entries, begins
+
+
+@pytest.mark.parametrize("listed", [0, 6, 13])
+def test_bounds_are_sums_over_probed_lists_in_lists_or_not(listed: int) -> None:
+    corpus = Corpus(4, 128, 7, (*LENGTHS, 90, 0, 40))
+    near, centroids, offsets = corpus.query.near, corpus.coded.centroids, corpus.offsets
+    least, alive = np.sort(near[:, :7], axis=0)[-2].copy(), np.arange(13) % 4 > 0
+    entries, begins = in_lists(offsets, centroids, listed)
+    weights = np.random.default_rng(3).random(16).astype(np.float32)
+    tokens, lists = loops.probed(near, least)
+    expected_pairs = [(j, c) for j in range(7) for c in np.argsort(-near[:, j])[:2].tolist()]
+    assert list(zip(tokens.tolist(), lists.tolist(), strict=True)) == expected_pairs
+    chosen = np.isin(np.arange(5), lists)
+    expected = {}
+    for d in np.flatnonzero(alive).tolist():
+        mine = centroids[offsets[d] : offsets[d + 1]]
+        if (near[mine, :7] >= least).any():
+            expected[d] = float(weights[:7] @ np.maximum(near[mine, :7].max(0) - least, 0))
+    edges = np.array([0, 5, 5, 11, 13])
+    cuts = np.empty((5, len(lists)), np.int64)
+    for n, document in enumerate(edges):
+        loops.cut(entries, begins[lists], begins[lists + 1], document, cuts[n])
+    found, kept = {}, []
+    for n in range(4):  # documents divided, as among threads
+        state, documents = np.zeros((13, 2), np.float32), np.empty(13, np.int64)
+        given = near, least, weights
+        met = loops.bound(*given, tokens, lists, cuts[n], cuts[n + 1], entries, alive, state, documents)
+        tail = max(listed, edges[n]), edges[n + 1]
+        met = loops.bound_unlisted(*given, chosen, centroids, offsets, *tail, alive, state, documents, met)
+        part = {d: float(state[d, 0]) for d in documents[:met].tolist()}
+        assert len(part) == met
+        assert not part.keys() & found.keys()
+        found |= part
+        best, bounds = loops.largest(documents[:met], state, 1)
+        assert [part[d] for d in best.tolist()] == bounds.tolist()
+        kept += best.tolist()
+        assert not state.any()
+        assert not part or max(part, key=part.__getitem__) in kept
+    assert_within_rounding(found, expected, torch.float32, 7 * 128, float(abs(near).max()))
 
 
 @pytest.mark.parametrize("bits", BITS)
