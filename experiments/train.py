@@ -333,7 +333,7 @@ def parts_of(settings: Settings, model: Paradigm, folder: Path, accelerator: Acc
     for n, source in enumerate(sources):
         place = folder / f"source-{n}"
         if source.pairs:
-            by_main(partial(stored_rows, source.pairs, place), accelerator)
+            by_main(partial(store, source.pairs, place), accelerator)
             texts, examples = open_rows(place)
         else:
             texts, examples = examples_of(source, settings.seed, place, accelerator)
@@ -347,6 +347,11 @@ def parts_of(settings: Settings, model: Paradigm, folder: Path, accelerator: Acc
             loss["distillation"] = Distillation(distil)
         parts.append(Part(objective, share if source.share is None else source.share, loss))
     return parts
+
+
+def store(pairs: str, folder: Path) -> None:
+    """Make the files of pairs, which every process then opens."""
+    stored_rows(pairs, folder)
 
 
 def examples_of(

@@ -146,6 +146,22 @@ def writes_parts_alone(accelerator: Accelerator, backbone: Path, folder: Path) -
         assert vectors[0] == vectors[1]
 
 
+def opens_sources(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
+    """One process makes the files of pairs, and both open them."""
+    rows = folder / "rows.jsonl"
+    if accelerator.is_main_process:
+        rows.write_text('{"query": "q", "positive": "a"}\n{"query": "r", "positive": "b"}\n')
+    accelerator.wait_for_everyone()
+    given: Any = SimpleNamespace(sources=[{"pairs": str(rows), "share": 2}], mixing=1.0, seed=0)
+    with pytest.MonkeyPatch.context() as patch:
+        if not accelerator.is_main_process:
+            patch.setattr(train, "stored_rows", full_disk)
+        (part,) = train.parts_of(given, dense(backbone), folder / "sources", accelerator)
+    assert [example.query for example in part.objective.examples] == ["q", "r"]
+    assert list(part.objective.corpus) == ["a", "b"]
+    assert part.share == 2
+
+
 def shares_bm25(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
     """One process builds the index, when something is searched, and each searches for half of the queries."""
     built: list[BM25] = []
@@ -192,6 +208,7 @@ CHECKS = (
     mined_run_cannot_be_kept,
     shares_the_mining,
     writes_parts_alone,
+    opens_sources,
     shares_bm25,
     studies_cannot_save_or_measure,
 )
