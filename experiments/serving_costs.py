@@ -64,7 +64,6 @@ class Settings(Output, OneCollection, OneSplit, Queries, Backbone, Lengths, Mach
 
 BM25 = "bm25"
 K = 10
-PROBES = 8  # lists of the compressed index that each query token reads
 
 launch(__name__, Settings, __doc__)  # before the slow imports
 
@@ -82,6 +81,7 @@ from paradigms.data import Collection, Corpus
 from paradigms.engines import Engine, LanceEngine, PgvectorEngine, QdrantEdgeEngine, hand_over
 from paradigms.evaluate import on_split
 from paradigms.find import Index, Store, kinds, open_index
+from paradigms.find.recall import query_texts
 from paradigms.io.checks import json_or_empty
 from paradigms.io.device import processor
 from paradigms.io.files import held, write_json
@@ -177,10 +177,12 @@ def measure(
         dim = model.encoder.dim
         queries = model.encode_queries(list(asked.values())).to("cpu")
         vectors = int(base.offsets[-1]) / len(base)
-        indexed = partial(measure_index, base, recipe, queries, work, settings)
+        drawn_texts = query_texts(list(texts.values()), base.living_tokens)
+        tuning = model.encode_queries(drawn_texts).to("cpu")
+        indexed = partial(measure_index, base, recipe, queries, work, settings, tuning=tuning)
         jobs = {"exact": partial(indexed, kinds.exact()), "FAISS": partial(indexed, kinds.faiss())}
         for bits in settings.bits:
-            coded = kinds.compressed(bits, probes=PROBES)
+            coded = kinds.compressed(bits)
             jobs[f"compressed, {bits} bit{'s'[: bits - 1]}"] = partial(indexed, coded)
         scored = as_maxima(model)
         if scored and not one_vector(model):
@@ -298,12 +300,23 @@ def recall(answers: Answers, wanted: Answers) -> float:
 
 
 def measure_index(
-    base: Store, recipe: Recipe, queries: Tokens, work: Path, settings: Settings, kind: Kind
+    base: Store,
+    recipe: Recipe,
+    queries: Tokens,
+    work: Path,
+    settings: Settings,
+    kind: Kind,
+    tuning: Tokens | None = None,
 ) -> Costs:
-    """Build an index of the given kind from the vectors in `base`, and measure it."""
+    """Build an index of the given kind from the vectors in `base`, and measure it.
+
+    tuning: queries by which an index chooses its finder's settings (`find.recall`).
+    """
     now = clock(settings)
     began = now()
     index = Index(base.copy(kind, work / "index"))
+    if tuning is not None:
+        index = index.tuned(recipe, [tuning])
     seconds = now() - began
 
     def find(n: int) -> dict[str, float]:
