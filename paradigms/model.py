@@ -128,7 +128,7 @@ class Paradigm(Trainable):
 
         return Statistics.of(documents(), len(self.encoder.tokenizer))
 
-    def count_floors(self, texts: Sequence[str], share: float, sample: int = 300) -> Statistics:
+    def count_floors(self, texts: Sequence[str], share: float, sample: int = 1000) -> Statistics:
         """Count the corpus, and estimate a floor for each vocabulary token (`align.TableExcess`).
 
         The first `sample` texts are encoded as documents and as queries. A token's floor is the mean, over

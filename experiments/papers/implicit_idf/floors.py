@@ -22,7 +22,7 @@ SPEARMAN = "Spearman of IDF and −τ"
 TOKENS = "tokens"  # condition of measures of a query's tokens
 EDGES = (0.02, 0.05, 0.1)  # t of the soft edge t·softplus((M − τ)/t), in units of cosine
 RIDGE = 1e-3  # of the regression from vectors to floors, per token
-FITTED = 200  # texts whose tokens it is fitted to
+FITTED = 400  # texts whose tokens it is fitted to
 Estimate = Callable[[Int[torch.Tensor, " j"], Float[torch.Tensor, "j h"]], Float[np.ndarray, " j"]]
 
 
