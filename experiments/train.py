@@ -106,6 +106,8 @@ class Settings(Results, OneCollection, FullTraining, Options, Seed):
     """T: sources without a share are drawn in proportion to n^(1/T), for n examples"""
     recompute: bool = False
     """recompute the activations of the backbone's layers in the backward pass: less memory, more time"""
+    gathered_weights: Literal["float32", "bf16"] = "float32"
+    """weights that shards (fsdp.yaml) gather for each layer; bf16: half the traffic, with precision bf16"""
     matmul_precision: str = ""
     """precision of float32 products on a GPU: high multiplies as TF32, which the fast kernels of in-batch
     scoring need; empty: torch's default, highest"""
@@ -155,7 +157,7 @@ class Settings(Results, OneCollection, FullTraining, Options, Seed):
         return f"train-{self.paradigm}"
 
 
-launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
+launch(__name__, Settings, __doc__, processes=True, shards=True)  # before the slow imports
 
 import torch
 from accelerate import Accelerator
@@ -174,7 +176,7 @@ from paradigms.train.loop import Dev, Paused, TrainingSettings, dev_values, kept
 from paradigms.train.losses import Distillation
 from paradigms.train.mixture import Mixture, Part, shares_of
 from paradigms.train.negatives import NEGATIVES_DEPTH, FalseNegatives, ScorePairs, SharedBM25, pair_scores
-from paradigms.train.parallel import by_main
+from paradigms.train.parallel import built, by_main, sharded
 from paradigms.train.state import read_progress
 from paradigms.train.stored import open_rows, stored_rows
 
@@ -189,6 +191,8 @@ FREE = {
     "keep",
     "log_every",
     "patience",
+    "steps",  # more of them lengthen a training
+    "batch_size",  # with another number of processes
 }  # settings that may change in a results folder
 SOURCES = ("backbone", "run", "filter", "teacher", "generated")  # settings that name files or models
 
@@ -290,7 +294,7 @@ def fitted(
             model = GENERATIVE[settings.paradigm](backbone, collection.corpus, **settings.options)
         generated = Path(settings.generated) if settings.generated else None
         return fit_generative(
-            model.to(accelerator.device),
+            model if sharded() else model.to(accelerator.device),
             collection,
             splits,
             dev_run,
@@ -306,7 +310,7 @@ def fitted(
     teacher, suspects = judges(settings, collection, splits[0], folder, accelerator)
     build: Callable[..., Any] = (PARADIGMS | RERANKERS)[settings.paradigm]
     with refusing(options=True):
-        model = build(settings.backbone, **settings.options).to(accelerator.device)
+        model = built(lambda: build(settings.backbone, **settings.options), accelerator)
     if settings.sources:
         objective = Mixture(parts_of(settings, model, folder, accelerator))
         dev = fit.dev_measure(collection.corpus, splits[1], dev_run, settings.dev_queries, accelerator)

@@ -18,12 +18,19 @@ LAUNCHERS = ("PMI_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_")  # prefixes of what 
 DIVISIONS = {"within": "within documents", "unseen": "unseen documents"}  # names in tables
 
 
-def launch(module: str, settings: type, description: str | None, *, processes: bool = False) -> None:
+def launch(
+    module: str,
+    settings: type,
+    description: str | None,
+    *,
+    processes: bool = False,
+    shards: bool = False,
+) -> None:
     """Run `main` of the launched script, with settings parsed from the command line.
 
     A script calls this before its slow imports, so that help and errors appear at once. Nothing happens if
     another module imports the script. processes: whether several processes share the script's work; if not,
-    only the first process of a launch runs it.
+    only the first process of a launch runs it. shards: whether the processes may share a model's weights.
     """
     if module == "__main__":
         if not processes:
@@ -34,7 +41,7 @@ def launch(module: str, settings: type, description: str | None, *, processes: b
             if processes:
                 from paradigms.train.launcher import check_launch
 
-                check_launch(arguments["precision"])
+                check_launch(arguments["precision"], shards=shards)
             raise SystemExit(script.main(script.Settings(**arguments)))
 
 

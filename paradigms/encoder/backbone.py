@@ -32,6 +32,7 @@ WITHOUT_EFFECT = """
 """.split()  # noqa: SIM905
 
 _for_search: ContextVar[bool] = ContextVar("for_search", default=False)
+_without_weights: ContextVar[bool] = ContextVar("without_weights", default=False)
 
 
 class Packaged(NamedTuple):
@@ -175,6 +176,16 @@ def for_search() -> Iterator[None]:
         _for_search.reset(token)
 
 
+@contextmanager
+def without_weights() -> Iterator[None]:
+    """Context in which models have their shapes on the meta device, and no weights (`parallel.built`)."""
+    token = _without_weights.set(True)
+    try:
+        yield
+    finally:
+        _without_weights.reset(token)
+
+
 def positions(name: str | Path) -> int | None:
     """Return the number of tokens that a checkpoint's encoder has positions for; None means no limit.
 
@@ -246,6 +257,14 @@ def load_model(kind: Any, name: str | Path, optional: str = "\0") -> Any:
         if (Path(name) / "adapter_config.json").is_file():
             raise ValueError(adapted)
         _check_config(Path(name))
+    if _without_weights.get():
+        from transformers import AutoConfig
+
+        build = (
+            getattr(kind, "from_config", None) or kind._from_config
+        )  # of classes such as AutoModel; others
+        with torch.device("meta"):
+            return build(pretrained(AutoConfig, name), dtype=torch.float32)
     options = {"use_safetensors": True, "dtype": torch.float32, "output_loading_info": True}
     model, report = pretrained(kind, name, **options)
     if getattr(model, "_hf_peft_config_loaded", False):

@@ -19,6 +19,7 @@ from paradigms.train.examples import Example, build_examples
 from paradigms.train.loop import Dev, TrainingSettings, train
 from paradigms.train.losses import Objective
 from paradigms.train.negatives import NEGATIVES_DEPTH, FalseNegatives, ScorePairs, mined_run
+from paradigms.train.parallel import sharded
 from paradigms.train.states import STATES, deleted_after, keep_states, used_examples
 from paradigms.trainable import Trainable
 
@@ -137,7 +138,7 @@ def fit(
             texts = _texts(corpus, used_examples(examples, training, accelerator), dev)
             keep_states(paradigm, layers, place, texts, accelerator)
         trained = train(paradigm, objective, training, folder, accelerator=accelerator, dev=dev)
-    trained = trained.to(accelerator.device)
+    trained = trained if sharded() else trained.to(accelerator.device)
     if layers and states is not None:
         keep_states(trained, layers, states, {}, accelerator)
     return trained

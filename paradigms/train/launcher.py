@@ -30,12 +30,15 @@ REQUESTS |= {f"ACCELERATE_USE_{name}": "false" for name in ("DEEPSPEED", "MEGATR
 ON_CPU = "two with ACCELERATE_USE_CPU=true and --config_file experiments/configs/cpu_2.yaml"
 
 
-def check_launch(precision: str = AUTO) -> None:
+def check_launch(precision: str = AUTO, *, shards: bool = False) -> None:
     """Raise SystemExit if the launcher of this process was given something that the script would not do.
 
-    precision: the script's setting.
+    precision: the script's setting. shards: whether the script trains shards.
     """
-    if not (problem := wrong_processes() or ignored(precision)):
+    problem = wrong_processes() or ignored(precision)
+    if not shards and os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
+        problem = problem or "only train.py trains shards: launch this script with gpus.yaml"
+    if not problem:
         return
     if os.environ.get("LOCAL_RANK", "0") != "0":
         time.sleep(2)  # only the first process prints; the launcher then ends the others

@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
 
 from paradigms.core import at_least_float32
+from paradigms.encoder.backbone import without_weights
 from paradigms.encoder.text import TextEncoder
 from paradigms.io.checks import Range
 from paradigms.io.progress import progress_bar
@@ -46,7 +47,11 @@ CHECKED = 1000  # batches whose examples must have negatives
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings(LossSettings):
-    """Settings for one training run. Batch sizes are per process."""
+    """Settings for one training run. Batch sizes are per process.
+
+    A run resumes with another number of processes if their batches add up to as many examples, and with more
+    `steps`: from the resumed step on, learning rates are those of the longer run, above the rates before.
+    """
 
     steps: AtLeast1 = 1000
     batch_size: AtLeast1 = 32
@@ -60,6 +65,9 @@ class TrainingSettings(LossSettings):
     # trained upper layers of each encoder; lower layers are frozen (`freeze`); 0 = all
     trained_layers: AtLeast0 = 0
     recompute: bool = False  # recompute activations in the backward pass: less memory, more time
+    # Weights that shards gather for each layer: bf16 sends half the bytes. It rounds biases, norms' weights
+    # and gradients besides the factors of products, which precision bf16 rounds anyway.
+    gathered_weights: Literal["float32", "bf16"] = "float32"
     # torch.set_float32_matmul_precision during training: "high" multiplies float32 as TF32 on GPUs with
     # TF32, which the kernels of `scoring.fused` need. "" = leave the process's setting unchanged.
     matmul_precision: Literal["", "highest", "high", "medium"] = ""
@@ -125,11 +133,13 @@ def train(
             unwrap(paradigm, accelerator)
         finally:
             note_moved(paradigm, folder, run.state.signature["weights"])
-    if dev is not None:
-        return type(paradigm).from_pretrained(folder / "best")
-    if isinstance(paradigm, FSDPModule):
-        return type(paradigm).from_pretrained(checkpoint_folder(folder, settings.steps))
-    return paradigm
+    if dev is None and not isinstance(paradigm, FSDPModule):
+        return paradigm
+    best = folder / "best" if dev is not None else checkpoint_folder(folder, settings.steps)
+    if isinstance(paradigm, FSDPModule) and not accelerator.is_main_process:
+        with without_weights():
+            return type(paradigm).from_pretrained(best)
+    return type(paradigm).from_pretrained(best)
 
 
 class _Run:
@@ -158,7 +168,9 @@ class _Run:
         accelerator.sync_gradients = True  # False, left by another loop's accumulation, would skip steps
         paradigm.zero_grad()  # a run that failed between a backward pass and its step leaves gradients
         torch.manual_seed(s.seed * 1_000_003 + accelerator.process_index)
-        self.model, full = prepare(paradigm, accelerator, recompute=s.recompute)
+        self.model, full = prepare(
+            paradigm, accelerator, recompute=s.recompute, gathered_weights=s.gathered_weights
+        )
         optimizer = torch.optim.AdamW(
             _parameter_groups(paradigm, s),
             weight_decay=s.weight_decay,
@@ -295,7 +307,7 @@ class _Run:
         late = late and by_main(lambda: time.monotonic() - began > 60 * s.minutes, self.accelerator)
         if last or late or (_due(done, s.save_every) if s.save_every else due):
             self.read()
-            self.state.save(done)
+            self.state.save(done, last=last)
         if late:
             raise Paused(f"{self.paradigm.name} after {done:,} of {s.steps:,} steps")
 
@@ -319,10 +331,9 @@ class _Run:
             self._log(step, {"dev": mean, "dev_standard_error": error}, {}, dev_values=values.tolist())
             if mean > self.state.best or (last and mean >= self.state.best - error):
                 self.state.save_best(model, mean, step)
-            if model is not self.paradigm:
-                model.cpu()  # the copy of sharded weights: training needs the device's memory
 
         by_main(measure_and_keep, self.accelerator)
+        self.state.empty()  # training needs the memory
 
     def _log(self, step: int, values: dict[str, float], only: dict[str, float], **more: list[float]) -> None:
         """Log `values` and `only`, and write `values` and `more` to the history."""

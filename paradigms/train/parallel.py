@@ -10,7 +10,7 @@ import os
 import secrets
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,14 +20,15 @@ import torch.distributed as dist
 from accelerate import Accelerator, PartialState
 from accelerate.utils import FullyShardedDataParallelPlugin, broadcast_object_list, gather_object
 from torch import Tensor, nn
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from paradigms.core import Tokens, pad_tokens
+from paradigms.encoder.backbone import without_weights
 from paradigms.encoder.precision import autocast
 from paradigms.encoder.text import TextEncoder
-from paradigms.io.files import locked
+from paradigms.io.files import Contents, atomic_folder, locked
 from paradigms.trainable import Trainable
 
 Model = TypeVar("Model", bound=Trainable)
@@ -36,29 +37,72 @@ Result = TypeVar("Result")
 TOLD = (OSError, ValueError, FloatingPointError, KeyError, SystemExit)
 
 
-def prepare(paradigm: Model, accelerator: Accelerator, *, recompute: bool = False) -> tuple[nn.Module, Model]:
+def built(build: Callable[[], Model], accelerator: Accelerator) -> Model:
+    """Build a model to train on this process's device or, if the launch shards it, in host memory.
+
+    Shards come from the main process, so the other processes build the backbone on the meta device.
+    """
+    if not sharded():
+        return build().to(accelerator.device)
+    with nullcontext() if accelerator.is_main_process else without_weights():
+        return build()
+
+
+def prepare(
+    paradigm: Model, accelerator: Accelerator, *, recompute: bool = False, gathered_weights: str = "float32"
+) -> tuple[nn.Module, Model]:
     """Return (module to call in training, paradigm to save and measure), prepared for this launch.
 
-    The second item is the paradigm itself or, if the launch shards it, a copy on the main process's CPU,
-    which `RunState.full_model` fills. Create the optimizer after this call. recompute: layers store only
-    their inputs and recompute activations in the backward pass.
+    The second item is the paradigm itself or, if the launch shards it, the main process's copy without
+    weights, which `RunState.full_model` fills. Create the optimizer after this call. recompute: layers store
+    only their inputs and recompute activations in the backward pass. gathered_weights: as in
+    `TrainingSettings`.
     """
     for layer in paradigm.layers:
         layer.gradient_checkpointing = recompute  # type: ignore[assignment]
         layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)  # type: ignore[assignment]
     if not sharded():
+        if gathered_weights != "float32":
+            raise ValueError(
+                "gathered_weights is a setting of shards: launch with fsdp.yaml, or leave it out"
+            )
         unwrap(paradigm, accelerator)  # an earlier run that failed may have left it wrapped
         return accelerator.prepare(paradigm), paradigm
     if isinstance(paradigm, FSDPModule):
         raise ValueError(f"this {paradigm.name} was sharded by an earlier run: load or build it again")
     plugin = _plugin(accelerator)
-    paradigm.cpu()  # sharding moves each module back to the device
-    for tensor in (*paradigm.parameters(), *paradigm.buffers()):
-        sent = tensor.data.to(accelerator.device)
-        dist.broadcast(sent, 0)  # as DDP does, so that all shards come from the same initial weights
-        tensor.data.copy_(sent)
-    full = copy.deepcopy(paradigm) if accelerator.is_main_process else paradigm
-    return _shard(paradigm, plugin, accelerator), full
+    full = outline(paradigm) if accelerator.is_main_process else paradigm
+    return _shard(paradigm, plugin, accelerator, gathered_weights), full
+
+
+def outline(paradigm: Model) -> Model:
+    """Copy a model without its parameters' values; the copy's parameters are on the meta device."""
+    shapes: dict[int, Any] = {
+        id(weight): nn.Parameter(weight.detach().to("meta"), weight.requires_grad)
+        for weight in paradigm.parameters()
+    }
+    return copy.deepcopy(paradigm, shapes)
+
+
+def fill(paradigm: nn.Module, weight: Callable[[str], Tensor]) -> None:
+    """Replace each parameter of an `outline` by `weight` of its name, or empty it again: by a meta tensor."""
+    names = {id(tensor): name for name, tensor in paradigm.named_parameters()}
+    _exchange(paradigm, lambda tensor: weight(names[id(tensor)]) if id(tensor) in names else tensor)
+
+
+def _exchange(module: nn.Module, exchanged: Callable[[Tensor], Tensor]) -> None:
+    """Replace every tensor of a module that is not sharded; tied tensors stay tied."""
+    replaced: dict[int, tuple[Tensor, Tensor]] = {}  # the first keeps its id from being used again
+    for part in module.modules():
+        for name, old in [*part._parameters.items(), *part._buffers.items()]:
+            if old is None or isinstance(old, DTensor):
+                continue
+            if id(old) not in replaced:
+                new = exchanged(old)
+                parameter = isinstance(old, nn.Parameter)
+                replaced[id(old)] = old, nn.Parameter(new, old.requires_grad) if parameter else new
+            tensors: dict[str, Any] = part._parameters if name in part._parameters else part._buffers
+            tensors[name] = replaced[id(old)][1]
 
 
 def unwrap(paradigm: Trainable, accelerator: Accelerator) -> None:
@@ -73,12 +117,24 @@ def gathered(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def spread(tensor: Tensor, like: Tensor) -> Tensor:
-    """Move a full tensor, equal on every process, to the device and sharding of `like`."""
-    if isinstance(like, DTensor):
-        mesh = like.device_mesh
-        return distribute_tensor(tensor.to(mesh.device_type), mesh, like.placements).to(like.device)
-    return tensor.to(like.device)
+def own_rows(tensor: Tensor) -> tuple[Tensor, slice]:
+    """Return this process's part of a tensor and its place along the first axis; all of it, if unsharded."""
+    if not isinstance(tensor, DTensor):
+        return tensor, slice(None)
+    each = -(-len(tensor) // tensor.device_mesh.size())
+    rows = tensor.to_local()
+    first = min(each * tensor.device_mesh.get_local_rank(), len(tensor))
+    return rows, slice(first, first + len(rows))
+
+
+def from_main(tensor: Tensor | None, like: Tensor, accelerator: Accelerator) -> Tensor:
+    """Send the main process's tensor, of the shape and type of `like`, to the device of every process."""
+    if tensor is not None and accelerator.is_main_process:
+        sent = tensor.detach().to(accelerator.device, like.dtype).contiguous()
+    else:
+        sent = torch.empty(like.shape, dtype=like.dtype, device=accelerator.device)
+    dist.broadcast(sent, 0)
+    return sent
 
 
 def sharded() -> bool:
@@ -103,9 +159,15 @@ def _plugin(accelerator: Accelerator) -> FullyShardedDataParallelPlugin:
 
 
 def _shard(
-    paradigm: Trainable, plugin: FullyShardedDataParallelPlugin, accelerator: Accelerator
+    paradigm: Trainable,
+    plugin: FullyShardedDataParallelPlugin,
+    accelerator: Accelerator,
+    gathered_weights: str,
 ) -> Trainable:
-    """Shard a paradigm: layers are gathered when they run, other weights in the first forward pass."""
+    """Shard the main process's weights: layers are gathered when they run, others in the forward pass.
+
+    A process holds one layer's weights in full at a time.
+    """
     if getattr(paradigm, "clusters", None) is not None:
         raise ValueError(f"{paradigm.name} builds its clusters from full weights: train it without shards")
     layers = paradigm.layers
@@ -114,15 +176,28 @@ def _shard(
     for module in paradigm.modules():
         if isinstance(module, TextEncoder):
             module.tokens = {}  # processes gather weights together: each runs every layer equally often
+    if gathered_weights == "bf16" and accelerator.mixed_precision != "bf16":
+        raise ValueError(f"gathered_weights=bf16 needs precision bf16, not {accelerator.mixed_precision}")
+    # Autocast rounds the factors of products in any case. Besides them, this rounds norms' weights, biases
+    # and each process's gradients; inputs, residual sums, shards and gradients' sums stay in float32.
+    half = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    policy = half if gathered_weights == "bf16" else MixedPrecisionPolicy()
+
+    def receive(tensor: Tensor) -> Tensor:
+        return from_main(tensor, tensor, accelerator)  # as DDP does: equal weights in all processes
+
     for layer in layers:
-        fully_shard(layer, reshard_after_forward=plugin.reshard_after_forward)
+        for norm in (part for part in layer.modules() if isinstance(part, nn.LayerNorm)):
+            norm.forward = partial(_normalised, norm)  # type: ignore[method-assign]
+        _exchange(layer, receive)
+        fully_shard(layer, reshard_after_forward=plugin.reshard_after_forward, mp_policy=policy)
+    _exchange(paradigm, receive)
     fully_shard(paradigm)
     warnings.filterwarnings(
         "ignore", r"FSDP2-wrapped module .* returned a view"
     )  # no view is changed in place
-    # Half precision by autocast, as on one process: sums and heads stay in float32, and weights are gathered
-    # in float32. FSDP's own mixed precision would round norms and residual sums. No 16-bit copy outlives the
-    # weights that were gathered for a layer.
+    # Half precision by autocast, as on one process: sums and heads stay in float32. No 16-bit copy outlives
+    # the weights that were gathered for a layer.
     forward = paradigm.forward
 
     def in_precision(*args: Any, **kwargs: Any) -> Any:
@@ -131,6 +206,13 @@ def _shard(
 
     paradigm.forward = in_precision
     return paradigm
+
+
+def _normalised(norm: nn.LayerNorm, x: Tensor) -> Tensor:
+    """Compute a layer norm in the type of its input, whatever the type in which its weights were gathered."""
+    weight = None if norm.weight is None else norm.weight.to(x.dtype)
+    bias = None if norm.bias is None else norm.bias.to(x.dtype)
+    return nn.functional.layer_norm(x, norm.normalized_shape, weight, bias, norm.eps)
 
 
 def world() -> int:
@@ -223,6 +305,25 @@ def locked_by_main(folder: Path, accelerator: Accelerator) -> Iterator[None]:
         by_main(lambda: stack.enter_context(locked(folder, make=True)), accelerator)
         check_shared(folder, accelerator)
         yield
+
+
+@contextmanager
+def folder_by_main(path: Path, written: Contents, accelerator: Accelerator) -> Iterator[Path]:
+    """Yield a folder that all processes fill; the main process then moves it to `path` (`atomic_folder`)."""
+    with ExitStack() as stack:
+        yield by_main(lambda: stack.enter_context(atomic_folder(path, written)), accelerator)
+        by_main(stack.pop_all().close, accelerator)
+
+
+def by_each(action: Callable[[], None]) -> None:
+    """Run `action` in every process; all raise OSError if it fails in one, with a full disk for example."""
+    try:
+        action()
+        problem = ""
+    except OSError as error:
+        problem = f"process {dist.get_rank()}: {error}"
+    if problems := "; ".join(filter(None, gather_object([problem]))):
+        raise OSError(problems)
 
 
 def by_main(action: Callable[[], Result], accelerator: Accelerator | PartialState) -> Result:

@@ -2,14 +2,16 @@
 
 A training folder's checkpoints/step-N contains the paradigm (`Trainable.write`), optimizer.safetensors
 (AdamW's moments by parameter name), random.safetensors (generator states of each process), progress.json, and
-manifest.json with the size and SHA-256 of every other file, so that damage is detected.
+manifest.json with the size and SHA-256 of every other file, so that damage is detected. Of shards, process p
+of W writes every W-th tensor, whole, to weights-p.safetensors and optimizer-p.safetensors; the paradigm is
+added after the last step. Any number of processes reads them, each its rows.
 """
 
 import hashlib
 import json
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
@@ -25,9 +28,8 @@ from torch.optim import Optimizer
 
 from paradigms.encoder.weights import state_of
 from paradigms.identity import checksum_of, design_of, differing
-from paradigms.io.checks import parse_json, read_json
+from paradigms.io.checks import naming, parse_json, read_json
 from paradigms.io.files import (
-    atomic_folder,
     check_locks,
     contents,
     flush,
@@ -39,7 +41,15 @@ from paradigms.io.files import (
 )
 from paradigms.io.manifest import damage, write_manifest
 from paradigms.saved import SAVED
-from paradigms.train.parallel import by_main, gathered, spread
+from paradigms.train.parallel import (
+    by_each,
+    by_main,
+    fill,
+    folder_by_main,
+    from_main,
+    gathered,
+    own_rows,
+)
 from paradigms.trainable import Trainable
 
 CHECKPOINTS = "checkpoints"
@@ -97,10 +107,11 @@ def signature(
 
     Raises ValueError if processes have different settings, because they would train different models.
     """
+    batch = settings["batch_size"] * accelerator.num_processes
     values = {
-        "settings": dict(settings),
+        "settings": {name: value for name, value in settings.items() if name != "batch_size"},
         "paradigm": paradigm.description(),
-        "processes": accelerator.num_processes,
+        "batch": batch,  # over all processes, whose number may change
         "precision": accelerator.mixed_precision,
         "examples": digest_of(examples),
         **design_of(paradigm),
@@ -213,15 +224,30 @@ class RunState:
     best_step: int = 0
     seconds: float = 0.0  # spent in steps
 
+    @property
+    def shards(self) -> bool:
+        return isinstance(self.paradigm, FSDPModule)
+
     def full_model(self) -> Trainable:
-        """Return the paradigm with all weights, on the main process. Every process calls this."""
-        if isinstance(self.paradigm, FSDPModule):
-            target = self.full.state_dict()
-            for name, tensor in self.paradigm.state_dict().items():
-                weights = gathered(tensor)
+        """Return the paradigm with all weights, on the main process's CPU. Every process calls this.
+
+        Of shards, `empty` frees them again.
+        """
+        if self.shards:
+            weights = {}
+            for name, weight in self.paradigm.named_parameters():
+                full = gathered(weight.detach())
                 if self.accelerator.is_main_process:
-                    target[name].copy_(weights)
+                    weights[name] = full.cpu()
+            if self.accelerator.is_main_process:
+                fill(self.full, weights.__getitem__)
         return self.full
+
+    def empty(self) -> None:
+        """Free the weights of the copy that `full_model` filled."""
+        if self.shards and self.accelerator.is_main_process:
+            shapes = {name: weight.detach().to("meta") for name, weight in self.full.named_parameters()}
+            fill(self.full, shapes.__getitem__)
 
     def resume(self) -> int:
         """Load the newest intact checkpoint and return its step, or 0. Every process calls this."""
@@ -247,34 +273,38 @@ class RunState:
     def _load(self, checkpoint: Path) -> None:
         """Load weights, moments, generator states, the gradient scale and the best dev measure."""
         progress = read_json(checkpoint / "progress.json")
-        if other := differing(progress["signature"], self.signature):
+        signed = progress["signature"]
+        before = signed["settings"]["steps"]
+        steps = self.signature["settings"]["steps"]
+        if before < steps:  # a longer training: its rate continues by the schedule of all its steps
+            signed = signed | {"settings": signed["settings"] | {"steps": steps}}
+        if other := differing(signed, self.signature):
             raise ValueError(
                 f"{checkpoint} was trained with other settings ({other}); choose another folder, or delete "
                 f"{self.folder} to start again"
             )
-        moments = load_file(checkpoint / "optimizer.safetensors")
-        current = self.paradigm.state_dict()
-        model = type(self.paradigm).from_pretrained(checkpoint)
-        self.paradigm.load_state_dict(
-            {name: spread(tensor, current[name]) for name, tensor in model.state_dict().items()}
-        )
-        self._load_moments(moments)
+        self._load_weights(checkpoint)
+        self._load_moments(StoredTensors(checkpoint, "optimizer"))
         random = load_file(checkpoint / "random.safetensors")
         process = self.accelerator.process_index
-        torch.set_rng_state(random["cpu"][process].clone())
-        if "cuda" in random and torch.cuda.is_available():
-            torch.cuda.set_rng_state(random["cuda"][process].clone())
+        if len(random["cpu"]) == self.accelerator.num_processes:
+            torch.set_rng_state(random["cpu"][process].clone())
+            if "cuda" in random and torch.cuda.is_available():
+                torch.cuda.set_rng_state(random["cuda"][process].clone())
+        else:  # other processes: dropout draws other numbers, the same in each repetition
+            seed = self.signature["settings"]["seed"]
+            torch.manual_seed((seed * 1_000_003 + progress["step"]) * 1_003 + process)
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(progress["scaler"])
         self.best = progress["best"]
         self.best_step = progress["best_step"]
         self.seconds = progress["seconds"]
 
-    def save(self, step: int) -> None:
+    def save(self, step: int, *, last: bool = False) -> None:
         """Save the state after `step` steps, and remove all but the newest `keep` checkpoints.
 
-        Every process calls this. All processes raise OSError if the disk is full; earlier checkpoints stay
-        intact.
+        last: also write the paradigm that shards make up. Every process calls this. All processes raise
+        OSError if the disk is full; earlier checkpoints stay intact.
         """
         generators = {"cpu": torch.get_rng_state()}  # dropout draws from them
         if torch.cuda.is_available():
@@ -283,8 +313,6 @@ class RunState:
             name: self.accelerator.gather(state[None].to(self.accelerator.device)).cpu()
             for name, state in generators.items()
         }
-        model = self.full_model()
-        moments = self._moments()
         scaler = self.accelerator.scaler
         progress = {
             "step": step,
@@ -295,19 +323,39 @@ class RunState:
             "signature": self.signature,
         }
 
-        def write() -> None:
+        def write(folder: Path) -> None:
             history = self.folder / HISTORY
-            with atomic_folder(checkpoint_folder(self.folder, step), WRITTEN) as folder:
-                if history.is_file():
-                    flush(history)
-                model.write(folder)
-                save_file(moments, folder / "optimizer.safetensors")
-                save_file(random, folder / "random.safetensors")
-                write_json(folder / "progress.json", progress)
-                write_manifest(folder)
-            remove_checkpoints(self.folder, self.keep, step)
+            if history.is_file():
+                flush(history)
+            if not self.shards:
+                self.paradigm.write(folder)
+                save_file(dict(self._moments()), folder / "optimizer.safetensors")
+            elif last:
+                fill(self.full, StoredTensors(folder, "weights").whole)  # from the files: not all in memory
+                self.full.write(folder)
+                self.empty()
+            save_file(random, folder / "random.safetensors")
+            write_json(folder / "progress.json", progress)
+            write_manifest(folder)
 
-        by_main(write, self.accelerator)
+        target = checkpoint_folder(self.folder, step)
+        with folder_by_main(target, WRITTEN, self.accelerator) as folder:
+            if self.shards:
+                weights = ((name, weight.detach()) for name, weight in self.paradigm.named_parameters())
+                self._write_share(weights, folder, "weights")
+                self._write_share(self._moments(), folder, "optimizer")
+            by_main(lambda: write(folder), self.accelerator)
+        by_main(lambda: remove_checkpoints(self.folder, self.keep, step), self.accelerator)
+
+    def _write_share(self, tensors: Iterable[tuple[str, Tensor]], folder: Path, stem: str) -> None:
+        """Gather one tensor after the other, and write every W-th of them, whole, in this process."""
+        share = {}
+        process = self.accelerator.process_index
+        for n, (name, tensor) in enumerate(tensors):
+            full = gathered(tensor)
+            if n % self.accelerator.num_processes == process:
+                share[name] = full.cpu().contiguous()
+        by_each(lambda: save_file(share, folder / f"{stem}-{process}.safetensors"))
 
     def save_best(self, model: Trainable, value: float, step: int) -> None:
         """Save `model` as the best so far. Only the main process calls this."""
@@ -315,25 +363,63 @@ class RunState:
         self.best = value
         self.best_step = step
 
-    def _moments(self) -> dict[str, Tensor]:
-        """Gather the optimizer's full tensors, on the main process's CPU, keyed by PARAMETER/KEY."""
-        tensors = {}
+    def _moments(self) -> Iterator[tuple[str, Tensor]]:
+        """Iterate over the optimizer's tensors, named PARAMETER/KEY."""
         for name, parameter in self.paradigm.named_parameters():
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                full = gathered(torch.as_tensor(value).detach())
-                if self.accelerator.is_main_process:
-                    tensors[f"{name}/{key}"] = full.cpu().contiguous()
-        return tensors
+            for key, value in sorted(self.optimizer.state.get(parameter, {}).items()):
+                yield f"{name}/{key}", torch.as_tensor(value).detach()
 
-    def _load_moments(self, tensors: Mapping[str, Tensor]) -> None:
+    def _load_weights(self, checkpoint: Path) -> None:
+        """Load the weights of a checkpoint of shards, or of a paradigm, which the main process reads."""
+        stored = StoredTensors(checkpoint, "weights")
+        if not stored.names:
+            read = not self.shards or self.accelerator.is_main_process
+            model = type(self.paradigm).from_pretrained(checkpoint).state_dict() if read else {}
+            if not self.shards:
+                self.paradigm.load_state_dict(model)
+                return
+        with torch.no_grad():
+            for name, weight in self.paradigm.named_parameters():
+                part, rows = own_rows(weight)
+                if stored.names:
+                    part.copy_(stored.rows(name, rows))
+                else:
+                    part.copy_(from_main(model.get(name), weight, self.accelerator)[rows])
+
+    def _load_moments(self, stored: "StoredTensors") -> None:
         """Load `_moments` into the optimizer, on each parameter's device and with its sharding."""
         parameters = dict(self.paradigm.named_parameters())
         ordered = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         places = {parameter: n for n, parameter in enumerate(ordered)}
         state: dict[int, dict[str, Tensor]] = {}
-        for full_name, value in tensors.items():
+        for full_name in stored.names:
             name, key = full_name.rsplit("/", 1)
             parameter = parameters[name]
-            placed = value if key == "step" else spread(value, parameter)
+            if key == "step":
+                placed = stored.whole(full_name)
+            else:
+                placed = torch.empty_like(parameter, requires_grad=False)
+                part, rows = own_rows(placed)
+                part.copy_(stored.rows(full_name, rows))
             state.setdefault(places[parameter], {})[key] = placed
         self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": state})
+
+
+class StoredTensors:
+    """Tensors by name, in one file STEM.safetensors or in files STEM-p.safetensors, mapped into memory."""
+
+    def __init__(self, folder: Path, stem: str) -> None:
+        self.names: dict[str, Any] = {}
+        for path in sorted(folder.glob(f"{stem}*.safetensors")):
+            with naming(path):
+                file = safe_open(path, "pt")
+                self.names |= dict.fromkeys(file.keys(), file)
+
+    def whole(self, name: str) -> Tensor:
+        tensor: Tensor = self.names[name].get_tensor(name)
+        return tensor
+
+    def rows(self, name: str, rows: slice) -> Tensor:
+        """Read some rows of a tensor."""
+        part: Tensor = self.names[name].get_slice(name)[rows]
+        return part

@@ -3,6 +3,7 @@
 import json
 import shutil
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm, load
 from paradigms.generative.pairs import Pair
+from paradigms.train import parallel
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.generative import Likelihood
 from paradigms.train.loop import TrainingSettings, train
 from paradigms.train.losses import Objective
+from paradigms.train.state import StoredTensors
 from tests import launch
 from tests.near import assert_same, assert_within_rounding
 from tests.train.test_distributed import CORPUS, EXAMPLES
@@ -91,9 +94,15 @@ def last(folder: Path) -> Path:
 
 
 def every_case(accelerator: Accelerator, root: Path, folder: Path) -> None:
+    """Only the first process reads and returns an encoder; a generative model is built in each process."""
     for name in CASES:
-        trained = run(name, root / "steady", folder / "two" / name, accelerator)
+        drawn = partial(build, name, root / "steady", seed=accelerator.process_index)
+        paradigm = drawn() if name == "genre" else parallel.built(drawn, accelerator)
+        unread = name != "genre" and not accelerator.is_main_process
+        assert any(weight.is_meta for weight in paradigm.parameters()) == unread
+        trained = run(name, root / "steady", folder / "two" / name, accelerator, paradigm=paradigm)
         assert not isinstance(trained, FSDPModule)
+        assert any(weight.is_meta for weight in trained.parameters()) != accelerator.is_main_process
 
 
 def half_of_everything(accelerator: Accelerator, root: Path, folder: Path) -> None:
@@ -128,10 +137,20 @@ def exact_resume(accelerator: Accelerator, root: Path, folder: Path) -> None:
         with suppress(Interrupted):
             run("xtr", root, folder / target, accelerator, paradigm=paradigm, dev=None, save_every=2)
     assert history(folder / "parts") == history(folder / "whole")
-    for file in ("heads.safetensors", "backbone/model.safetensors", "optimizer.safetensors"):
+    files = sorted(file.relative_to(last(folder / "whole")) for file in last(folder / "whole").rglob("*.s*"))
+    assert len(files) == 7  # weights and moments of two processes, the model's two, and generators
+    for file in files:
         parts, whole = (load_file(last(folder / target) / file) for target in ("parts", "whole"))
         assert parts.keys() == whole.keys()
         assert all(torch.equal(parts[key], whole[key]) for key in whole)
+
+
+def longer(accelerator: Accelerator, root: Path, folder: Path) -> None:
+    """Two steps by one process go on as four by two with shards, and the reverse is prepared."""
+    run("aligner", root / "steady", folder / "copies to shards", accelerator)
+    run("aligner", root / "steady", folder / "shards to copies", accelerator, steps=2)
+    with pytest.raises(ValueError, match=r"was trained with other settings .*steps: 4 then, 3 now"):
+        run("aligner", root / "steady", folder / "copies to shards", accelerator, steps=3)
 
 
 def bfloat16(accelerator: Accelerator, root: Path, folder: Path) -> None:
@@ -161,7 +180,26 @@ def bfloat16(accelerator: Accelerator, root: Path, folder: Path) -> None:
     assert two[-1]["loss"] < two[0]["loss"] / 4
 
 
-CHECKS = (every_case, half_of_everything, exact_resume, bfloat16)
+def gathered_in_half(accelerator: Accelerator, root: Path, folder: Path) -> None:
+    """Half the bytes: layers see their weights in bfloat16; losses differ little from autocast's alone."""
+    AcceleratorState._reset_state()
+    half = Accelerator(mixed_precision="bf16")
+    paradigm, kinds = build("aligner", root / "steady").float(), set()
+    for layer in paradigm.layers:
+        layer.register_forward_hook(lambda layer, *_: kinds.update(w.dtype for w in layer.parameters()))
+    target = folder / "bf16 gathered"
+    run("aligner", root / "steady", target, half, paradigm=paradigm, gathered_weights="bf16")
+    assert kinds == {torch.bfloat16}
+    one, two = (history(folder / name)[1:-1] for name in ("bf16", "bf16 gathered"))
+    assert two[0]["loss"] == pytest.approx(one[0]["loss"], rel=1e-6)  # norms and biases still are 1 and 0
+    for mine, theirs in zip(two, one, strict=True):
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=0.1)  # of steps of 1e-3
+    AcceleratorState._reset_state()
+    with pytest.raises(ValueError, match="gathered_weights=bf16 needs precision bf16, not no"):
+        run("aligner", root, folder / "no", Accelerator(mixed_precision="no"), gathered_weights="bf16")
+
+
+CHECKS = (every_case, half_of_everything, exact_resume, longer, bfloat16, gathered_in_half)
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +223,8 @@ def outcomes(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fsdp")
     for name in CASES:
         run(name, root / "steady", folder / "one" / name, Accelerator(cpu=True))
+    for target in ("copies to shards", "copies"):
+        run("aligner", root / "steady", folder / target, Accelerator(cpu=True), steps=2)
     launch.forked(CHECKS, root, folder, **launch.environment("fsdp.yaml"))
     return folder
 
@@ -192,6 +232,20 @@ def outcomes(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_two_processes(outcomes: Path, check: launch.Check) -> None:
     launch.passed(check, outcomes)
+
+
+def test_longer_with_another_number_of_processes(outcomes: Path, root: Path) -> None:
+    """Copies or shards, one process or two: the same losses, at the rates of the longer schedule."""
+    for target in ("copies", "shards to copies"):
+        run("aligner", root / "steady", outcomes / target, Accelerator(cpu=True))
+    one, *others = (history(outcomes / name) for name in ("copies", "shards to copies", "copies to shards"))
+    rates = [line["learning_rate"] for line in one if "loss" in line]
+    assert rates == pytest.approx([1e-3, 1e-3, 1e-3 * 2 / 3, 1e-3 / 3])
+    for lines in others:
+        for mine, theirs in zip(lines, one, strict=True):
+            assert mine.keys() == theirs.keys()
+            for name in mine:  # copies resume from float32, the type of models
+                assert mine[name] == pytest.approx(theirs[name], rel=1e-5)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -212,5 +266,5 @@ def test_one_process_opens_the_checkpoint_of_shards(outcomes: Path, root: Path, 
 
 def moments(folder: Path) -> dict[str, torch.Tensor]:
     """The optimizer's state after the last step; numbers of steps, which are float32, aside."""
-    states = load_file(last(folder) / "optimizer.safetensors")
-    return {name: state for name, state in states.items() if not name.endswith("step")}
+    states = StoredTensors(last(folder), "optimizer")
+    return {name: states.whole(name) for name in states.names if not name.endswith("step")}
