@@ -187,7 +187,7 @@ def main(settings: Settings) -> int:
         with deleted_after(folder / STATES, accelerator):
             run_all(data, finished, settings, accelerator, console)
     except Paused as paused:
-        console.print(f"{settings.minutes:g} minutes are used. Paused: {paused}. The same command resumes.")
+        console.print(f"Paused: {paused}. The same command resumes.")
         accelerator.end_training()
         return os.EX_TEMPFAIL
     if accelerator.is_main_process:

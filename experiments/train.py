@@ -198,7 +198,7 @@ SOURCES = ("backbone", "run", "filter", "teacher", "generated")  # settings that
 
 
 def main(settings: Settings) -> int:
-    """Train, and return the exit status: 0, or 75 (EX_TEMPFAIL) if `minutes` are used."""
+    """Train, and return the exit status: 0, or 75 (EX_TEMPFAIL) if `minutes` are used or SIGTERM has come."""
     folder = Path(settings.output)
     accelerator, console = script.begin(settings)
     console.print(f"{accelerator.num_processes} process(es) on {accelerator.device}")
@@ -210,7 +210,7 @@ def main(settings: Settings) -> int:
             if accelerator.is_main_process:
                 finish(paradigm, folder, accelerator)
     except Paused as paused:
-        console.print(f"{settings.minutes:g} minutes are used. Paused: {paused}. The same command resumes.")
+        console.print(f"Paused: {paused}. The same command resumes.")
         accelerator.end_training()
         return os.EX_TEMPFAIL
     seconds = training_seconds(folder / "training")

@@ -2,11 +2,14 @@
 
 import json
 import math
+import signal
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -26,7 +29,16 @@ from paradigms.encoder.text import TextEncoder
 from paradigms.io.checks import Range
 from paradigms.io.progress import progress_bar
 from paradigms.train.losses import AtLeast0, AtLeast1, LossSettings, Objective, Positive, PositiveOrNone
-from paradigms.train.parallel import by_main, ending_all, gathered, locked_by_main, prepare, sharded, unwrap
+from paradigms.train.parallel import (
+    by_main,
+    ending_all,
+    gathered,
+    locked_by_main,
+    prepare,
+    sharded,
+    unwrap,
+    waiting_at_most,
+)
 from paradigms.train.state import (
     HISTORY,
     RunState,
@@ -42,6 +54,7 @@ Trained = TypeVar("Trained", bound=Trainable)
 Dev = Float[np.ndarray, " queries"]  # a measure of each dev query, higher is better
 # Settings that may change when a run resumes.
 FREE = ("log_every", "save_every", "keep", "workers", "recompute", "minutes", "matmul_precision", "patience")
+STEP = timedelta(minutes=30)  # how long a process waits for the others within a step
 CHECKED = 1000  # batches whose examples must have negatives
 
 
@@ -89,7 +102,7 @@ class TrainingSettings(LossSettings):
 
 
 class Paused(Exception):
-    """Raised when a training run reaches its time limit; the same call resumes from its checkpoint."""
+    """Raised when a training run is out of time or receives SIGTERM; the same call resumes it."""
 
 
 def train(
@@ -124,11 +137,14 @@ def train(
     accelerator = accelerator or Accelerator()
     began = time.monotonic()
     _check_negatives(objective.configure(settings), settings, accelerator)
+    if settings.gathered_weights == "bf16" and not (sharded() and accelerator.mixed_precision == "bf16"):
+        raise ValueError("gathered_weights=bf16 needs shards (fsdp.yaml) and precision bf16")
     freeze(paradigm, settings.trained_layers)
     with locked_by_main(folder, accelerator), _multiplying(settings.matmul_precision):
         run = _Run(paradigm, objective, settings, folder, accelerator, dev)
         try:
-            run.train(began, progress)
+            with run.noticing_termination():
+                run.train(began, progress)
             accelerator.wait_for_everyone()
             unwrap(paradigm, accelerator)
         finally:
@@ -179,7 +195,10 @@ class _Run:
         self.optimizer = accelerator.prepare_optimizer(optimizer)
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
         self.waits = accelerator.device.type == "cpu"  # CPU values can be read at once
-        self.unread: list[tuple[int, Tensor, Tensor]] = []  # on the device: step, loss, gradient's norm
+        # on the device: step, loss, gradient's norm, share of processes that are to end
+        self.unread: list[tuple[int, Tensor, Tensor, Tensor]] = []
+        self.terminated = False  # this process has received SIGTERM
+        self.ending = False  # one of the processes had received it when the last step read began
         self.loss = math.nan  # of the last step read
         self.norm = math.nan
         self.timed = 0, 0.0  # steps, and seconds in them, when the rate was last logged
@@ -203,10 +222,26 @@ class _Run:
             for step in range(start, self.settings.steps):
                 if self.exhausted(step):
                     break
-                with ending_all(self.accelerator, step):
+                with ending_all(self.accelerator, step), waiting_at_most(STEP, self.accelerator.device):
                     self.step(step, batches)
                 bar.update(task, completed=step + 1, description=f"{name} loss {self.loss:.3f}")
                 self.finish(step + 1, began)
+
+    @contextmanager
+    def noticing_termination(self) -> Iterator[None]:
+        """Context in which SIGTERM, which clusters send before they kill, ends the run with a checkpoint."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # no other thread may set handlers
+            return
+
+        def notice(*_: object) -> None:
+            self.terminated = True
+
+        before = signal.signal(signal.SIGTERM, notice)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
     def _batches(self, start: int) -> Iterator[Any]:
         s = self.settings
@@ -240,12 +275,13 @@ class _Run:
         batch = send_to_device(_next(batches), device, non_blocking=device.type == "cuda")
         loss = self.objective.loss(self.model, batch)
         # The mean over processes, so that all stop together; otherwise the others would wait.
-        mean = self.accelerator.reduce(loss.detach().clone(), "mean")
+        told = torch.stack([loss.detach(), loss.new_full((), self.terminated)])
+        mean, ending = self.accelerator.reduce(told, "mean")
         if self.waits:
             self._check(step, "loss", float(mean))
         self.accelerator.backward(loss)
         norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm)
-        self.unread.append((step, mean, gathered(norm)))
+        self.unread.append((step, mean, gathered(norm), ending))
         if self.waits:
             self.read()
         self.optimizer.step()
@@ -278,8 +314,9 @@ class _Run:
         self.unread = []
         if not unread:
             return
-        values = torch.stack([at_least_float32(value) for _, *pair in unread for value in pair]).view(-1, 2)
-        for (step, _, _), (loss, norm) in zip(unread, values.tolist(), strict=True):
+        values = torch.stack([at_least_float32(value) for _, *row in unread for value in row]).view(-1, 3)
+        for (step, *_), (loss, norm, ending) in zip(unread, values.tolist(), strict=True):
+            self.ending = self.ending or ending > 0
             self._check(step, "loss", loss)
             if self.accelerator.scaler is None:
                 self._check(step, "gradient's norm", norm)
@@ -295,21 +332,25 @@ class _Run:
             )
 
     def finish(self, done: int, began: float) -> None:
-        """Measure and save the state after `done` steps, if due. Raises `Paused` at the time limit."""
+        """Measure and save the state after `done` steps, if due. Raises `Paused` at the time limit.
+
+        Also raises it once a step that has been read (on a GPU, with each log) began after SIGTERM.
+        """
         s = self.settings
         last = done == s.steps
         due = last or _due(done, s.evaluate_every) or done in s.evaluate_at
         if due and self.dev is not None:
             self.measure(done, self.dev, last=last)
         last = last or (due and self.exhausted(done))
-        late = not last and s.minutes > 0
-        # The main process's clock decides for all.
-        late = late and by_main(lambda: time.monotonic() - began > 60 * s.minutes, self.accelerator)
+        late = self.ending and not last
+        if not late and not last and s.minutes > 0:  # the main process's clock decides for all
+            late = by_main(lambda: time.monotonic() - began > 60 * s.minutes, self.accelerator)
         if last or late or (_due(done, s.save_every) if s.save_every else due):
             self.read()
             self.state.save(done, last=last)
         if late:
-            raise Paused(f"{self.paradigm.name} after {done:,} of {s.steps:,} steps")
+            why = "SIGTERM" if self.ending else f"{s.minutes:g} minutes"
+            raise Paused(f"{why}: {self.paradigm.name} after {done:,} of {s.steps:,} steps")
 
     def exhausted(self, done: int) -> bool:
         """Return whether the last `patience` regular dev measures brought no better state."""

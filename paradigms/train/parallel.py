@@ -11,6 +11,7 @@ import secrets
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -176,8 +177,6 @@ def _shard(
     for module in paradigm.modules():
         if isinstance(module, TextEncoder):
             module.tokens = {}  # processes gather weights together: each runs every layer equally often
-    if gathered_weights == "bf16" and accelerator.mixed_precision != "bf16":
-        raise ValueError(f"gathered_weights=bf16 needs precision bf16, not {accelerator.mixed_precision}")
     # Autocast rounds the factors of products in any case. Besides them, this rounds norms' weights, biases
     # and each process's gradients; inputs, residual sums, shards and gradients' sums stay in float32.
     half = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
@@ -347,6 +346,20 @@ def by_main(action: Callable[[], Result], accelerator: Accelerator | PartialStat
     if kind is not None:
         raise kind(f"process 0 failed: {message}")
     return result
+
+
+@contextmanager
+def waiting_at_most(time: timedelta, device: torch.device) -> Iterator[None]:
+    """Context in which a process fails that waits longer for the others, as when one of them hangs."""
+    if world() == 1:
+        yield
+        return
+    before = dist.distributed_c10d._get_default_group()._get_backend(device).options._timeout
+    dist.distributed_c10d._set_pg_timeout(min(time, before))
+    try:
+        yield
+    finally:
+        dist.distributed_c10d._set_pg_timeout(before)
 
 
 @contextmanager

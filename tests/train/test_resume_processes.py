@@ -5,6 +5,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from paradigms.train import state
+from paradigms.train import loop, state
 from paradigms.train.contrastive import Contrastive
 from tests.forks import Fork, fork, fork_group
 from tests.train.test_resume import Trap, at, go, kill, same
@@ -60,8 +61,35 @@ def killed_beside_a_busy_one(objective: Contrastive, folder: Path) -> None:
     of_process(1, told, 4, objective, folder)
 
 
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def hanging(objective: Contrastive, folder: Path) -> None:
+    """The second process computes for longer than the first one waits."""
+    loop.STEP = timedelta(seconds=3)
+    of_process(1, partial(time.sleep, 12), 4, objective, folder)
+
+
 def fail() -> None:
     raise ValueError("no such passage")
+
+
+def test_one_of_two_is_told_to_end(whole: Path, tiny_bert: Path, tmp_path: Path) -> None:
+    """Both save after this step and pause; the same command resumes them."""
+    group = start(tiny_bert, tmp_path / "run", partial(of_process, 1, terminate, 5))
+    for code, said in ended(group):
+        assert code == 1, said
+        assert said.splitlines()[-1].endswith("Paused: SIGTERM: colbert after 5 of 8 steps")
+    assert state.newest_checkpoint(tmp_path / "run") == 5
+    assert [code for code, _ in ended(start(tiny_bert, tmp_path / "run"))] == [0, 0]
+    same(tmp_path / "run", whole)
+
+
+def test_a_step_waits_for_minutes_not_for_days(tiny_bert: Path, tmp_path: Path) -> None:
+    (first, one), (_, _) = ended(start(tiny_bert, tmp_path / "run", hanging))
+    assert first == 1
+    assert "Timed out" in one
 
 
 def launch(backbone: Path, folder: Path) -> None:

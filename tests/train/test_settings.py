@@ -34,6 +34,7 @@ VALUES: dict[str, Any] = {
     "batch_size": 3,
     "distillation": Distillation(),
     "evaluate_at": [1],
+    "gathered_weights": "bf16",
     "head_learning_rate": 1e-2,
     "log_every": 2,
     "matmul_precision": "high",
