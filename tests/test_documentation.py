@@ -165,7 +165,7 @@ def test_python_and_the_terminal_as_printed(name, request, tmp_path, monkeypatch
         missing = [
             a for a in arguments if a.startswith(("path/to", "results", "cranfield")) and not Path(a).exists()
         ]
-        if arguments[:1] == ["export"] and not find_spec("onnx"):
+        if "minilm-8" in arguments and not find_spec("onnx"):  # an exported model
             continue
         if script == "paradigms" and not missing and arguments[0] != "serve":
             main(arguments)
