@@ -25,8 +25,9 @@ PICKLED = ("*.bin", "*.pt")  # weights that are read on request only
 M3_HEADS = ("colbert_linear.pt", "sparse_linear.pt")  # of BGE-M3
 SAVED_FOLDERS = ("backbone/", "library/", "query/", "document/", "[0-9]_*/")
 SAVED = (*SETTINGS_AND_WEIGHTS, *M3_HEADS, "README.md", *SAVED_FOLDERS)
+ONNX = "model.onnx"  # in a backbone's folder, in place of model.safetensors
+EXPORTED = (f"backbone/{ONNX}", f"document/backbone/{ONNX}")
 # Each of these files identifies a kind of model (`loading.KINDS`) in the layout "paradigms".
-EXPORTED = ("backbone/model.onnx", "document/backbone/model.onnx")
 MARKS = ("paradigm.json", "generative.json", "cross_attention.safetensors", "library.json")
 
 

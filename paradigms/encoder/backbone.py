@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from paradigms.encoder.bert import Light
-from paradigms.encoder.exported import MODEL, ExportedBackbone
 from paradigms.encoder.tokenizing import LightTokenizer, spell_in_bytes
 from paradigms.io.checks import check_files, check_header, json_or_empty, naming
 from paradigms.io.files import sha256
+from paradigms.saved import ONNX
 
 SIZE = re.compile("layer|size|position|head|dim|width|length|d_")  # config keys that are sizes
 
@@ -314,7 +314,9 @@ def load_backbone(name: str | Path) -> Any:
     as `load_model`. Within `for_search`, a plain BERT is read without transformers. A folder with model.onnx
     is opened for inference (`exported`).
     """
-    if (Path(name) / MODEL).is_file():
+    if (Path(name) / ONNX).is_file():
+        from paradigms.encoder.exported import ExportedBackbone
+
         check_files(Path(name))
         return ExportedBackbone(Path(name))
     if _for_search.get() and Path(name).is_dir():

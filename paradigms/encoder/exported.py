@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from paradigms.io.checks import naming, read_json
 from paradigms.io.files import sha256
+from paradigms.saved import ONNX
 
-MODEL = "model.onnx"  # beside config.json and the tokenizer, in place of model.safetensors
 INPUTS = ("input_ids", "attention_mask")
 OUTPUT = "last_hidden_state"
 
@@ -40,8 +40,8 @@ class ExportedBackbone(nn.Module):
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.config = SimpleNamespace(**read_json(folder / "config.json"))
-        self.session = session(folder / MODEL)
-        digest = bytearray.fromhex(sha256(folder / MODEL))
+        self.session = session(folder / ONNX)
+        digest = bytearray.fromhex(sha256(folder / ONNX))
         self.checksum = nn.Parameter(torch.frombuffer(digest, dtype=torch.uint8), requires_grad=False)
 
     def forward(

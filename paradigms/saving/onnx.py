@@ -17,11 +17,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from paradigms.encoder.backbone import load_backbone, most_positions, quiet
-from paradigms.encoder.exported import INPUTS, MODEL, OUTPUT, session
+from paradigms.encoder.exported import INPUTS, OUTPUT, session
 from paradigms.encoder.text import TextEncoder, encoder_class
 from paradigms.io.checks import read_json
 from paradigms.io.files import write_json
 from paradigms.model import Paradigm
+from paradigms.saved import ONNX
 
 EXAMPLE = (2, 7)  # texts and tokens of the traced call
 CHECKED = ((1, 3), (3, 40), (5, 19))  # other shapes, in which the file has to give the same states
@@ -67,12 +68,12 @@ def _replace(folder: Path, bits: int) -> None:
     write_json(folder / "config.json", read_json(folder / "config.json") | sizes)
     for file in folder.glob("model*.safetensors*"):
         file.unlink()
-    _export(backbone, folder / MODEL)
+    _export(backbone, folder / ONNX)
     double = deepcopy(backbone).double()
-    _check(double, folder / MODEL, bits=32)
+    _check(double, folder / ONNX, bits=32)
     if bits == 8:
-        _quantise(folder / MODEL)
-        _check(double, folder / MODEL, bits=8)
+        _quantise(folder / ONNX)
+        _check(double, folder / ONNX, bits=8)
 
 
 def _export(backbone: Any, file: Path) -> None:
@@ -98,7 +99,7 @@ def _quantise(file: Path) -> None:
     logging.disable(logging.WARNING)  # quantize_dynamic advises another step, on the root logger
     try:
         with tempfile.TemporaryDirectory(dir=file.parent) as temporary:
-            small = Path(temporary) / MODEL
+            small = Path(temporary) / ONNX
             quantize_dynamic(file, small, weight_type=QuantType.QInt8, per_channel=True)
             small.replace(file)
     finally:

@@ -72,12 +72,6 @@ CELLS = {"cpu": 1 << 20}  # entries of S at once, which fit in a CPU's cache wit
 MANY_CELLS = 1 << 24  # on other devices, 64 MB: computing a chunk then takes longer than launching it
 BOUND = 1 << 30  # bytes for what `in_batch_rel` forms and keeps, besides vectors and their gradients
 KEPT = 36  # bytes for a pair of float32 in a forward and backward pass (25 to 28), and its share of a tile
-BOUND = 1 << 30  # bytes for what `in_batch_rel` forms and keeps, besides vectors and their gradients
-KEPT = 36  # bytes for a pair of float32 in a forward and backward pass (25 to 28), and its share of a tile
-BOUND = 1 << 30  # bytes for what `in_batch_rel` forms and keeps, besides vectors and their gradients
-KEPT = 36  # bytes for a pair of float32 in a forward and backward pass (25 to 28), and its share of a tile
-BOUND = 1 << 30  # bytes for what `in_batch_rel` forms and keeps, besides vectors and their gradients
-KEPT = 36  # bytes for a pair of float32 in a forward and backward pass (25 to 28), and its share of a tile
 FUSED = {"cuda"}  # devices on which Triton kernels find maxima, if they are faster
 
 

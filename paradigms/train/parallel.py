@@ -263,14 +263,7 @@ class _Gather(torch.autograd.Function):
     def backward(ctx, gradient: Tensor) -> Tensor:
         parts = [part.contiguous() for part in gradient.chunk(dist.get_world_size(), 1)]
         mine = torch.empty_like(parts[0])
-        try:
-            dist.reduce_scatter(mine, parts)  # each process receives its own documents' gradient only
-        except RuntimeError as error:  # gloo before torch 2.7
-            if "support" not in str(error):
-                raise
-            gradient = torch.cat(parts, 1)
-            dist.all_reduce(gradient)
-            mine = gradient.chunk(dist.get_world_size(), 1)[dist.get_rank()]
+        dist.reduce_scatter(mine, parts)  # each process receives its own documents' gradient only
         return mine
 
 

@@ -107,11 +107,10 @@ def signature(
 
     Raises ValueError if processes have different settings, because they would train different models.
     """
-    batch = settings["batch_size"] * accelerator.num_processes
     values = {
         "settings": {name: value for name, value in settings.items() if name != "batch_size"},
         "paradigm": paradigm.description(),
-        "batch": batch,  # over all processes, whose number may change
+        "batch": settings["batch_size"] * accelerator.num_processes,  # whose number may change
         "precision": accelerator.mixed_precision,
         "examples": digest_of(examples),
         **design_of(paradigm),
