@@ -349,7 +349,7 @@ def parts_of(settings: Settings, model: Paradigm, folder: Path, accelerator: Acc
         loss = dict(source.loss)
         if distil := loss.pop("distil", None):
             loss["distillation"] = Distillation(distil)
-        parts.append(Part(objective, share if source.share is None else source.share, loss))
+        parts.append(Part(objective, float(share if source.share is None else source.share), loss))
     return parts
 
 

@@ -38,7 +38,7 @@ class Statistics:
     documents: int
     tokens: int
     frequencies: Int[Tensor, " v"]
-    floors: Float[Tensor, " v"] | None = None
+    floors: Float[Tensor, " w"] | None = None
 
     def __post_init__(self) -> None:
         least, most = (int(value) for value in self.frequencies.aminmax())

@@ -90,7 +90,7 @@ def make_report(
         alignments = [
             example
             for query in bar.track(chosen_queries(test, ALIGNED), description="alignments")
-            for example in align_query(query, test, corpus, candidates[query], retrievers)
+            for example in align_query(query, test, corpus, candidates.get(query, {}), retrievers)
         ]
     evaluate.write_per_query(folder / "per_query.csv", measured)
     learned = learning(settings, where["processes"])

@@ -96,7 +96,7 @@ ALIGNED: dict[type[Alignment], Callable[[Any, Column], tuple[str, str]]] = {
     EqualIds: lambda align, column: column.maximum(f"token = {column.id}"),
     PositiveEqualIds: _positive_equal_ids,
     PoolTopK: lambda align, column: column.maximum(f"{column.similarity} >= {column.floor!r}"),
-    Excess: lambda align, column: column.excess(align.tau),
+    Excess: lambda align, column: column.excess(float(align.tau)),
     TableExcess: _table_excess,
     PoolExcess: lambda align, column: column.excess(column.floor),
     TopK: lambda align, column: column.largest(str(align.k)),

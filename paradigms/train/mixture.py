@@ -1,7 +1,7 @@
 """Train on several collections: each batch from one of them, with its own prompts and its own loss.
 
 parts = [Contrastive(model, nli_texts, nli), Contrastive(model, marco, examples)]
-parts = [Part(parts[0], share=1, loss={"temperature": 0.05}), Part(parts[1], share=3)]
+parts = [Part(parts[0], share=1.0, loss={"temperature": 0.05}), Part(parts[1], share=3.0)]
 train(model, Mixture(parts), settings, "results")
 """
 
@@ -36,7 +36,7 @@ class Part:
 def shares_of(counts: Sequence[int], temperature: float) -> list[float]:
     """Return n^(1/T) of each number of examples n: T = 1 draws all examples equally often, T → ∞ all parts.
 
-    >>> shares_of([100, 400], 2)
+    >>> shares_of([100, 400], 2.0)
     [10.0, 20.0]
     """
     return [count ** (1 / temperature) for count in counts]

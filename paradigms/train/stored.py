@@ -7,7 +7,7 @@ The loop asks for examples by position, in the order of `order.step_batches`.
 """
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ class StoredExamples(Table):
         return Example(query, positive, tuple(negatives), tuple(relevant), tuple(teacher))
 
 
-def stored_rows(rows: str | Path | Sequence[Any], folder: str | Path) -> tuple[StoredTexts, StoredExamples]:
+def stored_rows(rows: str | Path | Iterable[Any], folder: str | Path) -> tuple[StoredTexts, StoredExamples]:
     """Convert rows as `examples_from_rows` does, into files in `folder`, and open them.
 
     rows: a file's name, a Hugging Face `Dataset` or a list: they are read twice. Files that were made of the

@@ -177,10 +177,11 @@ print(sorted(slow & set(sys.modules)))
 """
 
 
-def test_search_imports_neither_transformers_nor_compilers(tmp_path):
+def test_search_for_one_vector_imports_neither_transformers_nor_compilers(tmp_path):
     (tmp_path / "notes.txt").write_text("The bank of a river.")
     program = [sys.executable, "-c"]
-    index = "from paradigms.cli.arguments import main; main(['index', 'notes.txt', '--output', 'made'])"
+    arguments = ["index", "notes.txt", "--paradigm", "dpr", "--kind", "exact", "--output", "made"]
+    index = f"from paradigms.cli.arguments import main; main({arguments})"
     subprocess.run([*program, index], cwd=tmp_path, check=True, capture_output=True)
     done = subprocess.run(
         [*program, SEARCH, "made"], cwd=tmp_path, check=True, capture_output=True, text=True

@@ -109,8 +109,8 @@ def test_a_finished_run_is_only_loaded_and_other_settings_are_refused(
     assert (trained / "training" / "history.jsonl").read_text() == before
     again = Paradigm.from_pretrained(trained / "checkpoint").state_dict()
     assert all(torch.equal(again[name], value) for name, value in weights.items())
-    with pytest.raises(SystemExit, match=r"other settings \(steps: 4 then, 5 now\)"):
-        run("train", **training(words, tiny_bert, trained, steps=5))
+    with pytest.raises(SystemExit, match=r"other settings \(learning_rate: .* then, 0.5 now\)"):
+        run("train", **training(words, tiny_bert, trained, learning_rate=0.5))
 
 
 def test_a_training_pauses_with_the_status_of_a_pause(
@@ -118,7 +118,7 @@ def test_a_training_pauses_with_the_status_of_a_pause(
 ) -> None:
     given = settings("train", **training(words, tiny_bert, tmp_path, minutes=1e-9))
     assert train.main(given) == 75
-    assert "Paused: colbert after 1 of 4 steps" in capsys.readouterr().out
+    assert "colbert after 1 of 4 steps. The same command resumes" in capsys.readouterr().out
     assert train.main(replace(given, minutes=0.0, keep=1)) == 0
     assert [file.name for file in (tmp_path / "training" / "checkpoints").iterdir()] == ["step-4"]
 

@@ -68,7 +68,7 @@ def test_training_from_files_is_training_from_memory_and_resumes(tiny_bert: Path
             examples_from_rows(rows) if name == "memory" else stored_rows(rows, tmp_path / "rows")
         )
         settings = TrainingSettings(steps=4, batch_size=4, save_every=2, log_every=1, learning_rate=1e-3)
-        for minutes in (1e-9, 0) if name == "files" else (0,):
+        for minutes in (1e-9, 0.0) if name == "files" else (0.0,):
             model = build(tiny_bert, "dpr")
             objective = Contrastive(model, texts, examples)
             try:
