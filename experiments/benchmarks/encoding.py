@@ -63,7 +63,7 @@ from torch import Tensor, nn
 from paradigms import PARADIGMS, export, load
 from paradigms.data import Collection, Corpus, load_collection
 from paradigms.encoder.backbone import load_backbone, load_tokenizer, packaged
-from paradigms.encoder.exported import INPUTS, MODEL
+from paradigms.encoder.exported import INPUTS
 from paradigms.encoder.precision import PRECISIONS, autocast, native_precision
 from paradigms.evaluate import on_split
 from paradigms.evaluate.measures import bootstrap_intervals
@@ -73,6 +73,7 @@ from paradigms.io.device import processor
 from paradigms.io.files import held, write_json
 from paradigms.io.terminal import Terminal
 from paradigms.retrieve import Indexed
+from paradigms.saved import ONNX
 
 CPU = torch.device("cpu")
 LENGTH = 128  # tokens of a document, at most
@@ -226,7 +227,7 @@ def openvino(kind: str) -> Callable[..., Encode]:
         import openvino as ov
 
         core = ov.Core()
-        model = core.read_model(exported(folder) / "backbone" / MODEL)
+        model = core.read_model(exported(folder) / "backbone" / ONNX)
         if kind == "int8":
             import nncf
 

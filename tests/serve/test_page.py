@@ -285,6 +285,7 @@ def test_a_link_holds_the_whole_state(page, address):
     page.click("#shown label:nth-of-type(3) input")
     page.wait("document.querySelectorAll('#systems .card').length === 4")
     page.click("#systems .card:nth-child(2) .tokens.query .token")
+    page.wait("document.querySelector('#link').href.includes('hold=')")
     page.fill("#text", "the cold sea and fish swim")
     page.wait(
         "document.querySelectorAll('#systems .card')[1].textContent.includes('swim') || "
