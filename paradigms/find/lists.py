@@ -133,7 +133,8 @@ class Probing:
         probes = PROBES
         candidates = max(CANDIDATES, EACH * k)
         while True:
-            yield Probing(self.probes or min(probes, lists), self.candidates or min(candidates, len(store)))
+            # Not clamped to this store, which may grow.
+            yield Probing(self.probes or probes, self.candidates or candidates)
             if probes >= lists and candidates >= len(store):
                 return
             probes *= 2

@@ -143,7 +143,7 @@ class NearDocuments:
         candidates = max(CANDIDATES, EACH * k)
         for step in range(len(steps) + (len(store) // candidates).bit_length()):
             probes = self.probes or steps[min(step, len(steps) - 1)]
-            yield NearDocuments(probes, self.candidates or min(candidates << step, len(store)))
+            yield NearDocuments(probes, self.candidates or candidates << step)
 
     def exhaustive(self, store: Store) -> Exact:
         return Exact()

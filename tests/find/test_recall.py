@@ -14,6 +14,7 @@ from paradigms.find.scan import Exact
 from paradigms.io.files import write_json
 from paradigms.recipe import Recipe
 from paradigms.retrieve import Indexed
+from paradigms.store import Kind
 from paradigms.store.arrays import as_tokens, parts
 from tests.tiny import WORDS, built
 
@@ -75,6 +76,16 @@ def test_candidates_grow_with_k() -> None:
     [_, last] = index.choices
     assert len(index.search_tokens(RECIPE, queries(2, 1), 2000)[0]) == 2000
     assert index._finder(RECIPE, 250).candidates == 3 * last.settings["candidates"]
+
+
+@pytest.mark.parametrize("kind", [KINDS["compressed"], kinds.lemur(width=40, epochs=0)])
+def test_the_choice_of_a_small_index_serves_when_it_has_grown(kind: Kind) -> None:
+    ids = [f"d{n}" for n in range(COUNT)]
+    vectors = np.random.default_rng(0).standard_normal((COUNT, 1, DIM)).astype(np.float32)
+    small = Store.build_from(kind, parts(ids[:20], vectors[:20]), paradigm="dpr", dim=DIM)
+    tuned = Index(small).tuned(RECIPE, [queries(1)])
+    grown = Index(tuned.store.add_from(parts(ids[20:], vectors[20:])))
+    assert all(choice.settings["candidates"] >= 64 for choice in grown.choices)
 
 
 def test_a_choice_is_for_the_way_of_scoring_that_was_measured() -> None:
