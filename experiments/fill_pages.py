@@ -218,11 +218,12 @@ def verdicts(page: Path, paper: str) -> str:
                 best[word] = row
         undecided += not best and any(row["measured"] != "–" for row in tests)
         if best and not claim.startswith("Control: "):
-            counts = Counter(map(_word, tests))
-            verdict = ", ".join(f"{word} ({counts[word]} of {len(tests)} tests)" for word in best)
+            best = dict(sorted(best.items(), reverse=True))  # reproduced first
+            counts = Counter(word if word in best else "open" for word in map(_word, tests))
+            verdict = ", ".join(f"{counts[word]} {word}" for word in [*best, "open"] if counts[word])
             cells = {"the paper says": f"{claim} ({_place(tests[0])})"}
             cells |= {"here": "; ".join(f"{row['quantity']}: {row['measured']}" for row in best.values())}
-            rows.append(cells | {"verdict": verdict if len(tests) > 1 else next(iter(best))})
+            rows.append(cells | {"verdict": verdict if len(counts) > 1 else next(iter(best))})
     families = printed(paper)["claims"].values()
     listed = {row["claim"] for family in families for row in family if "claim" in row}
     tested = {claim for claim, tests in judged.items() if {*map(_word, tests)} != {UNTESTED}}
@@ -255,7 +256,9 @@ def runs(page: Path, *names: str) -> str:
         found = {column: re.search(pattern, study["summary"]) for column, pattern in SAMPLE.items()}
         cells = {column: match[1] if match else "–" for column, match in found.items()}
         rows.append(
-            {"study": f"[{name}]({DETAILS}#{name})"} | cells | {"CPU minutes": f"{study['minutes']:.0f}"}
+            {"study": f"[{name}]({DETAILS}#{name})"}
+            | cells
+            | {"CPU minutes": f"{study['minutes']:.0f}, {study['processor']}"}
         )
     return markdown_rows(rows)
 

@@ -50,6 +50,7 @@ def main(settings: Settings) -> int:
     lost = list[str]()
     differing = 0
     judged = 0
+    kept = 0
     for file in files:
         with refusing(f"{file}: "):
             study = read_json(file)
@@ -58,8 +59,10 @@ def main(settings: Settings) -> int:
             }
             values = file.with_name(VALUES) if folders else file.with_suffix(f".{VALUES}")
             if tables and not values.is_file():
-                lost.append(f"{file.parent.name if folders else file.stem}: {study['command']}")
+                name = file.parent.name if folders else file.stem
+                lost.append(f"{name}: .venv/bin/python {study['command']}")
             rows = judged_again(values) if values.is_file() else {}
+            kept += bool(rows)
         for section, of_section in rows.items():
             judged += sum(row["measured"] != "–" for row in of_section)
             changes = list(differences(tables.get(section, []), of_section))
@@ -69,9 +72,10 @@ def main(settings: Settings) -> int:
             study["sections"][section]["rows"] = of_section
         if settings.write and rows:
             write_json(file, study)
-    console.print(f"{judged} verdicts judged again, {differing} differ", highlight=False)
+    count = f"{judged} verdicts of {kept} studies judged again, {differing} differ"
+    console.print(f"{count}; {len(lost)} studies have kept no values", highlight=False)
     for line in lost:
-        console.print(f"values not kept: run again with {line}", highlight=False, soft_wrap=True)
+        console.print(f"To measure again, {line}", highlight=False, soft_wrap=True)
     return int(differing > 0)
 
 

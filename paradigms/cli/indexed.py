@@ -30,8 +30,8 @@ from paradigms.data.collection import Document
 from paradigms.data.pieces import Pieces
 from paradigms.data.texts import CORPUS, INDEX, MARKER, WORDS, visible
 from paradigms.encoder.backbone import for_search as encoding_only
-from paradigms.find import INDEXES, open_index
-from paradigms.find.recall import Choice
+from paradigms.find import INDEXES, Index, open_index
+from paradigms.find.recall import Approximate, Choice
 from paradigms.io.checks import read_settings
 from paradigms.io.device import chosen_device
 from paradigms.io.files import locked, replace_file, write_json
@@ -272,7 +272,9 @@ def update(
     if encoded.ids or gone:
         counts = f"{len(encoded) - changed:,} added, {changed:,} encoded again, {gone:,} deleted"
         show.tell(f"{folder} is up to date: {counts}")
-    store.compact()
+    index = Index(store.compact())
+    if isinstance(index.finder, Approximate) and not index.choices:  # or of less than half of the documents
+        Indexed(index, paradigm, Pieces(after, words).corpus, precision=precision).tuned()
 
 
 def _unchanged(before: Corpus, after: Corpus, indexed: set[str], words: int) -> dict[str, list[str]]:

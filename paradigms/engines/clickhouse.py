@@ -29,6 +29,7 @@ from paradigms.model import Paradigm
 from paradigms.recipe import Recipe
 
 NUMBERS = ("Float32", "BFloat16", "Float64")  # types of stored vectors
+NEW: dict[str, Any] = {"metadata": [], "edition": 0}  # what a replaced document keeps, and a new one has
 NO_ID = -1 << 63  # id of a token whose encoder has no vocabulary
 LONGEST = 1 << 30  # bytes of a statement, which names documents and contains a query's vectors
 MOST = (1 << 24) - 1  # similarities that ClickHouse keeps in order, for each query token
@@ -202,9 +203,10 @@ class ClickHouseEngine(Engine):
         vectors = every[n, i].to(torch.float64 if self.numbers == "Float64" else torch.float32)
         pooled = torch.stack([every[row][masks[row]].float().mean(0) for row in full])
         digests = [0 if texts is None else texts[row] for row in full]
-        version = time.time_ns()
         with naming(self.place):
             former = {row["document"]: row for row in self._stored(written)}
+            # Above the former ones even if this machine's clock is behind the one that wrote them.
+            version = max([time.time_ns(), *(row["version"] + 1 for row in former.values())])
             self.connection.insert(
                 self.tokens,
                 pa.table(
@@ -221,7 +223,7 @@ class ClickHouseEngine(Engine):
             self._name(
                 [
                     {"document": id, "version": version, "text": text, "pooled": mean.tolist()}
-                    | {"metadata": former[id]["metadata"] if id in former else []}
+                    | {name: former.get(id, NEW)[name] for name in NEW}
                     for id, text, mean in zip(written, digests, pooled, strict=True)
                 ]
             )
@@ -302,13 +304,13 @@ class ClickHouseEngine(Engine):
     def _stored(self, ids: Collection[str]) -> list[dict[str, Any]]:
         """Return the rows of `documents`."""
         names = ", ".join(map(_text, ids)) or "''"
-        return self.rows(f"SELECT * EXCEPT edition FROM {self.documents} FINAL WHERE document IN ({names})")
+        return self.rows(f"SELECT * FROM {self.documents} FINAL WHERE document IN ({names})")
 
     def _name(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Insert rows of `documents`, which take the place of those with the same ids."""
+        """Insert rows of `documents`, which take the place of those with the same ids and these editions."""
         import pyarrow as pa
 
-        edition = {"edition": time.time_ns()}
+        edition = {"edition": max([time.time_ns(), *(row["edition"] + 1 for row in rows)])}
         types = {
             "document": pa.string(),
             "version": pa.uint64(),

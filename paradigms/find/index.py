@@ -61,8 +61,11 @@ class Index:
     def tuned(self, recipe: Recipe, queries: Sequence[Tokens]) -> "Index":
         """Measure and store the finder's recall (`recall`), which chooses its settings of 0; see `Finder`.
 
-        queries: encoded queries, each [b, 1, j, h].
+        queries: encoded queries, each [b, 1, j, h]. Raises ValueError for a restricted index, whose recall is
+        not that of the whole.
         """
+        if self.store.whole is not self.store:
+            raise ValueError(f"{self.store} is restricted to some documents: measure the whole index")
         if not isinstance(self.finder, recall.Approximate) or not self.store.living_tokens:
             return self
         parts = [self.checked(recipe, query) for query in queries]
@@ -76,11 +79,11 @@ class Index:
     @property
     def choices(self) -> list[recall.Choice]:
         """The settings that the build chose, with their recall; empty for an exhaustive search."""
-        return recall.choices(self.store.manifest)
+        return recall.choices(self.store)
 
     def _finder(self, recipe: Recipe, k: int) -> Any:
         try:
-            return recall.chosen(self.finder, self.store.manifest, recipe.search, k)
+            return recall.chosen(self.finder, self.store, recipe.search, k)
         except DEFECTS as error:
             raise self.store.files.damaged(MANIFEST, error) from error
 

@@ -9,7 +9,7 @@ recall is at least `LEAST`. Settings that a user chose are kept and measured.
 What the codes of a compressed index cost in quality is not counted: the exhaustive search reads codes, too.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Protocol, runtime_checkable
 
@@ -27,6 +27,7 @@ CUTOFFS = (10, 100)  # a search for k documents uses the choice for the smallest
 QUERIES = (8, 64)  # fewer for a larger index
 READ = 1 << 26  # tokens that the exhaustive searches of all queries may read
 WORDS = 8  # of a query
+GROWN = 2  # times the measured documents, up to which a choice holds
 
 Setting = Annotated[int, Range(0, 1 << 31)]
 
@@ -49,28 +50,34 @@ class Choice:
     """Settings of a finder, and their recall@k.
 
     search: how the measured recipe scores (`Recipe.search`). queries: number of queries in the mean.
+    documents: number of documents of the index then.
     """
 
     search: str
     k: Annotated[int, Range(1, 1 << 31)]
     recall: Annotated[float, Range(0, 1)]
     queries: Annotated[int, Range(1, 1 << 31)]
+    documents: Annotated[int, Range(1, 1 << 31)]
     settings: dict[str, Setting]
 
     def __post_init__(self) -> None:
         check_types(self)
 
 
-def choices(manifest: Mapping[str, Any]) -> list[Choice]:
-    """Return a manifest's choices, the smallest k first. Raises ValueError or TypeError if one is wrong."""
-    return [Choice(**row) for row in manifest.get(ENTRY, [])]
+def choices(store: Store) -> list[Choice]:
+    """Return a store's choices, the smallest k first, but those of less than half of its documents.
+
+    Raises ValueError or TypeError if an entry of the manifest is none.
+    """
+    count = len(store.whole)
+    return [c for row in store.manifest.get(ENTRY, []) if GROWN * (c := Choice(**row)).documents >= count]
 
 
-def chosen(finder: Any, manifest: Mapping[str, Any], search: str, k: int) -> Any:
+def chosen(finder: Any, store: Store, search: str, k: int) -> Any:
     """Return the finder with the index's choice for k where its own settings are 0."""
     if not isinstance(finder, Approximate):
         return finder
-    fitting = [choice for choice in choices(manifest) if choice.search == search]
+    fitting = [choice for choice in choices(store) if choice.search == search]
     choice = next((choice for choice in fitting if k <= choice.k), fitting[-1] if fitting else None)
     if choice is None:
         return finder
@@ -91,7 +98,7 @@ def measure(finder: Approximate, store: Store, recipe: Recipe, queries: Sequence
             if not shares:
                 return []
             settings = {name: getattr(effort, name) for name in asdict(effort)}  # type: ignore[call-overload]
-            choice = Choice(recipe.search, k, float(np.mean(shares)), len(shares), settings)
+            choice = Choice(recipe.search, k, float(np.mean(shares)), len(shares), len(store), settings)
             if choice.recall >= LEAST:
                 break
         found.append(choice)

@@ -81,9 +81,11 @@ class Indexed(Guessed):
         launch: Launch | None = settings.get("launch")
         if folder is None or launch is None or launch.num_processes == 1:
             return built.tuned()
-        if launch.process_index == 0:
-            built.tuned()
-        launch.wait_for_everyone()
+        try:
+            if launch.process_index == 0:
+                built.tuned()
+        finally:
+            launch.wait_for_everyone()  # also if it fails, or the others would wait for ever
         return replace(built, index=open_index(folder))
 
     @classmethod

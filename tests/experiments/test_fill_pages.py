@@ -146,10 +146,10 @@ def test_a_paper_s_page_has_a_row_for_each_decided_claim_and_details_have_the_re
         (tmp_path / "results" / f"{name}.json").write_text(json.dumps(facts))
     fill_pages.main(fill_pages.Settings(page=str(page)))
     text = page.read_text()
-    tests = "reproduced (2 of 4 tests), contradicted (2 of 4 tests)"
+    tests = "2 reproduced, 2 contradicted"
     assert f"| x is y (§1, Table 2) | x − y: +0.1 [+0.0, +0.2]; x − y: +0.1 [+0.0, +0.2] | {tests} |" in text
     assert "Not decided here: 0 further claims and controls. Not tested: 1 claims. [All tests]" in text
-    assert "| [x-b](details.md#x-b) | 1,200 | 300 | m | – | 0, 1 | 2 |" in text
+    assert "| [x-b](details.md#x-b) | 1,200 | 300 | m | – | 0, 1 | 2, P |" in text
     assert "| a | .250 (.125) | .250 (.125) | .500 |\n| b | .5 | .5 |  |\n\n" in text, (
         "without what one study has"
     )

@@ -85,7 +85,10 @@ def test_the_choice_of_a_small_index_serves_when_it_has_grown(kind: Kind) -> Non
     small = Store.build_from(kind, parts(ids[:20], vectors[:20]), paradigm="dpr", dim=DIM)
     tuned = Index(small).tuned(RECIPE, [queries(1)])
     grown = Index(tuned.store.add_from(parts(ids[20:], vectors[20:])))
-    assert all(choice.settings["candidates"] >= 64 for choice in grown.choices)
+    assert grown.choices == [], "they are of another size"
+    assert all(choice.settings["candidates"] >= 64 for choice in tuned.choices)
+    with pytest.raises(ValueError, match="restricted to some documents"):
+        tuned.only(ids[:5]).tuned(RECIPE, [queries(1)])
 
 
 def test_a_choice_is_for_the_way_of_scoring_that_was_measured() -> None:
