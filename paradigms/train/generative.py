@@ -63,6 +63,8 @@ class Likelihood(Objective):
     reads = ("distillation",)
     learns_alone = True  # to write its identifier
 
+    corpus: Corpus
+
     def __init__(self, model: Generative, corpus: Corpus, pairs: Sequence[Pair]) -> None:
         if not pairs:
             raise ValueError(f"{model.name} has no training pairs: no judged query, and no text to index")

@@ -177,7 +177,7 @@ class _Run:
         self.accelerator = accelerator
         self.dev = dev
         bound = {name: value for name, value in asdict(s).items() if name not in FREE}
-        signed = signature(paradigm, bound, objective.examples, folder, accelerator)
+        signed = signature(paradigm, bound, objective.digest(), folder, accelerator)
         if accelerator.scaler is not None:  # do not start with the scale at which an earlier run ended
             accelerator.scaler.load_state_dict(torch.amp.GradScaler(accelerator.device.type).state_dict())
         accelerator.gradient_accumulation_steps = 1  # more would divide the loss

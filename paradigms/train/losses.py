@@ -1,5 +1,6 @@
 """Losses over scores: functions of rel alone, independent of the encoder."""
 
+import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -154,11 +155,24 @@ class LossSettings:
         return self.distillation.joined(supervised, student, teacher)
 
 
+def digest_of(examples: Sequence[Any]) -> str:
+    """SHA-256 of stored examples' files, or of repr(list(examples)), with one repr in memory at a time."""
+    if stored := getattr(examples, "digest", ""):
+        return str(stored)
+    digest = hashlib.sha256(b"[")
+    for n, example in enumerate(examples):
+        digest.update(f"{', ' if n else ''}{example!r}".encode("utf-8", "surrogatepass"))
+    digest.update(b"]")
+    return digest.hexdigest()
+
+
 class Objective(ABC):
     """A loss averaged over examples: provides the examples, makes batches and computes a batch's loss."""
 
     model: Any  # the paradigm to train
-    examples: Sequence[Any]  # with distinctive reprs: a run resumes only with the same examples
+    examples: Sequence[Any]  # with distinctive reprs (`digest`)
+    corpus: Sequence[str] = ()  # texts to which examples refer by position
+    prompts: tuple[str, str] = ("", "")
     settings = LossSettings()  # set by `configure`
     reads: Sequence[str] = ()  # the fields of `settings` that change the loss
     learns_alone: bool = False  # whether an example without negatives teaches something
@@ -172,6 +186,12 @@ class Objective(ABC):
                 raise ValueError(f"{name}={value} has no effect on {self.model.name}: leave it out")
         self.settings = settings
         return self
+
+    def digest(self) -> str:
+        """Return a checksum of the examples, texts and prompts: a run resumes only with the same ones."""
+        texts = () if hasattr(self.examples, "digest") else self.corpus  # that digest covers the texts
+        parts = [digest_of(self.examples), digest_of(texts), self.prompts]
+        return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
     def without_negatives(self, batches: Sequence[Sequence[Any]]) -> int:
         """Count the examples of one step, a batch for each process, that have no negative to learn from."""

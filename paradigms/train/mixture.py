@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.losses import LossSettings, Objective
 from paradigms.train.order import mixed_batches
-from paradigms.train.state import digest_of
 
 
 @dataclass(frozen=True)
@@ -48,10 +47,7 @@ class MixedExamples(Sequence[tuple[int, Any]]):
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = [part.objective.examples for part in parts]
         self._ends = list(accumulate(map(len, self._parts)))
-        described = []
-        for part in parts:
-            examples = digest_of(part.objective.examples)
-            described.append((examples, part.objective.prompts, part.share, sorted(part.loss.items())))
+        described = [(part.objective.digest(), part.share, sorted(part.loss.items())) for part in parts]
         self.digest = hashlib.sha256(repr(described).encode()).hexdigest()
 
     def __len__(self) -> int:
@@ -73,6 +69,8 @@ class Mixture(Objective):
         if not parts or any(part.share < 0 for part in parts) or not sum(part.share for part in parts):
             raise ValueError(f"shares must be at least 0, and one above: {[part.share for part in parts]}")
         self.model = parts[0].objective.model
+        if any(part.objective.model is not self.model for part in parts):
+            raise ValueError("the parts of a mixture train one model: give each objective the same object")
         self.parts = parts
         self.examples = MixedExamples(parts)
 

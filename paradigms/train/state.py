@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,11 +99,11 @@ def _folder_and_values(paradigm: Trainable, folder: Path) -> tuple[Path, tuple[A
 def signature(
     paradigm: Trainable,
     settings: Mapping[str, Any],
-    examples: Sequence[Any],
+    examples: str,
     folder: Path,
     accelerator: Accelerator,
 ) -> dict[str, Any]:
-    """Return what must match to resume from a checkpoint in `folder`, as JSON.
+    """Return what must match to resume from a checkpoint in `folder`, as JSON. examples: `Objective.digest`.
 
     Raises ValueError if processes have different settings, because they would train different models.
     """
@@ -112,7 +112,7 @@ def signature(
         "paradigm": paradigm.description(),
         "batch": settings["batch_size"] * accelerator.num_processes,  # whose number may change
         "precision": accelerator.mixed_precision,
-        "examples": digest_of(examples),
+        "examples": examples,
         **design_of(paradigm),
     }
     written = json.dumps(values)
@@ -123,17 +123,6 @@ def signature(
         )
     # The main process's weights: it sends them to the others, which may have drawn their heads differently.
     return json.loads(written) | {"weights": by_main(lambda: start_of(paradigm, folder), accelerator)}
-
-
-def digest_of(examples: Sequence[Any]) -> str:
-    """SHA-256 of stored examples' files, or of repr(list(examples)), with one repr in memory at a time."""
-    if stored := getattr(examples, "digest", ""):
-        return str(stored)
-    digest = hashlib.sha256(b"[")
-    for n, example in enumerate(examples):
-        digest.update(f"{', ' if n else ''}{example!r}".encode("utf-8", "surrogatepass"))
-    digest.update(b"]")
-    return digest.hexdigest()
 
 
 # --- checkpoints and history, by the folder of a run ------------------------------------------------------

@@ -32,7 +32,7 @@ def test_both_towers_are_described(tiny_bert):
 def test_a_run_of_other_queries_is_another_run(tiny_bert, change, tmp_path):
     """A checkpoint is resumed only if the signature is the same."""
     first, same, other = (
-        signature(pair(tiny_bert, **settings), {"batch_size": 1}, [], tmp_path, Accelerator(cpu=True))
+        signature(pair(tiny_bert, **settings), {"batch_size": 1}, "", tmp_path, Accelerator(cpu=True))
         for settings in ({}, {}, change)
     )
     assert first == same != other

@@ -19,7 +19,7 @@ from paradigms.encoder.text import Side
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
 from paradigms.train.loop import TrainingSettings, train
-from paradigms.train.losses import Distillation, LossSettings
+from paradigms.train.losses import Distillation, LossSettings, digest_of
 from paradigms.train.parallel import gather
 from paradigms.train.script import lock_output
 from paradigms.train.state import signature
@@ -140,7 +140,7 @@ def uneven_batches(accelerator: Accelerator, backbone: Path, folder: Path) -> No
 
 def other_examples(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
     """Processes that were given different examples say so before they train."""
-    settings, mine = {"batch_size": 1}, EXAMPLES[accelerator.process_index :]
+    settings, mine = {"batch_size": 1}, digest_of(EXAMPLES[accelerator.process_index :])
     with pytest.raises(ValueError, match="the processes that train dpr have different examples"):
         signature(build("dpr", backbone), settings, mine, folder, accelerator)
 

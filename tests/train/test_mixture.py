@@ -11,12 +11,14 @@ import torch
 from accelerate import Accelerator
 
 from paradigms.train.contrastive import Contrastive
+from paradigms.train.examples import Example
 from paradigms.train.loop import Paused, TrainingSettings, train
 from paradigms.train.mixture import Mixture, Part
 from paradigms.train.order import mixed_batches
 from paradigms.train.rows import examples_from_rows
 from tests.experiments.scripts import run, training
 from tests.near import assert_same
+from tests.tiny import built
 from tests.train.test_loop import build, history
 from tests.train.test_stored import pairs
 
@@ -102,3 +104,28 @@ def test_the_script_trains_on_several_collections(words: Path, tiny_bert: Path, 
             run("train", **given, sources=json.dumps(wrong))
     with pytest.raises(SystemExit, match="sources cannot be combined with negatives"):
         run("train", **given | {"negatives": 1}, sources=json.dumps(sources))
+
+
+def test_examples_texts_and_prompts_bind_a_run(tiny_bert: Path):
+    model = built("colbert", tiny_bert)
+    examples = [Example("a bird", 0, (1,), (0,)), Example("the sea", 1, (0,), (1,))]
+    texts = ["a bird over the sea", "fire and wood"]
+    same, again, *others = (
+        Contrastive(model, *arguments).digest()
+        for arguments in (
+            (texts, examples),
+            (list(texts), list(examples)),
+            (texts, examples, ("query ", "")),
+            ([texts[0], "fire and water"], examples),
+            (texts, examples[:1]),
+        )
+    )
+    assert same == again
+    assert same not in others
+    assert len({*others}) == 3
+
+
+def test_parts_of_two_models_are_refused(tiny_bert: Path):
+    parts = [Part(Contrastive(built("colbert", tiny_bert), ["a"], [Example("a", 0, (), (0,))])) for _ in "ab"]
+    with pytest.raises(ValueError, match="train one model"):
+        Mixture(parts)
