@@ -57,10 +57,8 @@ test-cpus: .venv/.test
 test-gpu: .venv/.test
 	CUDA_VISIBLE_DEVICES=0 $(BIN)/python -m pytest tests/test_gpu.py $(ARGS)
 
-# Damaged files, strangers' checkpoints, killed writers: 10,000 tries, or ARGS="--tries 100000 --only index". atheris
-# guides some of them by coverage, where it has a wheel for this Python.
+# Damaged files, strangers' checkpoints, killed writers: 10,000 tries, or ARGS="--tries 100000 --only index".
 attack: .venv/.extras
-	-$(INSTALL) --only-binary atheris -e '.[fuzz]'
 	$(BIN)/python -m tests.attack $(ARGS)
 
 lint: .venv/.test

@@ -8,7 +8,6 @@ import math
 import os
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
@@ -17,13 +16,11 @@ sys.path.append(str(Path(__file__).parents[2] / "experiments"))  # as a launched
 
 import torch
 
-from tests.attack.attacks import ATTACKS
 from tests.attack.clients import CLIENTS
 from tests.attack.harness import OUTCOMES, tally
+from tests.attack.indexes import INDEXES
 from tests.attack.strangers import STRANGERS
-from tests.attack.writers import WRITERS
-
-GUIDED = 4  # tries that a fuzzer draws for each of the others
+from tests.attack.trainings import TRAININGS
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser("python -m tests.attack", description=__doc__)
@@ -33,19 +30,16 @@ if __name__ == "__main__":
     settings = parser.parse_args()
     gc.freeze()  # or each fork copies what it collects
     torch.set_num_threads(1)  # a fork of a process whose OpenMP threads have run hangs
-    every = ATTACKS | STRANGERS | CLIENTS | WRITERS
-    rows = [(name, attack, False) for name, attack in every.items()]
-    if find_spec("atheris"):
-        rows += [(f"{name}, guided", attack, True) for name, attack in every.items() if attack.reads]
-    rows = [row for row in rows if settings.only in row[0]]
-    each, bad = settings.tries / sum(GUIDED if guided else 1 / of.cost for _, of, guided in rows), 0
+    attacks = STRANGERS | INDEXES | CLIENTS | TRAININGS
+    attacks = {name: attack for name, attack in attacks.items() if settings.only in name}
+    each, bad = settings.tries / sum(1 / attack.cost for attack in attacks.values()), 0
     print("| attack | tries |", " | ".join(OUTCOMES), "| seconds |\n|---|" + "---:|" * (2 + len(OUTCOMES)))
-    for name, attack, guided in rows:
-        tries = math.ceil(each * (GUIDED if guided else 1 / attack.cost))
+    for name, attack in attacks.items():
+        tries = math.ceil(each / attack.cost)
         began = time.perf_counter()
-        found = tally(attack, tries, settings.seed, forked=True, guided=guided)
-        bad += tries - found["refused"] - found["harmless"]
-        cells = " | ".join(str(found[outcome]) for outcome in OUTCOMES)
+        outcomes = tally(attack, tries, settings.seed, forked=True)
+        bad += tries - outcomes["refused"] - outcomes["harmless"]
+        cells = " | ".join(str(outcomes[outcome]) for outcome in OUTCOMES)
         print(f"| {name} | {tries} | {cells} | {time.perf_counter() - began:.0f} |", flush=True)
     gc.unfreeze()  # or what is left at the end is told as leaked
     sys.exit(bad > 0)

@@ -65,19 +65,10 @@ def number(draw: random.Random, most: float) -> int:
 def alignment(draw: random.Random) -> str:
     k, share = number(draw, 1e9), draw.random()
     buckets = f"planes={number(draw, 12)}, repetitions={number(draw, 1 << 20)}, seed={number(draw, 1e19)}"
-    iterations = draw.choice(["", f", iterations={number(draw, 1000)}"])
-    return draw.choice(
-        [
-            "AllPairs()",
-            "DocumentToQuery()",
-            f"TopK(k={k})",
-            f"TopP(p={share})",
-            f"PoolTopK(k={draw.choice([k, share])})",
-            f"Entropic(k={k}, eps={share}{iterations})",
-            f"Buckets({buckets}, fill={draw.random() < 0.5})",
-            f"Buckets({buckets})",
-        ]
-    )
+    pool = f"PoolTopK(k={draw.choice([k, share])})"
+    entropic = f"Entropic(k={k}, eps={share}, iterations={number(draw, 1000)})"
+    every = ["AllPairs()", "DocumentToQuery()", f"TopK(k={k})", f"TopP(p={share})", pool, entropic]
+    return draw.choice([*every, f"Buckets({buckets}, fill={draw.random() < 0.5})"])
 
 
 def text(draw: random.Random) -> str:

@@ -4,8 +4,7 @@ A try ends in one of `OUTCOMES`: refused by an error that names what is wrong; h
 that names nothing; silent, a wrong result without an error; lost, where what was stored before is gone;
 crashed, which is a signal, a hang, or code of the attacker that was run.
 
-Every decision of a try comes from its `draw`: a seeded generator or, where atheris is installed, bytes of a
-fuzzer that looks for new paths through the readers.
+Every decision of a try comes from its `draw`, a seeded generator.
 """
 
 from __future__ import annotations
@@ -19,23 +18,14 @@ import signal
 import sys
 import tempfile
 import traceback
-import types
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 OUTCOMES = ("refused", "harmless", "obscure", "silent", "lost", "crashed")
 PATIENCE = 300  # seconds until a try counts as hanging
-READERS = (
-    "paradigms.data",
-    "paradigms.cli.queries",
-    "paradigms.find",
-    "paradigms.io",
-    "paradigms.store",
-)  # what is guided
 
 
 class Silent(Exception):
@@ -58,8 +48,6 @@ class Attack(NamedTuple):
     named: tuple[str, ...] = ()  # what an error may name beside the folder of the try
     fast: int = 12  # tries in `make test-all`
     cost: int = 1  # tries of `make attack` that one of these takes the time of
-    forks: bool = False
-    reads: bool = False  # a fuzzer may draw
     seconds: int = 0  # that a try of `make attack` may take beside PATIENCE
 
 
@@ -86,37 +74,28 @@ def attempt(attack: Attack, draw: random.Random, sound: Path) -> str:
     return "harmless"
 
 
-def tally(attack: Attack, tries: int, seed: int, *, forked: bool, guided: bool = False) -> Counter[str]:
-    """Outcome -> how many of the tries ended so. forked: in processes of their own, which may crash. guided:
-    by the coverage of `READERS`, which takes atheris."""
+def tally(attack: Attack, tries: int, seed: int, *, forked: bool) -> Counter[str]:
+    """Outcome -> how many of the tries ended so. forked: in processes of their own, which may crash."""
     with tempfile.TemporaryDirectory(prefix="sound") as folder:
         sound = Path(folder)
         attack.prepare(sound)
         seeds = [seed * 1_000_003 + n for n in range(tries)]
         if not forked:
             return Counter(attempt(attack, random.Random(each), sound) for each in seeds)
-        if guided:
-            _instrument()
-        found: list[str] = []
-        while len(found) < tries:
-            found += _forked(attack, seeds[len(found) :], sound, guided)
-        return Counter(found)
+        outcomes: list[str] = []
+        while len(outcomes) < tries:
+            outcomes += _forked(attack, seeds[len(outcomes) :], sound)
+        return Counter(outcomes)
 
 
-def _forked(attack: Attack, seeds: list[int], sound: Path, guided: bool) -> Iterator[str]:
+def _forked(attack: Attack, seeds: list[int], sound: Path) -> Iterator[str]:
     """The outcomes up to the first crash, whose seed is printed."""
     read, write = os.pipe()
     child = os.fork()
     if not child:
         os.close(read)
-
-        def one(draw: random.Random) -> None:
-            os.write(write, bytes([OUTCOMES.index(attempt(attack, draw, sound))]))
-
-        if guided:
-            _fuzz(one, seeds)
         for each in seeds:
-            one(random.Random(each))
+            os.write(write, bytes([OUTCOMES.index(attempt(attack, random.Random(each), sound))]))
         os._exit(0)
     os.close(write)
     done = 0
@@ -134,52 +113,6 @@ def _forked(attack: Attack, seeds: list[int], sound: Path, guided: bool) -> Iter
             os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         os.close(read)
-
-
-class Bytes(random.Random):
-    """Draws from bytes, and 0 after them."""
-
-    def __init__(self, data: bytes) -> None:
-        super().__init__()
-        self._left = int.from_bytes(data, "little")
-
-    def getrandbits(self, k: int) -> int:
-        value = self._left & ((1 << k) - 1)
-        self._left >>= k
-        return value
-
-    def random(self) -> float:
-        return self.getrandbits(24) / (1 << 24)
-
-
-def _fuzz(one: Callable[[random.Random], None], seeds: list[int]) -> None:
-    """Run one try per seed; atheris guides the draws towards unseen code of `READERS`."""
-    import atheris
-
-    left = len(seeds)
-
-    def target(data: bytes) -> None:
-        nonlocal left
-        one(Bytes(data))
-        left -= 1
-        if not left:
-            os._exit(0)
-
-    quiet = ["-verbosity=0", "-max_len=400", "-rss_limit_mb=0", f"-seed={1 + seeds[0] % (1 << 31)}"]
-    atheris.Setup(["attack", *quiet], target)
-    atheris.Fuzz()
-
-
-@cache
-def _instrument() -> None:
-    """Count what `READERS` run."""
-    import atheris
-
-    for name in [name for name in sys.modules if name.startswith(READERS)]:
-        for found in vars(sys.modules[name]).values():
-            for function in vars(found).values() if isinstance(found, type) else [found]:
-                if isinstance(function, types.FunctionType) and function.__module__ == name:
-                    atheris.instrument_func(function)
 
 
 class Process:

@@ -1,37 +1,111 @@
-"""Files of strangers: absurd numbers, pipes and headers, text bombs, links, modules, damaged states."""
+"""Files of strangers: every kind of file that is read, damaged by every change that fits it.
+
+A target is made in a folder, a change damages a copy of it, and `opens` reads the copy: it must answer as the
+undamaged one, or refuse by name.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import gzip
-import io
 import json
+import math
 import os
 import random
 import shutil
 import struct
-import subprocess
-import sys
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
 import paradigms
-from paradigms.data import Problems, load_collection, read_judgements, read_run
-from paradigms.data.texts import json_lines, text_passages
+from paradigms.baselines.bm25 import BM25
+from paradigms.baselines.cross_attention import CrossAttention
+from paradigms.cli.queries import from_file
+from paradigms.data import (
+    Collection,
+    Corpus,
+    Problems,
+    Split,
+    load_collection,
+    read_judgements,
+    read_run,
+    write_folder,
+)
+from paradigms.data.texts import json_lines
 from paradigms.encoder.batches import Batch
-from paradigms.encoder.frozen import LowerStates
-from paradigms.io.command_line import command_line
-from paradigms.saving.hub import model_card
-from tests.attack.attacks import MODELS, VALUES, checkpoints, collections, files, hostile, opens
+from paradigms.encoder.frozen import KEPT, LowerStates
+from paradigms.find import Store, kinds
+from paradigms.generative.model import Generative
+from paradigms.generative.retriever import GenerativeRetriever
+from paradigms.io.files import remove_folder, write_json
+from paradigms.retrieve import Indexed, Reranking
+from paradigms.train import state
 from tests.attack.harness import Attack, Crashed, Lost, Silent, copied, damaged
+from tests.attack.indexes import KINDS, build, files, opened, results, sound_index, well_formed
+from tests.tiny import write_checkpoint, write_collection, write_seq2seq
 
-# --- checkpoints --------------------------------------------------------------------------------------
+Change = Callable[[random.Random, Path], bool | None]  # True: what it leaves must be refused
+DEEP = "[" * 5000 + "]" * 5000
+VALUES: list[Any] = [None, True, False, -1, 0, 1, 3, 10**7, 10**9, 10**12, -(10**12)]
+VALUES += [0.5, -1e308, math.nan, math.inf]
+VALUES += ["", "x", "../x", "/etc/passwd", "a" * 10_000, "\x1b[2J", "\ud800"]
+VALUES += [[], {}, [1], ["x"], {"a": 1}, [[]]]
+
+
+class Target(NamedTuple):
+    """What is damaged: prepare(folder) makes it, opens(copy, sound) reads a copy of one of its parts."""
+
+    prepare: Callable[[Path], object]
+    opens: Callable[[Path, Path], None]
+    parts: tuple[str, ...]
+    named: tuple[str, ...] = ()  # what an error may name beside the folder
+    fast: int = 12
+
+    def attack(self, change: Change) -> Attack:
+        def attempt(draw: random.Random, sound: Path, work: Path) -> None:
+            folder = copied(sound / draw.choice(self.parts), work)
+            refused = change(draw, folder)
+            self.opens(folder, sound)
+            if refused:
+                raise Silent("opened")
+
+        return Attack(lambda folder: self.prepare(folder) and None, attempt, self.named, self.fast)
+
+
+# --- changes ------------------------------------------------------------------------------------------
+
+
+def any_bytes(draw: random.Random, folder: Path) -> None:
+    file = draw.choice(files(folder))
+    file.write_bytes(damaged(draw, file.read_bytes()))
+
+
+def hostile(draw: random.Random, value: Any) -> Any:
+    """Replace, drop or double one part of a JSON value."""
+    if isinstance(value, dict) and value and draw.random() < 0.9:
+        key = draw.choice(list(value))
+        if draw.random() < 0.15:
+            return {name: part for name, part in value.items() if name != key}
+        return value | {key: hostile(draw, value[key])}
+    if isinstance(value, list) and value and draw.random() < 0.8:
+        at = draw.randrange(len(value))
+        return [*value[:at], hostile(draw, value[at]), *value[at + 1 :]]
+    return draw.choice(VALUES)
+
+
+def settings(draw: random.Random, folder: Path) -> None:
+    """Other values in a small JSON file."""
+    file = draw.choice([f for f in files(folder) if f.suffix == ".json" and f.stat().st_size < 5000])
+    text = json.dumps(hostile(draw, json.loads(file.read_text())))
+    file.write_text(draw.choice([text] * 8 + [DEEP, "1" * 5000, '{"a":' + "1" * 5000 + "}"]))
 
 
 def numbers_of(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -43,9 +117,8 @@ def numbers_of(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ..
         yield path
 
 
-def large_numbers(draw: random.Random, sound: Path, work: Path) -> None:
+def large_number(draw: random.Random, folder: Path) -> None:
     """A setting of 10⁷ or 10⁹: refused, or of no consequence, but never hours or all of the memory."""
-    folder = copied(sound / "models" / draw.choice(MODELS), work)
     names = ("encoder.json", "paradigm.json", "generative.json", "config.json", "sentence_bert_config.json")
     file = draw.choice([file for file in files(folder) if file.name in names])
     value = json.loads(file.read_text())
@@ -59,7 +132,6 @@ def large_numbers(draw: random.Random, sound: Path, work: Path) -> None:
     else:  # a number where there was none
         value[draw.choice(["lora_rank", "iterations", "layers", "num_labels", *value])] = 10**9
     file.write_text(json.dumps(value))
-    opens(folder, sound)
 
 
 def pipe(draw: random.Random, backbone: Path) -> None:
@@ -92,154 +164,236 @@ def shards_outside(draw: random.Random, backbone: Path) -> None:
     (backbone / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-HARMS: list[Callable[[random.Random, Path], None]] = [
-    *(pipe, device, absurd_header, many_tensors, shards_outside)
-]
+HARMS = [pipe, device, absurd_header, many_tensors, shards_outside]
 
 
-def checkpoint_files(draw: random.Random, sound: Path, work: Path) -> None:
-    """Files that no checkpoint has, beside its weights."""
-    folder = copied(sound / "models" / draw.choice(MODELS), work)
+def strange_file(draw: random.Random, folder: Path) -> bool:
+    """A file that no checkpoint has, beside its weights."""
     config = draw.choice([file for file in files(folder) if file.name == "config.json"])
     draw.choice(HARMS)(draw, config.parent)
-    opens(folder, sound)
-    raise Silent("opened")
+    return True
 
 
-def card_lines(draw: random.Random, sound: Path, work: Path) -> None:
-    """Names, values and collections with line breaks begin no line of a model's card."""
-    lines = [
-        f"x{end}license: mit" for end in ("\n", "\r\n", "\r", "\u2028", "\x85", "\x0b", "\n---\n", "|\n")
-    ]
-    folder = copied(sound / "models" / "own", work)
+class Alarm:
+    """Unpickling it writes a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return Path.write_text, (self.file, "ran")
+
+
+def code(draw: random.Random, folder: Path) -> None:
+    """Code and pickles beside the weights, in their place, and where modules.json points to."""
+    canary, elsewhere = folder.parent / "ran", folder.parent / "elsewhere"
+    for file in files(folder):
+        if file.suffix == ".safetensors" and draw.random() < 0.7:
+            file.unlink()
+            torch.save({"weight": Alarm(canary)}, file.with_name("pytorch_model.bin"))
+    elsewhere.mkdir()
+    torch.save({"linear.weight": Alarm(canary)}, elsewhere / "pytorch_model.bin")
+    if (folder / "modules.json").is_file():
+        rows = json.loads((folder / "modules.json").read_text())
+        rows[draw.randrange(len(rows))]["path"] = draw.choice(["../elsewhere", str(elsewhere), "a/b", "."])
+        (folder / "modules.json").write_text(json.dumps(rows))
+    config = next(file for file in files(folder) if file.name == "config.json")
+    for home in {folder, config.parent}:
+        (home / "code.py").write_text(f"open({str(canary)!r}, 'w')\nclass Own: pass\n")
+    classes = draw.sample(["AutoConfig", "AutoModel", "AutoTokenizer"], draw.randrange(1, 4))
+    more = draw.choice([{}, {"model_type": "stranger"}, {"attn_implementation": "stranger/kernel"}])
+    for file in (config, config.with_name("tokenizer_config.json")):
+        values = json.loads(file.read_text()) | {"auto_map": dict.fromkeys(classes, "code.Own")}
+        file.write_text(json.dumps(values | (more if file == config else {"tokenizer_class": "Own"})))
     if draw.random() < 0.3:
-        file = folder / "paradigm.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"name": draw.choice(lines)}))
-    results = work / "results"
-    results.mkdir()
-    for name in ("config.json", "environment.json"):
-        value: Any = {"collection": draw.choice(lines), "steps": 3, "options": {"a": [1, "x"]}}
-        value |= {draw.choice(lines): draw.choice([*VALUES, *lines]), "note": [draw.choice(lines)]}
-        (results / name).write_text(json.dumps(hostile(draw, value) if draw.random() < 0.5 else value))
-    card = model_card(paradigms.load(folder), results)
-    if any(line.lstrip(" |").startswith("license") for line in card.splitlines()):
-        raise Silent("a line of the card is the stranger's")
+        adapter = {"peft_type": "LORA", "base_model_name_or_path": str(elsewhere), "r": 2}
+        (config.parent / "adapter_config.json").write_text(json.dumps(adapter))
 
 
-# --- texts --------------------------------------------------------------------------------------------
-
-MEMBER = 1 << 24  # bytes of one gzip member; a file is several
-BOMB = 10  # members: beyond the longest line that is read, and quick
-
-
-def gzip_bombs(draw: random.Random, sound: Path, work: Path) -> None:
-    """A line of 160 MB in a gzipped file of 160 kB is named before it is read as a whole."""
-    start, letter = (
-        draw.choice([b"", b'{"_id": "d", "text": "', b"q1 Q0 d1 1 "]),
-        draw.choice([b"a", b"[", b"\0"]),
-    )
-    data = gzip.compress(start) + gzip.compress(letter * MEMBER, 1) * BOMB
-    copied(sound, work)
-    names = ["copy/corpus.jsonl.gz", "copy/queries.jsonl.gz", "notes/x.jsonl.gz", "x.jsonl.gz", "x.run.gz"]
-    file = work / draw.choice(names)
-    file.parent.mkdir(exist_ok=True)
-    file.write_bytes(data)
-    problems = Problems()
-    try:
-        if file.parent.name == "copy":
-            file.with_suffix("").unlink()
-            load_collection(file.parent)
-        elif file.parent.name == "notes":
-            list(text_passages(file.parent, problems))
-            raise ValueError(next(iter(problems.examples.values()))[0])
-        elif file.name == "x.run.gz":
-            draw.choice([read_run, read_judgements])(file)
+def forged(draw: random.Random, folder: Path) -> None:
+    """A file of an index with other values and the checksum that belongs to them."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    name = draw.choice([name for name in manifest["files"] if name != "tokens.faiss"] + ["manifest"] * 2)
+    if name == "manifest":
+        manifest = hostile(draw, manifest)
+    else:
+        file = folder / manifest["files"][name]["file"]
+        if name == "codec.safetensors" and draw.random() < 0.8:
+            forge_tensor(draw, file)
+        elif file.name.endswith(".bin"):
+            values = np.frombuffer(file.read_bytes(), np.uint8).copy()
+            for _ in range(draw.randrange(1, 9) if len(values) else 0):
+                at = draw.randrange(len(values))
+                values[at : at + draw.choice([1, 2, 4, 8])] = draw.choice([0, 1, 127, 128, 255])
+            file.write_bytes(values.tobytes())
         else:
-            list(json_lines(file, problems))
-    except ValueError as error:
-        if "longer than" not in str(error):
-            raise Silent(f"read as a whole: {error}") from error
-        raise
-    raise Silent("read")
+            file.write_bytes(damaged(draw, file.read_bytes()))
+        data = file.read_bytes()
+        manifest["files"][name] |= {"bytes": len(data), "crc32": zlib.crc32(data)}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
-def linked_notes(draw: random.Random, sound: Path, work: Path) -> None:
-    """Links among notes, some of them out of the folder: nothing from outside is read, nothing read twice."""
-    notes, outside = work / "notes", work / "outside"
-    (notes / "deep").mkdir(parents=True)
-    (outside / "inner").mkdir(parents=True)
-    inside = [notes / "a.txt", notes / "deep" / "b.md", notes / "deep" / "c.jsonl"]
-    for file in (*inside, outside / "x.txt", outside / "inner" / "y.md", work / "notes.txt"):
-        secret = "" if notes in file.parents else "secret "
-        text = f"{secret}a bird over the sea"
-        file.write_text(json.dumps({"text": text}) if file.suffix == ".jsonl" else text)
-    targets = [*inside, notes, notes / "deep", outside, outside / "inner", outside / "x.txt"]
-    targets += [work / "notes.txt", outside / "inner" / "y.md", Path("/etc/hostname"), notes / "link0.txt"]
-    for n in range(draw.randrange(1, 6)):
-        link = draw.choice([notes, notes / "deep"]) / draw.choice([f"link{n}.txt", f"link{n}"])
-        target = draw.choice(targets)
-        link.symlink_to(os.path.relpath(target, link.parent) if draw.random() < 0.5 else target)
-    source = notes
-    if draw.random() < 0.3:
-        source = work / "linked"
-        source.symlink_to(notes)
-    passages = list(text_passages(source, Problems()))
-    if any("secret" in text or "hostname" in text for _, _, text in passages):
-        raise Silent("a note from outside of the folder")
-    if len({id for id, _, _ in passages}) != len(passages) or len(passages) < len(inside):
-        raise Lost("a note of the folder, or one name for two")
+def forge_tensor(draw: random.Random, file: Path) -> None:
+    """Another shape, type or number in one tensor."""
+    tensors = load_file(file)
+    key = draw.choice(list(tensors))
+    values = np.array(tensors[key])
+    forgeries: list[Any] = [values[:-1], values[:0], values.astype(np.float64), values[None]]
+    if values.dtype == np.float32:
+        values = values.copy()
+        values[draw.randrange(len(values))] = draw.choice([math.nan, math.inf, -math.inf, 1e38, -1.0])
+        forgeries += [values] * 6
+    save_file(tensors | {key: np.ascontiguousarray(draw.choice(forgeries))}, file)
 
 
-@dataclass
-class Settings:
-    steps: int = 1
-    options: dict[str, Any] = field(default_factory=dict)
+def lines(draw: random.Random, folder: Path) -> None:
+    """Lines of a file of texts, some of them doubled, dropped, damaged or strange."""
+    file = draw.choice(files(folder))
+    rows = file.read_bytes().splitlines()
+    if file.suffix == ".tsv" and draw.random() < 0.3:
+        del rows[0]  # the header
+    for _ in range(draw.randrange(1, 4)):
+        at = draw.randrange(len(rows))
+        strange = ["{}", "null", "", "q0", "\t\t", DEEP, "1" * 5000, "q0 Q0 d0 1 1e400 x", "q0 0 d0 nan"]
+        strange += [
+            '{"_id": true, "text": "x"}',
+            '{"_id": [1], "text": "x"}',
+            '{"_id": "a", "text": "\\ud800"}',
+        ]
+        strange += ["q1\td1\t9223372036854775808", "q2 Q0 d2 1 " + "1" * 5000, "q3\td3\t1_0", "q4 0 d4 ٣"]
+        text = draw.choice(strange).encode()
+        rows[at] = draw.choice([damaged(draw, rows[at]), text, rows[at] + b"\n" + rows[at]])
+    file.write_bytes(b"\n".join(rows) + draw.choice([b"", b"\n", b"\r\n"]))
 
 
-def deep_yaml(draw: random.Random, sound: Path, work: Path) -> None:
-    """Settings that are nested deeply: one line that names the file or the flag."""
-    depth = int(10 ** draw.uniform(2, 3.7))
-    text = draw.choice(
-        ["[" * depth + "]" * depth, "[" * depth, "{a: " * depth + "}" * depth, "- " * depth + "x"]
-    )
-    file = work / "settings.yaml"
-    file.write_text(draw.choice(["", "options: ", "steps: ", "options:\n  "]) + text)
-    words = draw.choice(
-        [["--config", str(file)], [f"--config={file}"], ["--options", text], [f"--options={text}"]]
-    )
-    printed = io.StringIO()
+# --- what opens them ----------------------------------------------------------------------------------
+
+
+def equal_index(folder: Path, sound: Path) -> None:
+    """Damage is noticed by a checksum, or changes nothing."""
+    if results(opened(folder)) != results(opened(sound / "index")):
+        raise Silent("other results")
+
+
+def any_index(folder: Path, sound: Path) -> None:
+    """Forged values give results of documents that exist; forged vectors may also be refused."""
+    store = opened(folder)
+    same = [file.read_bytes() for file in folder.glob("vectors*")] == [
+        file.read_bytes() for file in (sound / "index").glob("vectors*")
+    ]
+    with contextlib.nullcontext() if same else contextlib.suppress(ValueError):
+        well_formed(results(store), store.ids)
+
+
+BIRDS = Corpus(["d0"], ["a bird over the sea"], ["bird"])
+BIRD = Split({"q0": "bird"}, {"q0": {"d0": 1}})
+MODELS = ("own", "published", "generative", "reranker")
+
+
+def checkpoints(folder: Path) -> None:
+    """A checkpoint of each kind, one of them a folder of sentence-transformers, and an index of the first."""
+    write_checkpoint("bert", folder / "bert")
+    torch.manual_seed(0)
+    model = paradigms.PARADIGMS["colbert"](folder / "bert", dim=8, document_length=16, query_length=8)
+    model.save_pretrained(folder / "own")
+    Store.build(kinds.exact(), model, ["d0"], ["a bird"], folder / "index")
+    dpr = paradigms.PARADIGMS["dpr"](folder / "bert", document_length=16, query_length=8)
+    dpr.save_pretrained(folder / "published", layout="sentence-transformers")
+    paradigms.RERANKERS["cross_attention"](folder / "bert").save_pretrained(folder / "reranker")
+    generative = paradigms.GENERATIVE["genre"](write_seq2seq("t5", folder / "t5"), BIRDS, beams=2)
+    generative.save_pretrained(folder / "generative")
+
+
+def open_checkpoint(folder: Path, sound: Path) -> None:
+    """Open a checkpoint and search with it. Non-finite vectors and changed weights must be reported.
+
+    What asks whether code may run is answered yes.
+    """
+    stdin, (read, write) = os.dup(0), os.pipe()
+    os.write(write, b"y\n1\ny\n")
+    os.close(write)
+    os.dup2(read, 0)
     try:
-        with contextlib.redirect_stderr(printed):
-            command_line(Settings, "", words)
-    except SystemExit:
-        if "Traceback" in printed.getvalue():
-            raise Crashed from None
-        if str(file) not in printed.getvalue() and "--options" not in printed.getvalue():
-            raise Silent(f"neither file nor flag is named: {printed.getvalue():.300}") from None
+        model: Any = paradigms.load(folder)
+        query, ids = {"q": "bird"}, ["d0"]
+        if isinstance(model, Generative):
+            rankings = GenerativeRetriever(model).search(query, 1)
+            ids = model.identifiers.documents
+        elif isinstance(model, CrossAttention):
+            rankings = Reranking(model, BIRDS).rerank(query, {"q": {"d0": 1.0}})
+        else:
+            rankings = Indexed.build(model, {"d0": "a bird over the sea"}).search(query, 1)
+            if model.name == "colbert":
+                opened(sound / "index").check(model)
+        well_formed(list(rankings.values()), ids)
+    finally:
+        os.dup2(stdin, 0)
+        os.close(stdin)
+        os.close(read)
+        if (folder.parent / "ran").exists():
+            raise Crashed
 
 
-def modules(draw: random.Random, sound: Path, work: Path) -> None:
-    """Modules in the current folder are not imported."""
-    here = work / "downloaded"
-    here.mkdir()
-    names = ["numpy", "torch", "rich", "argparse", "json", "random", "yaml", "safetensors", "sitecustomize"]
-    for name in draw.sample(names, 5):
-        (here / f"{name}.py").write_text(f"open({str(work / 'ran')!r}, 'w')")
-    (here / "notes.txt").write_text("a bird over the sea")
-    script = Path(sys.executable).with_name("paradigms")
-    commands = [[sys.executable, "-m", "paradigms"]] + [[str(script)]] * script.is_file()
-    words = draw.choice(
-        [["search", "nowhere", "bird"], ["index", "notes.txt", "--model", "nowhere"], ["--help"]]
-    )
-    root = str(Path(__file__).parents[2])
-    done = subprocess.run(
-        [*draw.choice(commands), *words], cwd=here, capture_output=True, env=os.environ | {"PYTHONPATH": root}
-    )
-    if (work / "ran").exists() or b"Traceback" in done.stderr:
-        raise Crashed(done.stderr.decode())
+def rows_of(run: dict[str, dict[str, Any]]) -> int:
+    values = [value for row in run.values() for value in row.values()]
+    if any(value != value or (isinstance(value, int) and abs(value) >= 1 << 63) for value in values):
+        raise Silent("a number that no type of 64 bits holds")
+    return len(values)
 
 
-# --- states of frozen layers --------------------------------------------------------------------------
+# File -> its lines, and the number of rows that its reader finds, which counts problems apart.
+ROWS: dict[str, tuple[str, Callable[[Path, Problems], int]]] = {
+    "texts.jsonl": (
+        '{{"_id": "d{0}", "title": "t", "text": "a bird {0}"}}',
+        lambda file, problems: len({str(id) for id, _, _ in json_lines(file, problems)} - {"True", "[1]"}),
+    ),
+    "queries.jsonl": (
+        '{{"_id": "q{0}", "text": "bird"}}',
+        lambda file, problems: len(from_file(str(file)).keys() - {"True", "[1]"}),
+    ),
+    "first.run": (
+        "q{0} Q0 d{0} 1 {0}.5 x",
+        lambda file, problems: rows_of(read_run(file, problems=problems)),
+    ),
+    "judged.qrels": (
+        "q{0} 0 d{0} {0}",
+        lambda file, problems: rows_of(read_judgements(file, problems=problems)),
+    ),
+}
+
+
+def texts(folder: Path) -> None:
+    for name, (line, _) in ROWS.items():
+        (folder / name).mkdir()
+        (folder / name / name).write_text("\n".join(line.format(n) for n in range(6)))
+
+
+def count_rows(folder: Path, sound: Path) -> None:
+    """Each line that is not blank is a row, or counts as a problem."""
+    [file] = files(folder)
+    problems = Problems()
+    rows = ROWS[file.name][1](file, problems) + sum(problems.counts.values())
+    wanted = sum(bool(line.strip()) for line in file.read_bytes().split(b"\n"))
+    if rows != wanted:
+        raise Silent(f"{rows} rows of {wanted} lines: {problems}")
+
+
+def collection(folder: Path) -> None:
+    (folder / "beir").mkdir()
+    texts = [f"a bird {n}" for n in range(6)]
+    write_collection(folder / "beir", texts, texts, {"test": range(6)})
+
+
+def count_collection(folder: Path, sound: Path) -> None:
+    loaded = load_collection(folder)
+    rows = len(loaded.corpus) + rows_of(loaded.split("test").judgements)
+    rows += sum(loaded.problems.counts.values())
+    wanted = 0
+    for file in ("corpus.jsonl", "qrels/test.tsv"):
+        wanted += sum(bool(line.strip()) for line in (folder / file).read_bytes().split(b"\n"))
+    headers = (folder / "qrels/test.tsv").read_text(errors="replace").splitlines()
+    if rows < wanted - headers.count("query-id\tcorpus-id\tscore"):
+        raise Silent(f"{rows} rows and problems of {wanted} lines: {loaded.problems}")
 
 
 def tokenize(texts: Any) -> Batch:
@@ -258,35 +412,81 @@ GROUPS = [[f"{'a' * (n + 1)} {'b' * m} sea" for m in range(1, 5)] for n in range
 
 def states(folder: Path) -> None:
     store = LowerStates(folder / "states")
-    for texts in GROUPS:
-        store.add(texts, tokenize, compute)
+    for group in GROUPS:
+        store.add(group, tokenize, compute)
         store.open()
 
 
-def state_bytes(draw: random.Random, sound: Path, work: Path) -> None:
-    """Damaged states are computed again: a training reads what an undisturbed one reads."""
-    folder = copied(sound / "states", work)
-    damage = draw.choice(files(folder))
-    harm = draw.random()
-    if harm < 0.1:
-        damage.unlink()
-    elif harm < 0.2:
-        damage.write_bytes(draw.choice(files(folder)).read_bytes())
-    else:
-        damage.write_bytes(damaged(draw, damage.read_bytes()))
+def read_states(folder: Path, sound: Path) -> None:
+    """Damaged states of frozen layers are computed again."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         store = LowerStates(folder)
-        for texts in GROUPS:
-            batch = tokenize(texts)
-            if not torch.equal(
-                store.find(batch, compute), LowerStates(sound / "states").find(batch, compute)
-            ):
-                raise Silent(damage.name)
-            store.add(texts, tokenize, compute)
+        for group in GROUPS:
+            if not torch.equal(store.find(tokenize(group), compute), compute(tokenize(group))):
+                raise Silent("other states")
+            store.add(group, tokenize, compute)
             store.open()
     if len(store) != sum(map(len, GROUPS)) or len(LowerStates(folder)) != len(store):
         raise Lost("states that were to be computed again")
+
+
+# --- folders of others --------------------------------------------------------------------------------
+
+
+def saved_bm25(folder: Path) -> None:
+    BM25(BIRDS).save(folder)
+
+
+# Kind of folder -> how to make one, and how it is replaced or removed.
+REPLACED: dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]] = {
+    "index": (partial(build, kind="exact"), partial(build, kind="faiss")),
+    "copy": (
+        partial(build, kind="exact"),
+        lambda folder: build(folder.with_name("whole"), "exact").copy(KINDS["exact"], folder),
+    ),
+    "collection": (
+        lambda folder: write_folder(Collection("birds", BIRDS, {"test": BIRD}, Problems(), "0"), folder),
+        lambda folder: write_folder(Collection("birds", BIRDS, {"test": BIRD}, Problems(), "0"), folder),
+    ),
+    "bm25": (saved_bm25, saved_bm25),
+    "checkpoint": (
+        lambda folder: write_json(folder / "progress.json", {}),
+        lambda folder: remove_folder(folder, state.WRITTEN),
+    ),
+    "training": (
+        lambda folder: write_json(folder / "best" / "paradigm.json", {}),
+        lambda folder: remove_folder(folder, state.TRAINED),
+    ),
+    "states": (
+        lambda folder: write_json(folder / ("0" * 16) / "states.safetensors", []),
+        lambda folder: remove_folder(folder, KEPT),
+    ),
+}
+THEIRS = ("notes.txt", "thesis.docx", "src/app.js", "photos.bin", "annotations.xlsx", ".git/HEAD")
+THEIRS += ("shards/a.npy",)
+MARKS = ("manifest.json", "corpus.jsonl", "params.index.json", "config.json")
+
+
+def folders_of_others(draw: random.Random, sound: Path, work: Path) -> None:
+    """Files of somebody else stay, in a folder of ours or beside a file of theirs that has a name of ours."""
+    kind = draw.choice(sorted(REPLACED))
+    folder, (make, replace) = work / kind, REPLACED[kind]
+    names = draw.sample(THEIRS, draw.randrange(1, 4))
+    if draw.random() < 0.5:
+        make(folder)
+    else:
+        names.append(draw.choice(MARKS))
+    contents = {name: draw.choice(['{"name": "app"}', "{}", "mine"]) for name in names}
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    try:
+        replace(folder)
+    finally:
+        if any(not (folder / n).is_file() or (folder / n).read_text() != contents[n] for n in names):
+            raise Lost(f"a file of {sorted(names)} in a folder of the kind {kind}")
+    raise Silent("replaced or removed, though their files are there")
 
 
 NAMED = (
@@ -294,20 +494,25 @@ NAMED = (
     "but not by this",
     "not finite",
     "dimensions",
-    "license",
     "positions",
     "lora_rank",
     "must be at most",
 )
+CHECKPOINTS = Target(checkpoints, open_checkpoint, MODELS, NAMED, 10)
+TEXTS = Target(texts, count_rows, tuple(ROWS))
 STRANGERS: dict[str, Attack] = {
-    "absurd numbers in a checkpoint": Attack(checkpoints, large_numbers, NAMED, 8),
-    "strange files in a checkpoint": Attack(checkpoints, checkpoint_files, fast=10),
-    "line breaks in a card": Attack(
-        checkpoints, card_lines, ("license", "config.json", "environment.json"), 10
-    ),
-    "gzip bombs": Attack(collections, gzip_bombs, ("q1",), 1, cost=20),
-    "links among notes": Attack(lambda folder: None, linked_notes),
-    "deep YAML": Attack(lambda folder: None, deep_yaml, fast=3, cost=5),
-    "modules in the current folder": Attack(lambda folder: None, modules, fast=0, cost=40),
-    "bytes of frozen states": Attack(states, state_bytes),
+    "bytes of a checkpoint": CHECKPOINTS.attack(any_bytes),
+    "settings of a checkpoint": CHECKPOINTS.attack(settings),
+    "absurd numbers in a checkpoint": CHECKPOINTS.attack(large_number),
+    "strange files in a checkpoint": CHECKPOINTS.attack(strange_file),
+    "code in a checkpoint": CHECKPOINTS.attack(code),
+    "lines of texts, queries, runs and judgements": TEXTS.attack(lines),
+    "bytes of texts, queries, runs and judgements": TEXTS.attack(any_bytes),
+    "lines of a collection": Target(collection, count_collection, ("beir",)).attack(lines),
+    "bytes of frozen states": Target(states, read_states, ("states",)).attack(any_bytes),
+    "folders of others": Attack(lambda folder: None, folders_of_others),
 }
+for kind in KINDS:
+    prepare = partial(sound_index, kind=kind)
+    STRANGERS[f"bytes of an index, {kind}"] = Target(prepare, equal_index, ("index",)).attack(any_bytes)
+    STRANGERS[f"forged index, {kind}"] = Target(prepare, any_index, ("index",)).attack(forged)
