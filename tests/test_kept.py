@@ -1,25 +1,20 @@
 """What is kept answers as what is made anew, or is refused: one machine over everything that is kept.
 
-A sequence changes weights (in place, through .data, by optimizers), the backbone's files, settings, texts, a
-plug-in and a source file; it keeps, grows, cuts and opens again. After each step, what is kept must answer
-for the model and the texts of that moment as one that is made anew, or be refused by an error. Where its
-content is that of the moment, it must answer. KEPT_SEQUENCES=1000 draws so many sequences.
+A sequence changes weights (in place, through .data, by optimizers), the backbone's files, settings, texts and
+a plug-in; it keeps, grows, cuts and opens again. After each step, what is kept must answer for the model and
+the texts of that moment as one that is made anew, or be refused by an error. Where its content is that of the
+moment, it must answer. KEPT_SEQUENCES=1000 draws so many sequences.
 """
 
-import contextlib
 import copy
-import importlib
-import io
 import json
 import os
 import shutil
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,26 +27,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from torch import nn
 
 from paradigms import PARADIGMS, Paradigm, load
-from paradigms.baselines.bm25 import BM25
-from paradigms.cli.arguments import main
-from paradigms.cli.indexed import open_folder
-from paradigms.data import Corpus, read_run
+from paradigms.data import Corpus
 from paradigms.encoder.precision import autocast
 from paradigms.encoder.settings import SIDES
 from paradigms.encoder.text import ENCODERS
-from paradigms.engines import EngineRetriever, LanceEngine, QdrantEdgeEngine, QdrantEngine, hand_over
-from paradigms.find import Store, kinds, open_index
-from paradigms.io import compiled
+from paradigms.find import Store, open_index
 from paradigms.io.plugins import load_plugins
 from paradigms.retrieve import Indexed
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
 from paradigms.train.loop import Paused, TrainingSettings, train
 from paradigms.train.states import keep_states
-from tests.experiments.scripts import SMALL
-from tests.experiments.scripts import settings as settings_of
 from tests.near import assert_within_rounding
-from tests.tiny import write_checkpoint, write_collection
+from tests.tiny import write_checkpoint
 
 QUERIES = {"q": "the red cat", "r": "cold snow on ice", "s": "a river of the sea"}
 TEXTS = [
@@ -102,24 +90,7 @@ class Scaled(TextEncoder):
 
 ENCODERS["scaled"] = Scaled
 """
-OUTER = """
-from paradigms.io.compiled import cached_njit
-from kept_inner import inner
-
-
-@cached_njit()
-def outer(x):
-    return inner(x)
-"""
-INNER = """
-from numba import njit
-
-
-@njit
-def inner(x):
-    return x + {}
-"""
-REFUSED = (ValueError, FileExistsError, SystemExit)
+REFUSED = (ValueError, FileExistsError)
 Texts = dict[str, str]
 STORED: dict[str, Any] = {"dtype": torch.float16, "terms": 16}  # rounding of stored vectors and states
 
@@ -173,11 +144,6 @@ def by_numpy(weights: list[nn.Parameter], noise: list[torch.Tensor]) -> None:
         p.detach().numpy()[...] += change.numpy()
 
 
-def by_vector(weights: list[nn.Parameter], noise: list[torch.Tensor]) -> None:
-    changed = nn.utils.parameters_to_vector(p + change for p, change in zip(weights, noise, strict=True))
-    nn.utils.vector_to_parameters(changed.detach(), weights)
-
-
 def by_optimizer(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> Callable[..., None]:
     def step(weights: list[nn.Parameter], noise: list[torch.Tensor]) -> None:
         for p, change in zip(weights, noise, strict=True):
@@ -194,9 +160,7 @@ WAYS = {
     "by .data": by_data,
     "other .data": other_data,
     "by numpy": by_numpy,
-    "by vector": by_vector,
     "by SGD": by_optimizer(lambda weights: torch.optim.SGD(weights, lr=1.0)),
-    "by AdamW": by_optimizer(lambda weights: torch.optim.AdamW(weights, lr=0.3, foreach=True)),
     "by fused AdamW": by_optimizer(lambda weights: torch.optim.AdamW(weights, lr=0.3, fused=True)),
 }
 
@@ -213,14 +177,13 @@ class Kept:
     texts: Texts = field(default_factory=dict)
     made: str = ""  # the world's `content` then
     checked: int = -1  # the world's `version` of the last check
-    model: ClassVar[bool] = True  # whether a model decides its content
 
     def __post_init__(self) -> None:
         self.texts, self.made = dict(self.world.texts), self.now()
         self.make()
 
     def now(self) -> str:
-        return self.world.content() if self.model else json.dumps(self.world.texts)
+        return self.world.content()
 
     def make(self) -> None: ...
     def add(self, id: str, text: str) -> None:
@@ -331,27 +294,6 @@ class Unkept(OnDisk):
         del self.texts[id]
 
 
-class Unfinished(OnDisk):
-    """A build of an index that was interrupted after two documents; to open it is to end it."""
-
-    def now(self) -> str:
-        return json.dumps([self.world.name, self.world.settings, self.world.content(), self.world.texts])
-
-    def make(self) -> None:
-        def stopped() -> Iterator[str]:
-            yield from list(self.texts.values())[:2]
-            raise KeyboardInterrupt
-
-        with contextlib.suppress(KeyboardInterrupt):
-            Store.build(kinds.exact(), self.world.model, iter(self.texts), stopped(), self.folder / "index")
-
-    def opened(self) -> Indexed:
-        return Indexed.build(self.world.model, self.world.texts, self.world.copied(self.folder) / "index")
-
-    def anew(self) -> Any:
-        return Indexed.build(self.world.anew(), self.world.texts).search(QUERIES)
-
-
 class States(Kept):
     """Stored states of frozen layers, which models share."""
 
@@ -395,25 +337,8 @@ class Saved(Kept):
         return self.described.made().encode(TEXTS)
 
 
-class Lexical(Kept):
-    """A saved BM25."""
-
-    model = False
-
-    def make(self) -> None:
-        BM25(self.texts).save(self.folder)
-
-    def answer(self) -> Any:
-        return BM25.load(self.folder, self.world.texts).search(QUERIES)
-
-    def anew(self) -> Any:
-        return BM25(self.world.texts).search(QUERIES)
-
-
 class Training(Kept):
     """A training that paused after its first step; to open it is to go on."""
-
-    layers: ClassVar[int] = 1
 
     def now(self) -> str:
         return json.dumps([self.world.name, self.world.settings, self.world.texts, self.world.content()])
@@ -431,148 +356,10 @@ class Training(Kept):
     def trained(self, folder: Path, minutes: float = 0.0) -> Any:
         model, corpus = self.world.described().made(), Corpus.of(self.world.texts)
         examples = [Example(f"the {text}", n, (), (n,)) for n, text in enumerate(corpus)]
-        how = TrainingSettings(steps=2, batch_size=2, trained_layers=self.layers, minutes=minutes)
+        how = TrainingSettings(steps=2, batch_size=2, trained_layers=1, minutes=minutes)
         objective = Contrastive(model, corpus, examples)
         trained = train(model, objective, how, folder, accelerator=self.world.accelerator, progress=False)
         return trained.state_dict()
-
-
-class WholeTraining(Training):
-    layers = 0
-
-
-class Comparison(Kept):
-    """A run of compare.py that paused before its first training; to open it is to go on."""
-
-    def now(self) -> str:
-        return json.dumps([self.world.edited, self.world.texts])
-
-    def make(self) -> None:
-        assert self.run(self.folder, minutes=1e-9) == os.EX_TEMPFAIL
-
-    def answer(self) -> Any:
-        return self.results(self.world.copied(self.folder))
-
-    def anew(self) -> Any:
-        return self.results(self.world.free())
-
-    def results(self, folder: Path) -> Any:
-        assert self.run(folder) == 0
-        return read_run(folder / "runs" / "dpr.retrieve.run")
-
-    def run(self, folder: Path, minutes: float = 0.0) -> int:
-        collection = self.world.root / "collection"
-        shutil.rmtree(collection, ignore_errors=True)
-        collection.mkdir()
-        texts = list(self.world.texts.values())
-        write_collection(collection, texts, texts, {"train": range(2), "test": range(2, len(texts))})
-        flags = SMALL | {"collection": collection, "backbone": self.world.here, "output": folder}
-        flags |= {"systems": '{"dpr": {}}', "depth": 3, "batch_size": 2, "minutes": minutes}
-        del flags["precision"]
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            return importlib.import_module("compare").main(settings_of("compare", **flags))
-
-
-class Command(Kept):
-    """A folder of the command `paradigms index`, whose source and model are files."""
-
-    def make(self) -> None:
-        self.answer()
-
-    def answer(self) -> Any:
-        source, model = self.folder / "source.jsonl", self.folder / "model"
-        self.folder.mkdir(exist_ok=True)
-        lines = [json.dumps({"_id": id, "text": text}) for id, text in self.world.texts.items()]
-        source.write_text("\n".join(lines))
-        self.world.model.save_pretrained(model)
-        output = self.folder / "index"
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            main(["index", str(source), "--model", str(model), "--output", str(output)])
-        return open_folder(output).retriever.search(QUERIES)
-
-    def anew(self) -> Any:
-        return Indexed.build(self.world.anew(), self.world.texts).search(QUERIES)
-
-
-class Handed(Kept):
-    """Documents in an engine."""
-
-    def now(self) -> str:
-        return json.dumps([self.world.name, self.world.settings, self.world.content()])
-
-    @contextlib.contextmanager
-    def engine(self) -> Iterator[Any]:
-        model = self.world.model
-        engine = self.of(model.encoder.dim, single=model.name == "dpr")
-        try:
-            yield engine
-        finally:
-            engine.close()
-
-    def of(self, dim: int, single: bool) -> Any:
-        return QdrantEdgeEngine(self.folder, dim, single=single)
-
-    def hand(self, texts: Texts) -> None:
-        store = Indexed.build(self.world.model, texts).index.store
-        with self.engine() as engine:
-            hand_over(store, self.world.model, engine)
-
-    def make(self) -> None:
-        self.hand(self.texts)
-
-    def add(self, id: str, text: str) -> None:
-        self.hand({id: text})
-
-    def answer(self) -> Any:
-        with self.engine() as engine:
-            return EngineRetriever(engine, self.world.model).search(QUERIES)
-
-    def anew(self) -> Any:
-        return Indexed.build(self.world.anew(), self.texts).search(QUERIES)
-
-
-class InLance(Handed):
-    def of(self, dim: int, single: bool) -> Any:
-        return LanceEngine(str(self.folder), dim, single=single)
-
-
-class OnServer(Handed):
-    """A collection on a server that has others."""
-
-    def of(self, dim: int, single: bool) -> Any:
-        server = self.world.server()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("qdrant_client.QdrantClient", lambda **_: server)
-            engine = QdrantEngine(dim, collection=self.folder.name, single=single, url="http://server")
-        engine.close = lambda: None
-        return engine
-
-
-class Compiled(Kept):
-    """Compiled code of two source files, as the next process finds it."""
-
-    model = False
-
-    def now(self) -> str:
-        return str(self.world.source)
-
-    def make(self) -> None:
-        self.folder.mkdir()
-        (self.folder / "kept_outer.py").write_text(OUTER)
-        self.answer()
-
-    def answer(self) -> Any:
-        file, (addend, date) = self.folder / "kept_inner.py", self.world.source
-        file.write_text(INNER.format(addend))
-        os.utime(file, (date, date))
-        self.world.patch.syspath_prepend(str(self.folder))
-        for name in ("kept_outer", "kept_inner"):
-            sys.modules.pop(name, None)
-        importlib.reload(compiled)
-        return importlib.import_module("kept_outer").outer(1)
-
-    def anew(self) -> Any:
-        return 1 + self.world.source[0]
 
 
 KINDS: dict[str, type[Kept]] = {
@@ -580,44 +367,13 @@ KINDS: dict[str, type[Kept]] = {
     "compressed index": Compressed,
     "index with texts": WithTexts,
     "index in memory": Unkept,
-    "unfinished index": Unfinished,
     "states": States,
     "states being read": Read,
     "model": Saved,
-    "bm25": Lexical,
     "training": Training,
-    "training of all layers": WholeTraining,
-    "comparison": Comparison,
-    "folder of the command": Command,
-    "qdrant": Handed,
-    "lancedb": InLance,
-    "server": OnServer,
-    "second on the server": OnServer,
-    "compiled code": Compiled,
 }
-NEEDED = {"qdrant": "qdrant_edge", "lancedb": "lancedb"}  # modules, without which the others are drawn
-NEEDED |= dict.fromkeys(["server", "second on the server"], "qdrant_client")
-DRAWN = [what for what in KINDS if what not in NEEDED or find_spec(NEEDED[what])]
-if "KEPT_SEQUENCES" not in os.environ:
-    DRAWN.remove("comparison")  # seconds each
-GROWN = (
-    "index",
-    "index with texts",
-    "index in memory",
-    "qdrant",
-    "lancedb",
-    "server",
-    "second on the server",
-)
-COSTLY = (
-    "model",
-    "training",
-    "training of all layers",
-    "comparison",
-    "folder of the command",
-    "unfinished index",
-    "compiled code",
-)
+GROWN = ("index", "index with texts", "index in memory")
+COSTLY = ("model", "training")
 
 
 @cache
@@ -635,12 +391,10 @@ def checkpoints() -> Path:
 class World(RuleBasedStateMachine):
     """A model in memory, its backbone's files, texts, and what was kept of them."""
 
-    counts: ClassVar[Counter[tuple[str, str]]] = Counter()  # (what, how it answered)
-
     @initialize(
         name=st.sampled_from(NAMES),
         precision=st.sampled_from(["no", "bf16"]),
-        whats=st.lists(st.sampled_from(DRAWN), min_size=1, max_size=4, unique=True),
+        whats=st.lists(st.sampled_from(list(KINDS)), min_size=1, max_size=4, unique=True),
     )
     def start(self, name: str, precision: str, whats: list[str]) -> None:
         self.precision = precision
@@ -651,14 +405,14 @@ class World(RuleBasedStateMachine):
         self.patch.setattr(os, "fsync", lambda _: None)
         self.patch.setattr("paradigms.io.plugins.LOADED", [])
         self.patch.setitem(ENCODERS, "scaled", None)  # the plug-in's; other tests do not see it
-        self.root, self.number, self.client = Path(tempfile.mkdtemp()), 0, None
+        self.root, self.number = Path(tempfile.mkdtemp()), 0
         self.patch.syspath_prepend(str(self.root))
         self.accelerator = Accelerator(cpu=True)
         self.accelerator.print = lambda *_: None
         self.here = Path(shutil.copytree(checkpoints() / "0", self.root / "backbone"))
         self.edited = {what: values[0] for what, values in FILES.items()}
         self.texts = {f"d{n}": text for n, text in enumerate(TEXTS[:4])}
-        self.source, self.name, self.version, self.last = (1, 1.7e9), name, 0, "nothing"
+        self.name, self.version, self.last = name, 0, "nothing"
         self.fresh: tuple[int, Paradigm] | None = None
         self.kept: dict[str, Kept] = {}
         self.plug(1)
@@ -687,12 +441,6 @@ class World(RuleBasedStateMachine):
 
     def copied(self, folder: Path) -> Path:
         return Path(shutil.copytree(folder, self.free()))
-
-    def server(self) -> Any:
-        from qdrant_client import QdrantClient
-
-        self.client = self.client or QdrantClient(":memory:")
-        return self.client
 
     def described(self) -> Description:
         weights = {name: weight.clone() for name, weight in self.model.state_dict().items()}
@@ -784,19 +532,11 @@ class World(RuleBasedStateMachine):
         if hasattr(self, "model"):
             self.use(self.described(), self.weights, self.opened)
 
-    @rule(addend=st.sampled_from([1, 100]), date=st.sampled_from([1.6e9, 1.7e9, 1.8e9]))
-    def replace_source(self, addend: int, date: float) -> None:
-        """Another version of a source file, or the same one with another date."""
-        self.source = addend, date
-        self.changed("source")
-
     # Keeping.
 
-    @rule(what=st.sampled_from(DRAWN))
+    @rule(what=st.sampled_from(list(KINDS)))
     def keep(self, what: str) -> None:
-        computed = self.name != "xtr" or not issubclass(KINDS[what], Handed)  # engines sum maxima alone
-        with contextlib.nullcontext() if computed else pytest.raises(ValueError, match="engines support"):
-            self.kept[what] = KINDS[what](self, self.free())
+        self.kept[what] = KINDS[what](self, self.free())
 
     @precondition(lambda self: any(name in GROWN for name in self.kept))
     @rule(data=st.data(), number=st.integers(6, 9), text=st.sampled_from(TEXTS))
@@ -857,18 +597,13 @@ class World(RuleBasedStateMachine):
         try:
             found = kept.answer()
         except REFUSED as error:
-            self.counts[what, "refused"] += 1
             if kept.made == kept.now():
                 raise AssertionError(f"{what} is refused, though it has the same content") from error
             return
-        self.counts[what, "answered"] += 1
         try:
             assert_within_rounding(found, kept.anew(), **STORED)
         except AssertionError as error:
-            self.fault(what, error)
-
-    def fault(self, what: str, error: AssertionError) -> None:
-        raise AssertionError(f"{what} answers otherwise than one made anew ({self.last})") from error
+            raise AssertionError(f"{what} answers otherwise than one made anew ({self.last})") from error
 
 
 TestKept = World.TestCase
