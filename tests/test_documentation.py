@@ -20,7 +20,7 @@ from paradigms.io.plugins import LOADED
 from paradigms.retrieve import Indexed
 from tests import needs
 from tests.encoder.test_published import published
-from tests.experiments.scripts import settings
+from tests.experiments.scripts import run, settings
 from tests.test_bge_m3 import write_m3
 from tests.tiny import LONG, write_checkpoint, write_collection
 from tests.tiny_hub import offline_hub
@@ -169,6 +169,18 @@ def test_python_and_the_terminal_as_printed(name, request, tmp_path, monkeypatch
             continue
         if script == "paradigms" and not missing and arguments[0] != "serve":
             main(arguments)
+
+
+@needs.offline_encoder
+def test_pictures_are_those_of_the_results(tmp_path):
+    """The committed pictures have the systems, tokens and ticks that `pictures.py` draws today."""
+    run("pictures", output=tmp_path)
+    for name in ("which_paradigm.svg", "ideas.svg"):
+        committed = ROOT / "experiments" / "results" / name
+        texts = [
+            re.findall(r">([^<]+)</text>", file.read_text("utf-8")) for file in (tmp_path / name, committed)
+        ]
+        assert texts[0] == texts[1] != []
 
 
 def test_every_hop_names_its_function():

@@ -1,0 +1,147 @@
+"""Draw two pages' pictures: quality by cost for three kinds of data, and A of every idea for one pair.
+
+    .venv/bin/python experiments/pictures.py
+
+writes which_paradigm.svg, from the committed results of two comparisons, and ideas.svg, from the alignments
+of the untrained paradigms over the default encoder.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from studies.settings import launch
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass
+class Settings:
+    """Settings for the output."""
+
+    output: str = str(RESULTS)
+    """folder of the two pictures"""
+
+
+launch(__name__, Settings, __doc__)  # before the slow imports
+
+import base64
+import re
+
+import numpy as np
+from studies.pages import Section
+
+from paradigms import PARADIGMS
+from paradigms.data import Corpus
+from paradigms.evaluate import Interval
+from paradigms.explanation import Explanation
+from paradigms.generative.retriever import GenerativeRetriever
+from paradigms.io.checks import read_json
+from paradigms.io.files import replace_file
+from paradigms.registry import GENERATIVE
+from paradigms.view.report import PALETTE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# What is searched with what -> the committed comparison, and its column.
+DATA = {
+    "Debian: short descriptions find 28,682 long ones": ("debian-28682-two-seeds", "nDCG@10, whole corpus"),
+    "Python: summary lines find 2,000 docstrings": ("compare-pydocs", "nDCG@10, whole corpus"),
+    "Python: a docstring's own words find it": ("compare-pydocs", "nDCG@10, parameters"),
+}
+COSTS = {"bytes/document": "bytes a document", "ms/query": "milliseconds a query"}
+SYSTEMS = ("dpr", "me_bert", "colbert", "coil", "aligner", "xtr", "splade")
+LOOKS = {"bm25": ("black", "o")} | dict(zip(SYSTEMS, zip(PALETTE, "sv^DPX*", strict=True), strict=True))
+# Title -> paradigm, and the A in place of its own.
+IDEAS = {
+    "DPR: AllPairs()": ("dpr", ""),
+    "ME-BERT: QueryToDocument()": ("me_bert", ""),
+    "ColBERT: QueryToDocument()": ("colbert", ""),
+    "MVDR, q←d: DocumentToQuery()": ("colbert", "DocumentToQuery()"),
+    "XTR: PoolTopK(k=1)": ("colbert", "PoolTopK(k=1)"),
+    "COIL: EqualIds()": ("colbert", "EqualIds()"),
+    "ALIGNER: TopK(k=2)": ("colbert", "TopK(k=2)"),
+    "ALIGNER: Entropic(k=2, eps=0.02)": ("colbert", "Entropic(k=2, eps=0.02)"),
+    "MUVERA: Buckets(planes=4, repetitions=10)": ("colbert", "Buckets(planes=4, repetitions=10)"),
+}
+
+QUERY = "who walked on the moon first?"
+DOCUMENT = "Neil Armstrong was the first person to walk on the moon."
+OTHERS = ["Buzz Aldrin walked on the moon as well.", "Yuri Gagarin was the first person in space."]
+
+
+def main(settings: Settings) -> None:
+    for name, figure in {"which_paradigm": which_paradigm(), "ideas": ideas()}.items():
+        file = Path(settings.output) / f"{name}.svg"
+        temporary = file.with_name(f".{file.name}.partial")
+        temporary.write_bytes(base64.b64decode(Section(name, figure=figure).image))
+        replace_file(temporary, file)
+        print(f"Picture: {file}")
+
+
+def which_paradigm() -> "Figure":
+    """Draw nDCG@10 against bytes and milliseconds, in a row for each kind of data."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 9), layout="constrained")
+    panels = figure.subplots(len(DATA), len(COSTS), sharex="col", sharey="row")
+    drawn = {}
+    for row, (kind, (study, column)) in zip(panels, DATA.items(), strict=True):
+        rows = read_json(RESULTS / f"{study}.json")["sections"]["overview"]["rows"]
+        for axes, cost in zip(row, COSTS, strict=True):
+            for values in (values for values in rows if values["system"] in LOOKS):
+                mean, low, high = trained(values[column])
+                colour, marker = LOOKS[values["system"]]
+                bars = [[mean - low], [high - mean]]
+                drawn[values["system"]] = axes.errorbar(
+                    values[cost], mean, bars, fmt=marker, color=colour, ms=7, elinewidth=0.8
+                )
+            axes.set_xscale("log")
+            axes.grid(color="0.92")
+        row[0].set_title(kind, fontsize=10, loc="left")
+        row[0].set_ylabel("nDCG@10")
+    for axes, label in zip(panels[-1], COSTS.values(), strict=True):
+        axes.set_xlabel(label)
+    names = [name for name in LOOKS if name in drawn]
+    figure.legend([drawn[name] for name in names], names, loc="outside lower center", ncols=4, frameon=False)
+    return figure
+
+
+def trained(cell: str) -> Interval:
+    """Parse the mean and interval of a comparison's cell, after training.
+
+    >>> trained(".742 ↗ .771† [.753, .789]")
+    Interval(mean=0.771, low=0.753, high=0.789)
+    """
+    return Interval(*map(float, re.findall(r"\.\d+", cell)[-3:]))
+
+
+def ideas() -> "Figure":
+    """Draw A as a matrix, document tokens by query tokens, for every idea."""
+    from matplotlib.figure import Figure
+
+    pairs = explained()
+    figure = Figure(figsize=(7, 3.1 * ((len(pairs) + 1) // 2)), layout="constrained")
+    panels = figure.subplots((len(pairs) + 1) // 2, 2).flat
+    for axes, (title, pair) in zip(panels, pairs.items(), strict=True):
+        A = np.zeros((len(pair.document_tokens), len(pair.query_tokens)))
+        for i, j, _, weight in pair.links:
+            A[i, j] = weight
+        axes.imshow(A, cmap="Greys", vmin=0, vmax=1, aspect="auto")
+        axes.set_yticks(range(len(A)), pair.document_tokens, fontsize=8)
+        axes.set_xticks(range(A.shape[1]), pair.query_tokens, fontsize=8, rotation=60, ha="right")
+        axes.set_title(title, fontsize=10, loc="left")
+    return figure
+
+
+def explained() -> dict[str, Explanation]:
+    """Explain the example pair under each idea, by untrained models."""
+    pairs = {}
+    for title, (paradigm, align) in IDEAS.items():
+        model = PARADIGMS[paradigm]("offline")
+        pool = model.encode_documents(OTHERS)
+        pairs[title] = (model.with_alignment(align) if align else model).explain(QUERY, DOCUMENT, pool)
+    texts = Corpus(["moon", "aldrin", "gagarin"], [DOCUMENT, *OTHERS])
+    dsi = GenerativeRetriever(GENERATIVE["dsi"]("offline", texts))
+    return pairs | {"DSI: attention of an untrained decoder": dsi.explain(QUERY, "moon")[0]}
