@@ -84,7 +84,7 @@ def which_paradigm() -> "Figure":
     """Draw nDCG@10 against bytes and milliseconds, in a row for each kind of data."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 9), layout="constrained")
+    figure = Figure(figsize=(5.8, 7.6), layout="constrained")
     panels = figure.subplots(len(DATA), len(COSTS), sharex="col", sharey="row")
     drawn = {}
     for row, (kind, (study, column)) in zip(panels, DATA.items(), strict=True):
@@ -122,7 +122,7 @@ def ideas() -> "Figure":
     from matplotlib.figure import Figure
 
     pairs = explained()
-    figure = Figure(figsize=(7, 3.1 * ((len(pairs) + 1) // 2)), layout="constrained")
+    figure = Figure(figsize=(6, 2.7 * ((len(pairs) + 1) // 2)), layout="constrained")
     panels = figure.subplots((len(pairs) + 1) // 2, 2).flat
     for axes, (title, pair) in zip(panels, pairs.items(), strict=True):
         A = np.zeros((len(pair.document_tokens), len(pair.query_tokens)))
