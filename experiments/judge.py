@@ -52,8 +52,9 @@ def main(settings: Settings) -> int:
     judged = 0
     kept = 0
     for file in files:
-        with refusing(f"{file}: "):
+        with refusing():
             study = read_json(file)
+        with refusing(f"{file}: "):
             tables = {
                 name: part["rows"] for name, part in study["sections"].items() if has_claims(part["rows"])
             }

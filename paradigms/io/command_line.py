@@ -22,6 +22,7 @@ A script reads its command line before its slow imports, so that help and errors
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
@@ -30,15 +31,29 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import UnionType
-from typing import Any, NoReturn, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Literal,
+    NoReturn,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import yaml  # type: ignore[import-untyped]
-from jsonargparse import ArgumentParser, get_loader, set_parsing_settings
+from jsonargparse import ArgumentParser, DefaultHelpFormatter, get_loader, set_parsing_settings
 
 from paradigms.io.flags import add_device, add_plugin, apply, spell, spelled
 from paradigms.io.terminal import shown
 
 Settings = TypeVar("Settings")
+# jsonargparse's message about a value of a wrong type
+WRONG = re.compile(r'Parser key "(\w+)":\n.*(?:Got|Given) value: ([^\n]*)$', re.DOTALL)
+TYPES = {bool: "true or false", int: "an integer", float: "a number", str: "text", type(None): "null"}
+TYPES |= {list: "a list", dict: "a mapping"}
 DEEPEST = 50  # levels of lists and mappings in a setting
 
 
@@ -61,14 +76,32 @@ def flags(**defaults: Any) -> Callable[[type[Settings]], type[Settings]]:
     return make
 
 
+class Formatter(DefaultHelpFormatter):
+    """Wrap the paragraphs of a description, and leave indented examples as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        wrap = super()._fill_text
+        paragraphs = re.split(r"\n{2,}", text)
+        return "\n\n".join(p if p.startswith("    ") else wrap(p, width, indent) for p in paragraphs)
+
+
 class Parser(ArgumentParser):
-    """A parser that prints errors without the usage text, whose many options would hide the message."""
+    """A parser that prints errors without the usage text, whose many options would hide the message.
+
+    hints: field → type.
+    """
+
+    hints: Mapping[str, Any] = {}
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        wrong = WRONG.match(message)
+        if wrong and wrong[1] in self.hints:
+            expected = _described(self.hints[wrong[1]])
+            message = f"{spell('--' + wrong[1], '-')}: expected {expected}, got {wrong[2]}"
         print(f"{shown(message)}\nAll options: --help", file=sys.stderr)
         raise SystemExit(2) from ex
 
-    def check_structures(self, arguments: Sequence[str], hints: Mapping[str, Any]) -> None:
+    def check_structures(self, arguments: Sequence[str]) -> None:
         """Check that --config files and the values of list and mapping fields are JSON or YAML."""
         for before, word in pairwise(["", *arguments]):
             name, _, value = word.partition("=") if word.startswith("--") else (before, "", word)
@@ -76,7 +109,7 @@ class Parser(ArgumentParser):
             if field == "config" and Path(value).is_file():
                 name = value
                 value = Path(value).read_text(encoding="utf-8", errors="replace")
-            elif not _structured(hints.get(field)):
+            elif not _structured(self.hints.get(field)):
                 continue
             try:
                 structure = yaml.safe_load(value)
@@ -101,7 +134,8 @@ def command_line(
     hints = get_type_hints(kind)
     vars(kind)["__init__"].__annotations__.update(hints)
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    parser = Parser(description=description.strip())
+    parser = Parser(description=description.strip(), formatter_class=Formatter)
+    parser.hints = hints
     parser.add_argument("--config", action="config", help="YAML file of settings; flags after it win")
     add_plugin(parser)
     if device:
@@ -110,7 +144,7 @@ def command_line(
     for action in parser._actions:
         action.option_strings = [spell(word, "-") for word in action.option_strings]
     words = bracketed(spelled(sys.argv[1:] if arguments is None else arguments, "_"), hints)
-    parser.check_structures(words, hints)
+    parser.check_structures(words)
     values = parser.parse_args(words).as_dict()
     logging.basicConfig(format="%(message)s")
     if os.environ.get("RANK", "0") == "0":
@@ -163,6 +197,19 @@ def _structured(hint: Any) -> bool:
     if origin in (Union, UnionType):
         return str not in get_args(hint) and any(map(_structured, get_args(hint)))
     return isinstance(origin, type) and issubclass(origin, Collection) and origin is not str
+
+
+def _described(hint: Any) -> str:
+    """Describe the values of a type."""
+    origin = get_origin(hint)
+    parts = get_args(hint)
+    if origin is Literal:
+        return f"one of {', '.join(map(str, parts))}"
+    if origin is list and parts[0] is not Any:
+        return f"a list with each entry {_described(parts[0])}"
+    if origin in (Union, UnionType):
+        return " or ".join(map(_described, parts))
+    return TYPES.get(origin or hint, str(hint))
 
 
 def _deeper(value: Any, levels: int) -> bool:

@@ -10,7 +10,9 @@ import fill_pages
 import matplotlib
 import pytest
 from matplotlib.figure import Figure
-from studies.pages import STUDY, Section, _command, publish
+from studies import page_blocks
+from studies.page_blocks import Page, claim_table, filled, tables
+from studies.pages import ROOT, STUDY, Section, _command, publish
 
 from paradigms.evaluate.claims import ONE_SEED
 from tests.experiments.scripts import run
@@ -79,8 +81,8 @@ def test_a_page_takes_results(tmp_path: Path):
     assert text.endswith(f"{curve}\n{sizes}\n{source}<!-- end -->\nkept\n"), "a caption stands once"
     assert (page.parent / "results/x-a.curve.svg").read_text() == "<svg/>"
     assert not (page.parent / "results/x-b.curve.svg").exists()
-    assert fill_pages.filled(page) == text
-    assert "collection" not in fill_pages.claims(page, "x-a"), "of one collection, the column says nothing"
+    assert filled(Page(page)) == text
+    assert "collection" not in claim_table(Page(page), ["x-a"]), "of one collection, the column says nothing"
     joined = json.loads((page.parent / "results/x-b.json").read_text())
     joined["sections"]["sizes"] = {
         "rows": [{"k": 1, "share": 0.5}, {"k": 2, "share": 0.75}],
@@ -89,11 +91,11 @@ def test_a_page_takes_results(tmp_path: Path):
     joined["sections"]["curve"] = {"rows": [{"n": 3}]}
     (page.parent / "results/x-b.json").write_text(json.dumps(joined))
     table = "| k | share |\n| --- | --- |\n| 1 | 0.25 |\n| 2 | 0.75 |\n\n1: Of k.\n\n2: All k.\n"
-    assert fill_pages.tables(page, "x-a+x-b", "sizes").startswith(f"{table}\nS. "), "rows of x-a, then x-b's"
-    assert ": All k." not in fill_pages.tables(page, "x-b+x-a", "sizes"), "of all rows"
+    assert tables(Page(page), "x-a+x-b", "sizes").startswith(f"{table}\nS. "), "rows of x-a, then x-b's"
+    assert ": All k." not in tables(Page(page), "x-b+x-a", "sizes"), "of all rows"
     with pytest.raises(TypeError, match="columns of x-b are not those of x-a"):
-        fill_pages.tables(page, "x-a+x-b", "curve")
-    assert "| x-a | reproduced" in fill_pages.claims(page, "x-a", "x-a"), "two of one collection have names"
+        tables(Page(page), "x-a+x-b", "curve")
+    assert "| x-a | reproduced" in claim_table(Page(page), ["x-a", "x-a"]), "two of one collection have names"
     page.write_text(text)
     (page.parent / "results/x-a.curve.svg").unlink()
     with pytest.raises(SystemExit, match=r"README.md: figure x-a curve: FileNotFoundError"):
@@ -103,6 +105,8 @@ def test_a_page_takes_results(tmp_path: Path):
         run("fill_pages", page=page)
     with pytest.raises(SystemExit, match=r"x-c.study.json is missing"):
         run("fill_pages", page=page, take=json.dumps([str(tmp_path / "x-c")]))
+    with pytest.raises(SystemExit, match=r"nope.md does not exist"):
+        run("fill_pages", page=tmp_path / "nope.md")
 
 
 def test_commands_name_no_folder_of_this_machine(tmp_path: Path):
@@ -114,7 +118,7 @@ def test_commands_name_no_folder_of_this_machine(tmp_path: Path):
     given = ["token.py", "--collections", f"[pydocs, {tmp_path}/scifact]", "--query", "no/path"]
     printed = "experiments/token.py --collections '[pydocs, path/to/scifact]' --query no/path"
     assert _command(given) == printed
-    configuration = fill_pages.ROOT / "experiments" / "configs" / "gpu.yaml"  # a file of the repository
+    configuration = ROOT / "experiments" / "configs" / "gpu.yaml"  # a file of the repository
     assert _command(["token.py", "--config", str(configuration)]) == (
         "experiments/token.py --config experiments/configs/gpu.yaml"
     )
@@ -125,7 +129,7 @@ def test_a_paper_s_page_has_a_row_for_each_decided_claim_and_details_have_the_re
 ):
     paper = {"claims": {"f": [{"claim": "x is y", "place": "§1"}, {"claim": "never"}]}, "set": {"a": [50.0]}}
     paper["claims"]["f"][1] |= {"place": "§2", "takes": "years"}
-    monkeypatch.setattr(fill_pages, "printed", lambda name: paper)
+    monkeypatch.setattr(page_blocks, "printed", lambda name: paper)
     page = tmp_path / "README.md"
     page.write_text(
         "# P\n<!-- verdicts: p -->\n<!-- end -->\n<!-- runs: x-a x-b -->\n<!-- end -->\n"

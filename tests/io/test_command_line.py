@@ -22,6 +22,7 @@ class Settings:
     rate: float = 0.5
     part: int = -1
     margin: float | None = None
+    verbose: bool = False
 
 
 @flags(steps=7, seeds=[1], rate=0.25)
@@ -99,3 +100,26 @@ def test_a_number_below_zero_is_named_as_its_option(given):
         command_line(Settings, "", [given])
     kept = command_line(Settings, "", ["--part=-1", "--margin=-2", "--steps=0"])
     assert (kept["part"], kept["margin"], kept["steps"]) == (-1, -2, 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("--verbose=maybe", "--verbose: expected true or false, got maybe"),
+        ("--margin=x", "--margin: expected a number or null, got x"),
+        ("--seeds=[x]", "--seeds: expected a list with each entry an integer, got x"),
+        ("--also=3", "--also: expected a list with each entry text or null, got [3]"),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_named_as_its_option(
+    given: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        command_line(Settings, "", [given])
+    assert capsys.readouterr().err.startswith(f"{expected}\n")
+
+
+def test_help_keeps_the_lines_of_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command_line(Settings, "What\nit does.\n\n    script --a \\\n        --b\n\nMore.", ["--help"])
+    assert "\n\nWhat it does.\n\n    script --a \\\n        --b\n\nMore.\n" in capsys.readouterr().out

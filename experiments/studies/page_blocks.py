@@ -1,0 +1,348 @@
+"""The tables and figures that comments in a page request, made from the results beside the page."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from studies.claims import UNTESTED, printed
+from studies.pages import ROOT, Rows, markdown_rows
+
+from paradigms.evaluate.claims import ONE_SEED
+from paradigms.io.checks import read_json
+
+READOUT = " [about a readout]"
+OPEN = ("not decided here", UNTESTED)
+DETAILS = "details.md"  # the end of the name of a generated page
+UNTRAINED = ", untrained"
+# What summaries of studies say of their sample, for the columns of `runs`.
+SAMPLE = {
+    "queries": r"([\d,]+) test queries",
+    "documents": r"over ([\d,]+) documents",
+    "models from": r"from '?(?:path/to/)?([^',\s]+)",
+    "steps": r"([\d,]+ steps of \d+)",
+    "seeds": r"seeds \[([\d, ]+)\]",
+}
+WALL_TIME = re.compile(r" (The job|After an interruption, the rest of the job) took \d+ s\.")
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page, its blocks, and the results that they show. Raises ValueError if the page does not exist."""
+
+    path: Path
+
+    @cached_property
+    def text(self) -> str:
+        if not self.path.is_file():
+            raise ValueError(f"{self.path} does not exist")
+        return self.path.read_text(encoding="utf-8")
+
+    @cached_property
+    def requested(self) -> list[tuple[str, list[str]]]:
+        """The kind and the names of each block."""
+        return [(kind, names.split()) for _, kind, names, _ in BLOCK.findall(self.text)]
+
+    def names(self, kind: str) -> list[str]:
+        """Return the names in all blocks of a kind."""
+        return [name for of, names in self.requested if of == kind for name in names]
+
+    def sections(self, kind: str, study: str) -> list[str]:
+        """Return the sections of a study that the blocks of a kind, tables or figures, show."""
+        blocks = [names for of, names in self.requested if of == kind]
+        return [section for name, *sections in blocks if study in name.split("+") for section in sections]
+
+    @property
+    def results(self) -> Path:
+        """The folder of the results: beside the page or, for the main README.md, in experiments."""
+        folder = self.path.resolve().parent
+        return (ROOT / "experiments" if folder == ROOT else folder) / "results"
+
+    def study(self, name: str) -> dict[str, Any]:
+        return read_json(self.results / f"{name}.json")
+
+    def judged(self, names: Iterable[str]) -> Rows:
+        """Return the studies' rows with verdicts."""
+        sections = [section for name in names for section in self.study(name)["sections"].values()]
+        return [row for section in sections for row in section["rows"] if "verdict" in row]
+
+    @property
+    def paper(self) -> str:
+        """The paper whose `verdicts` the page requests, or ""."""
+        return next(iter(self.names("verdicts")), "")
+
+    @property
+    def details(self) -> Path | None:
+        """The generated page of the page's details, or None if the page requests none."""
+        if self.paper:
+            return self.path.with_name(DETAILS)
+        return self.path.with_suffix(f".{DETAILS}") if self.names("details") else None
+
+    @property
+    def detailed(self) -> list[str]:
+        """The studies in the details: of a paper's page, all in the results beside it."""
+        return [f.stem for f in sorted(self.results.glob("*.json"))] if self.paper else self.names("details")
+
+
+def filled(page: Page) -> str:
+    """Return the page with all of its tables and figures rewritten from the results.
+
+    Raises ValueError, naming the page, if a requested study, section or figure does not exist.
+    """
+
+    def block(match: re.Match[str]) -> str:
+        begin, kind, names, end = match.groups()
+        try:
+            text = KINDS[kind](page, *names.split())
+        except (KeyError, TypeError, OSError) as error:
+            raise ValueError(f"{page.path}: {kind} {names}: {error!r}") from error
+        return f"{begin}\n{text}\n{end}"
+
+    return BLOCK.sub(block, page.text)
+
+
+def claims(page: Page, *names: str) -> str:
+    """Make a table of claims, and describe how the studies were run."""
+    return claim_table(page, names) + "".join(source(page.study(name)) for name in names)
+
+
+def claim_table(page: Page, names: Sequence[str]) -> str:
+    """Make a table of claims: a row for each claim and study, with verdict, interval and sample.
+
+    Of several studies, a column names each one's collection or, if two use the same, the study. Claims that
+    no study could measure are listed last, once each.
+    """
+    several = len(names) > 1
+    collections = [page.study(name)["collection"] for name in names]
+    label = "collection" if len(set(collections)) == len(names) else "study"
+    claimed: dict[tuple[str, str], Rows] = {}
+    for name, collection in zip(names, collections, strict=True):
+        for row in page.judged([name]):
+            cells = {"claim": row["claim"], "place": place(row), "measured": row["quantity"]}
+            cells |= {label: collection if label == "collection" else name} if several else {}
+            verdict = row["verdict"].replace("not decided here", "not decided")
+            cells |= {"verdict": verdict.partition(f": {ONE_SEED}")[0], "ours": row["measured"]}
+            cells |= {"the paper": row["printed"] or "–", "sample": row["sample"].removesuffix(", 1 seed")}
+            claimed.setdefault((row["claim"], place(row)), []).append(cells)
+    measured: Rows = []
+    unmeasured: Rows = []
+    for rows in claimed.values():
+        decided = [row for row in rows if row["ours"] != "–"]
+        measured += [row | {"claim": "", "place": ""} if n else row for n, row in enumerate(decided)]
+        blank = {label: "–"} if several else {}
+        unmeasured += [] if decided else [rows[0] | blank | {"verdict": UNTESTED}]
+    return markdown_rows(measured + unmeasured)
+
+
+def untested(page: Page, paper: str) -> str:
+    """Make a table of a paper's claims that no study on the page has in its tables of claims."""
+    return markdown_rows(untested_rows(paper, page.judged(page.names("claims"))))
+
+
+def untested_rows(paper: str, judged: Rows) -> Rows:
+    """Return a row for each of the paper's claims that no judged row is about, with what a test takes."""
+    tested = {claim_of(row) for row in judged}
+    cells = {
+        row["claim"]: {"claim": row["claim"], "place": row["place"], "verdict": UNTESTED}
+        | {"it takes": row.get("takes", "a run with the systems that the claim compares")}
+        for row in listed_claims(paper)
+        if row["claim"] not in tested
+    }
+    return [{key: " ".join(value.split()) for key, value in row.items()} for row in cells.values()]
+
+
+def listed_claims(paper: str) -> Rows:
+    """Return the rows of printed.yaml that state a claim of the paper."""
+    return [row for family in printed(paper)["claims"].values() for row in family if "claim" in row]
+
+
+def verdicts(page: Page, paper: str) -> str:
+    """Make a table of the paper's claims that studies decide, one row each, and count the others.
+
+    The number beside a verdict is that of the decided test with the largest sample; if tests contradict each
+    other, there is one for each verdict. Controls, which are our own questions, have no row.
+    """
+    judged: dict[str, Rows] = {}
+    for row in page.judged(page.detailed):
+        judged.setdefault(claim_of(row), []).append(row)
+    rows: Rows = []
+    undecided = 0
+    for claim, tests in judged.items():
+        best: dict[str, dict[str, Any]] = {}
+        for row in tests:
+            word = word_of(row)
+            if word not in OPEN and size(row) > size(best.get(word, {})):
+                best[word] = row
+        undecided += not best and any(row["measured"] != "–" for row in tests)
+        if best and not claim.startswith("Control: "):
+            best = dict(sorted(best.items(), reverse=True))  # reproduced first
+            counts = Counter(word if word in best else "open" for word in map(word_of, tests))
+            verdict = ", ".join(f"{counts[word]} {word}" for word in [*best, "open"] if counts[word])
+            cells = {"the paper says": f"{claim} ({place(tests[0])})"}
+            cells |= {"here": "; ".join(f"{row['quantity']}: {row['measured']}" for row in best.values())}
+            rows.append(cells | {"verdict": verdict if len(counts) > 1 else next(iter(best))})
+    listed = {row["claim"] for row in listed_claims(paper)}
+    tested = {claim for claim, tests in judged.items() if {*map(word_of, tests)} != {UNTESTED}}
+    return (
+        f"{markdown_rows(rows)}\nNot decided here: {undecided} further claims and controls. "
+        f"Not tested: {len(listed - tested)} claims. [All tests]({DETAILS}).\n"
+    )
+
+
+def claim_of(row: dict[str, Any]) -> str:
+    """Return a judged row's claim, without the remark that it is about a readout."""
+    return row["claim"].removesuffix(READOUT)
+
+
+def word_of(row: dict[str, Any]) -> str:
+    """Return a row's verdict without the reason."""
+    return str(row["verdict"]).partition(":")[0]
+
+
+def size(row: dict[str, Any]) -> float:
+    """Return the number of queries of a test, or 0 without a row and at least 1 with one."""
+    number = re.match(r"[\d,]+", str(row.get("sample", "")))
+    return float(number[0].replace(",", "")) if number else float(bool(row))
+
+
+def place(row: dict[str, Any]) -> str:
+    return row["place"].partition(" et al. ")[2].partition(", ")[2] or row["place"]
+
+
+def runs(page: Page, *names: str) -> str:
+    """Make a table of studies: what their summaries say of the sample, and the minutes of CPU time."""
+    rows: Rows = []
+    for name in names:
+        study = page.study(name)
+        row = {"study": f"[{name}]({DETAILS}#{name})"}
+        for column, pattern in SAMPLE.items():
+            match = re.search(pattern, study["summary"])
+            row[column] = match[1] if match else "–"
+        rows.append(row | {"CPU minutes": f"{study['minutes']:.0f}, {study['processor']}"})
+    return markdown_rows(rows)
+
+
+def systems(page: Page, section: str, measures: str, values: str, *names: str) -> str:
+    """Make a table of means by study, untrained in parentheses, for systems of the paper or two studies.
+
+    measures: columns of the section, joined by commas. values: key of the paper's values in printed.yaml.
+    """
+    columns: dict[str, dict[str, str]] = {}
+    for name in names:
+        means: dict[str, str] = {}
+        for row in page.study(name)["sections"][section]["rows"]:
+            cell = ", ".join(row[measure].partition(" ")[0].lstrip("0") for measure in measures.split(","))
+            system = row["system"].removesuffix(UNTRAINED)
+            before = means.get(system, "")
+            means[system] = cell if system == row["system"] else f"{before} ({cell})".strip()
+        columns[name] = means
+    paper = printed(page.paper)[values]
+    rows: Rows = []
+    for system in dict.fromkeys(system for means in columns.values() for system in means):
+        cells = {name: means.get(system, "") for name, means in columns.items()}
+        if system in paper or sum(map(bool, cells.values())) > 1:
+            values_of = (f"{value / 100:.3f}".lstrip("0") for value in paper.get(system, []))
+            rows.append({"system": system} | cells | {"the paper": ", ".join(values_of)})
+    return markdown_rows(rows)
+
+
+def link(page: Page, *names: str) -> str:
+    return f"[All rows, figures and commands]({page.path.stem}.{DETAILS}).\n"
+
+
+def details(page: Page) -> str:
+    """Write the page of all rows, figures and commands of the studies that a page sums up."""
+    title = page.text.partition("\n")[0].removeprefix("# ")
+    written = f"Written from the results that [the page]({page.path.name}) sums up.\n"
+    parts = [f"# {title}: all studies\n\n{written}"]
+    for name in page.detailed:
+        study = page.study(name)
+        parts.append(f"## {name}\n{source(study)}")
+        if page.judged([name]):
+            parts.append(claim_table(page, [name]))
+        for key, section in study["sections"].items():
+            if section["rows"] and "verdict" not in section["rows"][0]:
+                picture = page.results / f"{name}.{key}.svg"
+                heading = section.get("heading") or key
+                drawn = f"![{heading}](results/{picture.name})\n\n" if picture.is_file() else ""
+                text = f"\n{section['text']}\n" if section.get("text") else ""
+                parts.append(f"### {heading}\n\n{drawn}{markdown_rows(section['rows'])}{text}")
+    rows = untested_rows(page.paper, page.judged(page.detailed)) if page.paper else []
+    if rows:
+        parts += ["## Claims that no study has tested\n", markdown_rows(rows)]
+    return "\n".join(parts)
+
+
+def tables(page: Page, name: str, *sections: str) -> str:
+    """Make tables from sections of a study, each with its text, and describe how the study was run.
+
+    The text is left out if it is the caption of a figure on the page. name: names of studies, joined by "+";
+    a row of a later study is left out if an earlier study has a row with the same first cell, and a text that
+    does not describe all rows names its own. Raises TypeError if the studies' columns differ.
+    """
+    studies = {part: page.study(part) for part in name.split("+")}
+    parts = []
+    for section in sections:
+        rows: Rows = []
+        texts: dict[str, list[str]] = {}  # text -> first cells of the rows that it describes
+        for part, study in studies.items():
+            earlier = {first(row) for row in rows}
+            text = study["sections"][section].get("text")
+            added = [row for row in study["sections"][section]["rows"] if first(row) not in earlier]
+            if any(row.keys() != rows[0].keys() for row in added if rows):
+                raise TypeError(f"the columns of {part} are not those of {name.partition('+')[0]}")
+            rows += added
+            if added and text and section not in page.sections("figure", part):
+                texts.setdefault(text, []).extend(map(first, added))
+        parts.append(markdown_rows(rows))
+        for text, described in texts.items():
+            parts.append(f"{text}\n" if len(described) == len(rows) else f"{', '.join(described)}: {text}\n")
+    return "\n".join(parts) + ("" if page.details else "".join(map(source, studies.values())))
+
+
+def first(row: dict[str, Any]) -> str:
+    return str(next(iter(row.values())))
+
+
+def figures(page: Page, name: str, *sections: str) -> str:
+    """Embed the figures of a study's sections, with captions.
+
+    A description of how the study was run follows, unless tables of the study on the page have it.
+    """
+    study = page.study(name)
+    parts = []
+    for section in sections:
+        picture = page.results / f"{name}.{section}.svg"
+        picture.stat()
+        heading = study["sections"][section]["heading"]
+        caption = f"*{heading}.* {study['sections'][section]['text']}".rstrip()
+        place = picture.relative_to(page.path.resolve().parent)
+        parts.append(f"![{heading}]({place})\n\n{caption}\n")
+    described = page.details or page.sections("table", name) or name in page.names("claims")
+    return "\n".join(parts) + ("" if described else source(study, summary=False))
+
+
+def source(study: dict[str, Any], summary: bool = True) -> str:
+    """Describe how a study was run. summary: whether to start with the study's summary of its sample."""
+    sample = WALL_TIME.sub("", study["summary"]) + " " if summary else ""  # CPU time stands beside it
+    minutes = f"{study['minutes']:.{0 if study['minutes'] >= 1 else 1}f}"
+    return (
+        f"\n{sample}{minutes} minute{'s' * (minutes != '1')} of CPU time ({study['processor']}):\n\n"
+        f"    .venv/bin/python {study['command']}\n"
+    )
+
+
+KINDS: dict[str, Callable[..., str]] = {
+    "claims": claims,
+    "table": tables,
+    "figure": figures,
+    "untested": untested,
+    "verdicts": verdicts,
+    "runs": runs,
+    "systems": systems,
+    "details": link,
+}
+BLOCK = re.compile(rf"(<!-- ({'|'.join(KINDS)}): ([^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
