@@ -45,6 +45,9 @@ _ZERO = 1e-7  # margin that HiGHS cannot distinguish from 0, for numbers scaled 
 # steps and random starts of the optimisation of several query tokens
 _STEPS = 200
 _DRAWN = 2
+# limits of `sum_of_maxima`: programmes for a single token, variables of the one for domination
+_PROGRAMMES = 10
+_VARIABLES = 60_000
 Indices = NDArray[np.int64]
 
 
@@ -122,9 +125,6 @@ def sum_of_maxima(
     *,
     query_tokens: int = 8,
     start: ArrayLike | None = None,
-    programmes: int = 10,
-    variables: int = 60_000,
-    seed: int = 0,
     kinds: ArrayLike | None = None,
     asked: ArrayLike | None = None,
     salience: ArrayLike | None = None,
@@ -140,7 +140,7 @@ def sum_of_maxima(
     The answer is True if such a Q is found with one token, or by optimisation from `start` [N, h] or random
     starts. The answer is False if a relevant document is dominated (module docstring), which rules out every
     Q. Domination is tested against the rivals that score highest under the first starting Q, as many as a
-    linear programme of at most `variables` variables admits. The answer is None if neither test decides. See
+    linear programme of at most `_VARIABLES` variables admits. The answer is None if neither test decides. See
     `max_over_tokens` for the other arguments.
     """
     T, owner, rows = _tokens(tokens, owners, relevant)
@@ -148,7 +148,7 @@ def sum_of_maxima(
     if kinds is None or asked is None:
         kind = np.zeros(len(T), np.int64)
         wanted = np.zeros(query_tokens, np.int64)
-        lower = max_over_tokens(T, owner, rows, programmes=programmes)
+        lower = max_over_tokens(T, owner, rows, programmes=_PROGRAMMES)
     else:
         kind, wanted = _kinds(kinds, asked, owner)
         lower = _single(T, owner, rows, kind, wanted)
@@ -156,7 +156,7 @@ def sum_of_maxima(
         u is None or separates(maxima(T, owner, lower.query, salience=u)[0], rows)
     ):
         return lower
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     starts = [] if start is None else [checks.vector(start, "start", axes=2, nonzero=False)]
     own = [np.flatnonzero(np.isin(owner, rows) & (kind == each)) for each in wanted]
     mean = T.mean(0) if kinds is None else 0.0
@@ -175,7 +175,7 @@ def sum_of_maxima(
         # For each document, the programme has a variable for each pair of tokens of a kind, and β.
         names, counts = np.unique(kind[own_tokens], return_counts=True)
         each = np.bincount(owner, weights=(kind[:, None] == names) @ counts) + 1
-        taken = hardest[np.cumsum(each[hardest]) <= variables]
+        taken = hardest[np.cumsum(each[hardest]) <= _VARIABLES]
         others = np.flatnonzero(np.isin(owner, taken))
         residual = _dominated(T, owner, own_tokens, others, kind) if len(others) else None
         if residual is not None:

@@ -4,10 +4,11 @@ Here H(λ) = −Σ λ_i ln λ_i. The solution is a softmax with a cap, λ_i = mi
 largest scores are capped at 1, and the other scores U share the remaining budget,
 λ_U = (k − n1)·softmax(s_U/ε).
 
-In all functions below, scores s are [..., m]. A score of −inf, or a False in `mask` [..., m], marks padding,
-which gets λ = 0 and does not count towards the length. k and ε broadcast against the leading axes [...]. If
-the budget k is at least the length, λ is 1 on every token. The alignment of Eq. 9 is the same problem per
-row.
+In all functions below, scores s are [..., m]. A score of −inf marks padding, which gets λ = 0 and does not
+count towards the length. k ≥ 0 and ε > 0 broadcast against the leading axes [...]. If the budget k is at
+least the length, λ is 1 on every token. The alignment of Eq. 9 is the same problem per row. Every function
+raises ValueError for NaN or +inf scores, a k that is negative or not finite, or an ε that is not positive or
+not finite (`hard_top_k` is the limit ε → 0).
 
 Three misprints in the paper are included with corrections: the KKT line has +ε1ᵀλ where the objective has
 −ε1ᵀλ, the dual lacks a factor ε, and the "descent" in A.1 ascends.
@@ -21,8 +22,6 @@ from scipy.special import xlogy
 
 from theory import checks
 from theory.checks import Array
-
-Mask = NDArray[np.bool_] | None
 
 
 class Solution(NamedTuple):
@@ -49,18 +48,14 @@ class Iterates(NamedTuple):
     caps: Array
 
 
-def solve(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = None) -> Solution:
+def solve(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike) -> Solution:
     """λ = argmax sᵀλ + εH(λ), 1ᵀλ = k, 0 ≤ λ ≤ 1, exactly, in O(m log m).
 
     With s in descending order, a(n) = ε[ln(k−n) − LSE_{i>n}(s_(i)/ε)] meets the budget if the n largest
     scores are capped, and n1 is the least n with s_(n+1) + a(n) ≤ 0. This is the exact counterpart of Qian et
     al. 2022, Eq. 5.
-
-    scores: [..., m]. k ≥ 0 and ε > 0 broadcast against [...]. Raises ValueError for NaN or +inf scores, a k
-    that is negative or not finite, an ε that is not positive or not finite (`hard_top_k` is the limit ε → 0),
-    or a mask whose shape differs from that of the scores.
     """
-    s, budget, temperature = _arguments(scores, k, epsilon, mask)
+    s, budget, temperature = _arguments(scores, k, epsilon)
     x = s / temperature[..., None]
     length = np.isfinite(x).sum(-1)
     descending = -np.sort(-x, axis=-1)
@@ -81,24 +76,22 @@ def solve(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = None
     return Solution(gates, scaled_shift * temperature, capped, free)
 
 
-def entropic_top_k(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = None) -> Array:
+def entropic_top_k(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike) -> Array:
     """λ [..., m] = argmax sᵀλ + εH(λ), 1ᵀλ = k, 0 ≤ λ ≤ 1; ε = 0 gives the hard limit.
 
-    Qian et al. 2022, Eq. 4 (salience) and, per row, Eq. 9 (alignment). See `solve` for arguments and errors;
-    ε may also be 0, but only for all rows at once.
+    Qian et al. 2022, Eq. 4 (salience) and, per row, Eq. 9 (alignment). ε may be 0 only for all rows at once.
     """
     if np.all(np.asarray(epsilon) == 0):
-        return hard_top_k(scores, k, mask)
-    return solve(scores, k, epsilon, mask).gates
+        return hard_top_k(scores, k)
+    return solve(scores, k, epsilon).gates
 
 
-def hard_top_k(scores: ArrayLike, k: ArrayLike, mask: Mask = None) -> Array:
+def hard_top_k(scores: ArrayLike, k: ArrayLike) -> Array:
     """lim_{ε→0} of the entropic top-k: 1 above the k-th score; tokens at that score share the rest equally.
 
-    For whole k without ties, this is the 0/1 indicator of the k largest scores. See `solve` for arguments and
-    errors.
+    For whole k without ties, this is the 0/1 indicator of the k largest scores.
     """
-    s, budget, _ = _arguments(scores, k, 1.0, mask)
+    s, budget, _ = _arguments(scores, k, 1.0)
     real = np.isfinite(s)
     place = np.clip(np.ceil(budget), 1, np.maximum(real.sum(-1), 1)).astype(int) - 1
     threshold = np.take_along_axis(-np.sort(-s, axis=-1), place[..., None], -1)
@@ -109,41 +102,36 @@ def hard_top_k(scores: ArrayLike, k: ArrayLike, mask: Mask = None) -> Array:
     return np.where(above, 1.0, np.where(tied, share[..., None], 0.0))
 
 
-def jacobian(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = None) -> Array:
+def jacobian(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike) -> Array:
     """J_ij = ∂λ_i/∂s_j = (1/ε)(λ_i 1[i=j] − λ_i λ_j / r) for i, j ∈ U with r = k − n1; 0 elsewhere.
 
     J is [..., m, m], symmetric and positive semidefinite, and its rows sum to 0. If a score lies exactly at
     the cap, λ is not differentiable; the result is then the derivative for the uncapped score. Autograd
-    through the masked softmax with U held fixed gives the same matrix. See `solve` for arguments and errors.
+    through the masked softmax with U held fixed gives the same matrix.
     """
-    gates, share = _free_gates(scores, k, epsilon, mask)
+    gates, share = _free_gates(scores, k, epsilon)
     temperature = np.asarray(epsilon, dtype=float)[..., None, None]
     diagonal = gates[..., :, None] * np.eye(gates.shape[-1])
     return (diagonal - gates[..., :, None] * share[..., None, :]) / temperature
 
 
-def budget_gradient(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = None) -> Array:
+def budget_gradient(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike) -> Array:
     """∂λ/∂k = λ_U / (k − n1) = softmax(s_U/ε), 0 elsewhere: [..., m], sums to 1 unless U is empty.
 
-    At k = 0 this is the right derivative; at k ≥ m it is zero. See `solve` for arguments and errors.
+    At k = 0 this is the right derivative; at k ≥ m it is zero.
     """
-    return _free_gates(scores, k, epsilon, mask)[1]
+    return _free_gates(scores, k, epsilon)[1]
 
 
-def temperature_gradient(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = None) -> Array:
-    """∂λ/∂ε = −(λ_U/ε²)(s − s̄), s̄ = Σ_U λ_i s_i / (k − n1), 0 elsewhere: [..., m], sums to 0.
-
-    See `solve` for arguments and errors.
-    """
-    gates, share = _free_gates(scores, k, epsilon, mask)
+def temperature_gradient(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike) -> Array:
+    """∂λ/∂ε = −(λ_U/ε²)(s − s̄), s̄ = Σ_U λ_i s_i / (k − n1), 0 elsewhere: [..., m], sums to 0."""
+    gates, share = _free_gates(scores, k, epsilon)
     s = np.where(gates > 0, np.asarray(scores, dtype=float), 0.0)  # scores are −inf on padding
     mean = (share * s).sum(-1, keepdims=True)
     return -gates * (s - mean) / np.asarray(epsilon, dtype=float)[..., None] ** 2
 
 
-def iterate(
-    scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, iterations: int, mask: Mask = None
-) -> Iterates:
+def iterate(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, iterations: int) -> Iterates:
     """Eq. 5, T times from a = b = 0: a ← ε ln k − ε LSE((s+b)/ε), b ← min(−s−a, 0), λ = exp((s+b+a)/ε).
 
     The iteration is coordinate ascent on the dual (the paper says descent), and all iterates are returned. a
@@ -151,10 +139,10 @@ def iterate(
     iteration is w ← (1/k)Σ min(w, e^{s_i/ε}). It converges linearly, at rate n1/k once the capped set is
     right, and is never slower (`contraction`).
 
-    Eq. 5 is followed literally for k ≥ m, too: λ_T only tends to 1, whereas `solve` gives 1 at once. See
-    `solve` for arguments and errors; iterations must be ≥ 1.
+    Eq. 5 is followed literally for k ≥ m, too: λ_T only tends to 1, whereas `solve` gives 1 at once.
+    iterations must be ≥ 1.
     """
-    s, budget, temperature = _arguments(scores, k, epsilon, mask)
+    s, budget, temperature = _arguments(scores, k, epsilon)
     steps = int(checks.whole(iterations, "iterations"))
     shape = (steps, *s.shape)
     gates = np.empty(shape)
@@ -172,50 +160,45 @@ def iterate(
     return Iterates(gates, shift, caps)
 
 
-def convergence_rate(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask = None) -> Array:
+def convergence_rate(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike) -> Array:
     """ρ = n1/k [...]: the factor by which each iteration of Eq. 5 eventually shrinks exp((a* − a)/ε) − 1.
 
     The rate is derived here: an iteration is a concave, piecewise linear function of w (see `iterate`), with
-    slope n1/k at the fixed point, where n1 tokens are capped. Raises ValueError unless 0 < k < m; see
-    `solve` for the other arguments and errors.
+    slope n1/k at the fixed point, where n1 tokens are capped. Raises ValueError unless 0 < k < m.
     """
-    s, budget, _ = _arguments(scores, k, epsilon, mask)
+    s, budget, _ = _arguments(scores, k, epsilon)
     if not np.all((budget > 0) & (budget < np.isfinite(s).sum(-1))):
         raise ValueError(f"k = {k!r} has no rate; allowed: 0 < k < the number of real scores")
-    return solve(scores, k, epsilon, mask).capped / budget
+    return solve(scores, k, epsilon).capped / budget
 
 
-def contraction(
-    scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, iterations: int, mask: Mask = None
-) -> Array:
+def contraction(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, iterations: int) -> Array:
     """e_{t+1}/e_t, e_t = exp((a* − a_t)/ε) − 1: the measured rate of every step of Eq. 5.
 
     Returns [iterations − 1, ...]. By concavity, the rate is at most n1/k at every step and equals n1/k after
-    enough steps. The rate is NaN if e_t is within rounding of 0 or beyond the float64 range. See
-    `convergence_rate` for arguments and errors; iterations must be ≥ 2.
+    enough steps. The rate is NaN if e_t is within rounding of 0 or beyond the float64 range. Raises the
+    errors of `convergence_rate`; iterations must be ≥ 2.
     """
     checks.whole(iterations, "iterations", least=2)
-    convergence_rate(scores, k, epsilon, mask)
-    gap = solve(scores, k, epsilon, mask).shift - iterate(scores, k, epsilon, iterations, mask).shift
+    convergence_rate(scores, k, epsilon)
+    gap = solve(scores, k, epsilon).shift - iterate(scores, k, epsilon, iterations).shift
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         excess = np.expm1(gap / np.asarray(epsilon, dtype=float))
         rate = excess[1:] / excess[:-1]
     return np.where((excess[1:] > 1e-6) & np.isfinite(excess[:-1]), rate, np.nan)
 
 
-def sufficient_iterations(
-    scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, tolerance: float, mask: Mask = None
-) -> Array:
+def sufficient_iterations(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, tolerance: float) -> Array:
     """T with Σλ_T ≥ (1 − tolerance)k for Eq. 5: T = 1 + ⌈ln(e_1/tolerance) / ln(k/n1)⌉, [...].
 
     T follows from 1 − Σλ_T/k ≤ e_T ≤ (n1/k)^{T−1} e_1, with e_t as in `contraction`. The first excess
     e_1 = exp((a* − a_1)/ε) − 1 grows exponentially with the spread of s over ε, so “a few iterations” suffice
-    only if scores lie within a few ε of one another. See `convergence_rate` for arguments and errors; 0 <
-    tolerance < 1 is required.
+    only if scores lie within a few ε of one another. Raises the errors of `convergence_rate`, and ValueError
+    unless 0 < tolerance < 1.
     """
     allowed = checks.probability(tolerance, "tolerance")
-    rate = np.asarray(convergence_rate(scores, k, epsilon, mask))
-    gap = solve(scores, k, epsilon, mask).shift - iterate(scores, k, epsilon, 1, mask).shift[0]
+    rate = np.asarray(convergence_rate(scores, k, epsilon))
+    gap = solve(scores, k, epsilon).shift - iterate(scores, k, epsilon, 1).shift[0]
     scaled = np.maximum(gap / np.asarray(epsilon, dtype=float), np.finfo(float).tiny)
     log_excess = scaled + np.log(-np.expm1(-scaled))  # ln(e^x − 1) without overflow
     with np.errstate(divide="ignore"):
@@ -223,15 +206,10 @@ def sufficient_iterations(
     return 1 + np.ceil(np.maximum(steps, 0))
 
 
-def primal(scores: ArrayLike, gates: ArrayLike, epsilon: ArrayLike, mask: Mask = None) -> Array:
-    """sᵀλ + εH(λ) [...], the objective of Eq. 4, with 0 ln 0 = 0.
-
-    gates: λ ≥ 0, [..., m]. See `solve` for the other arguments and for errors.
-    """
-    s, _, temperature = _arguments(scores, 0, epsilon, mask)
+def primal(scores: ArrayLike, gates: ArrayLike, epsilon: ArrayLike) -> Array:
+    """sᵀλ + εH(λ) [...], the objective of Eq. 4, with 0 ln 0 = 0, for gates λ ≥ 0, [..., m]."""
+    s, _, temperature = _arguments(scores, 0, epsilon)
     weights = np.asarray(gates, dtype=float)
-    if not np.all(weights >= 0):
-        raise ValueError("gates contain a negative number or NaN; allowed: λ ≥ 0")
     linear = np.where(np.isfinite(s), s, 0.0) * weights
     return (linear - temperature[..., None] * xlogy(weights, weights)).sum(-1)
 
@@ -242,33 +220,20 @@ def dual(
     epsilon: ArrayLike,
     shift: ArrayLike,
     caps: ArrayLike,
-    mask: Mask = None,
     factor: ArrayLike | None = None,
 ) -> Array:
     """g(a, b) = ka + 1ᵀb − ε 1ᵀexp((s+a+b)/ε) [...], to be maximised over a ∈ ℝ, b ≤ 0.
 
     Qian et al. 2022, A.1, with the factor ε in the last term, which follows from substituting λ. At the
     optimum, −g − εk equals the primal. shift: a, [...]. caps: b, [..., m]. factor: a value to use instead of
-    ε for this factor. See `solve` for the other arguments and for errors.
+    ε for this factor. The paper prints the dual with factor 1: its maximiser over a has Σλ = εk instead of k,
+    and Eq. 5 does not ascend it.
     """
-    s, budget, temperature = _arguments(scores, k, epsilon, mask)
+    s, budget, temperature = _arguments(scores, k, epsilon)
     a = np.asarray(shift, dtype=float)
     b = np.asarray(caps, dtype=float)
-    if not np.all(b <= 0):
-        raise ValueError("caps contain a positive number or NaN; allowed: b ≤ 0")
     weights = np.exp((s + a[..., None] + b) / temperature[..., None])
     return budget * a + b.sum(-1) - np.asarray(epsilon if factor is None else factor) * weights.sum(-1)
-
-
-def dual_as_printed(
-    scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, shift: ArrayLike, caps: ArrayLike, mask: Mask = None
-) -> Array:
-    """ka + 1ᵀb − 1ᵀexp((s+a+b)/ε) [...], the dual as Qian et al. 2022 print it in A.1, without the factor ε.
-
-    The maximiser over a has Σλ = εk instead of k, so this is not the dual of Eq. 4, and Eq. 5 does not ascend
-    this function.
-    """
-    return dual(scores, k, epsilon, shift, caps, mask, factor=1.0)
 
 
 def stationarity(
@@ -277,8 +242,8 @@ def stationarity(
     """∂/∂λ of the Lagrangian −sᵀλ − εH(λ) − ε1ᵀλ + a(k − 1ᵀλ) + bᵀ(1 − λ) = −s + ε ln λ − a − b, [..., m].
 
     This is the KKT line of Qian et al. 2022, A.1, with the sign of Eq. 6. The derivative is 0 at the solution
-    λ = exp((s+a+b)/ε). scores and gates: finite, [..., m], with gates > 0. shift: a, [...]. caps: b,
-    [..., m].
+    λ = exp((s+a+b)/ε), where the printed sign +ε1ᵀλ gives 2ε. scores and gates: finite, [..., m], with
+    gates > 0. shift: a, [...]. caps: b, [..., m].
     """
     s = checks.vector(scores, "scores", nonzero=False)
     weights = checks.positive(gates, "gates")
@@ -286,18 +251,10 @@ def stationarity(
     return -s + temperature * np.log(weights) - np.asarray(shift)[..., None] - np.asarray(caps)
 
 
-def stationarity_as_printed(
-    scores: ArrayLike, gates: ArrayLike, epsilon: ArrayLike, shift: ArrayLike, caps: ArrayLike
-) -> Array:
-    """The derivative for a Lagrangian with +ε1ᵀλ, as printed: 2ε instead of 0 at λ = exp((s+a+b)/ε)."""
-    temperature = checks.positive(epsilon, "epsilon")[..., None]
-    return stationarity(scores, gates, epsilon, shift, caps) + 2 * temperature
-
-
-def _free_gates(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask) -> tuple[Array, Array]:
+def _free_gates(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike) -> tuple[Array, Array]:
     """Return λ on U and softmax(s_U/ε), each token's share of the remaining budget; both are 0 outside U."""
-    solution = solve(scores, k, epsilon, mask)
-    s, _, temperature = _arguments(scores, k, epsilon, mask)
+    solution = solve(scores, k, epsilon)
+    s, _, temperature = _arguments(scores, k, epsilon)
     x = np.where(solution.free, s / temperature[..., None], -np.inf)
     top = x.max(-1, keepdims=True)
     weights = np.exp(x - np.where(np.isfinite(top), top, 0.0))
@@ -305,20 +262,13 @@ def _free_gates(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask)
     return np.where(solution.free, solution.gates, 0.0), share
 
 
-def _arguments(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, mask: Mask) -> tuple[Array, Array, Array]:
+def _arguments(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike) -> tuple[Array, Array, Array]:
     """Check s, k and ε. Return s with padding set to −inf, and all three with the same leading axes."""
     s = np.asarray(scores, dtype=np.float64)
     if s.ndim == 0 or s.shape[-1] == 0:
         raise ValueError(f"scores has shape {s.shape}; allowed: [..., m] with m of at least 1")
     if np.isnan(s).any() or np.isposinf(s).any():
         raise ValueError("scores contains NaN or +inf; allowed: finite numbers, and -inf for padding")
-    if mask is not None:
-        keep = np.asarray(mask)
-        if keep.dtype != bool or keep.shape != s.shape:
-            raise ValueError(
-                f"mask has shape {keep.shape} and type {keep.dtype}; allowed: booleans of shape {s.shape}"
-            )
-        s = np.where(keep, s, -np.inf)
     budget = np.asarray(k, dtype=np.float64)
     if not np.all((budget >= 0) & np.isfinite(budget)):
         raise ValueError(f"k = {k!r}; allowed: finite and at least 0")

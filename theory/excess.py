@@ -115,17 +115,6 @@ def best_share(scale: ArrayLike, match_scale: ArrayLike, match: ArrayLike) -> fl
     return checks.plain(np.exp(np.minimum(s1 / (s1 - s) * (odds - np.log(s1 / s)), 0)))
 
 
-def documents_reached(k: ArrayLike, n: ArrayLike, tokens: ArrayLike) -> float | Array:
-    """1 − (1 − k/n)^L: the share of documents, of L tokens each, with one among the k best of n tokens.
-
-    0 ≤ k ≤ n. Tokens are independent. It is near kL/n while that is small: k' tokens come from about k'
-    documents; from fewer if the tokens of a document resemble each other.
-    """
-    share = checks.interval(np.asarray(k) / checks.positive(n, "n"), "k/n", 0, 1)
-    with np.errstate(divide="ignore"):  # ln 0 = −∞ at k = n
-        return checks.plain(-np.expm1(checks.positive(tokens, "tokens") * np.log1p(-share)))
-
-
 def _scales(scale: ArrayLike, match_scale: ArrayLike) -> tuple[Array, Array]:
     s = checks.positive(scale, "scale")
     s1 = checks.positive(match_scale, "match_scale")

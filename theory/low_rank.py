@@ -1,7 +1,7 @@
 """Bound the distance from attention A = softmax_j(S), S_ij = d_iᵀWq_j, to the rank-one R = 1·softmax(r)ᵀ.
 
 Lemma 5.1 of Wu et al. 2024 claims ‖A − R‖ ≤ 4γ‖W‖, where γ “depends on the matrix entries”; the proof uses
-R = 1rᵀ. γ is free, so the statement is vacuous (`gamma_as_printed`), and 1rᵀ is not normalised. The corrected
+R = 1rᵀ. γ is free, so the statement is vacuous, and 1rᵀ is not normalised. The corrected
 statement holds without conditions: with S̄_j = mean_i S_ij, R = 1·softmax(S̄)ᵀ and
 δ = max_i (max_j E_ij − min_j E_ij) for E = S − 1S̄ᵀ,
 
@@ -44,15 +44,6 @@ def rank_one(scores: ArrayLike) -> Array:
     return np.broadcast_to(softmax(S.mean(-2, keepdims=True), axis=-1), S.shape)
 
 
-def rank_one_as_printed(scores: ArrayLike) -> Array:
-    """R = 1rᵀ, r_j = mean_i S_ij, [..., M, N]: the R in the printed proof of Lemma 5.1 (Wu et al. 2024, B).
-
-    R is not near A even at W = 0, where R = 0, A = 1/N, and the printed bound 4γ‖W‖ is 0 for every γ.
-    """
-    S = _matrix(scores, "scores")
-    return np.broadcast_to(S.mean(-2, keepdims=True), S.shape)
-
-
 def spread(scores: ArrayLike) -> float | Array:
     """δ = max_i (max_j E_ij − min_j E_ij), E = S − 1·mean_i(S), [...]: how much the rows of S differ."""
     S = _matrix(scores, "scores")
@@ -88,19 +79,6 @@ def norm_bound(documents: ArrayLike, queries: ArrayLike, weight: ArrayLike | Non
     tokens = Q.reshape(-1, *Q.shape[-2:])
     diameter = np.reshape([pdist(of).max(initial=0.0) for of in tokens], Q.shape[:-2])
     return checks.plain(radius * diameter * np.linalg.norm(W, ord=2, axis=(-2, -1)) / 2)
-
-
-def gamma_as_printed(alignment: ArrayLike, reference: ArrayLike, weight: ArrayLike) -> float | Array:
-    """γ = ‖A − R‖_∞ / (4‖W‖_∞), [...]: the smallest γ for which Lemma 5.1 as printed holds, for any R.
-
-    γ is finite whenever W ≠ 0, so the printed statement is vacuous. Raises ValueError if W = 0, where no γ
-    suffices unless A = R.
-    """
-    difference = _matrix(alignment, "alignment") - _matrix(reference, "reference")
-    size = row_norm(weight)
-    if not np.all(np.asarray(size) > 0):
-        raise ValueError("weight contains a zero matrix; allowed: W ≠ 0")
-    return checks.plain(row_norm(difference) / (4 * np.asarray(size)))
 
 
 def row_norm(matrix: ArrayLike) -> float | Array:

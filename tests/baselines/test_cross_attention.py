@@ -3,7 +3,6 @@
 import json
 import math
 import pickle
-import shutil
 from functools import cache
 from importlib import import_module
 from itertools import pairwise
@@ -21,7 +20,7 @@ from transformers import (
     BertForSequenceClassification,
 )
 
-from paradigms import PARADIGMS, CrossAttention, Paradigm, load
+from paradigms import CrossAttention, load
 from paradigms.baselines.cross_attention import HEAD, cross_attention
 from paradigms.data import Corpus, Run, Split
 from paradigms.retrieve import Reranking
@@ -103,10 +102,6 @@ def test_each_text_is_cut_for_itself_and_as_the_other_paradigms_cut_it(tiny_bert
     assert tokens(model, "fox", long) == ["[CLS]", "fox", *quick[4:]]
     assert tokens(model, long, "fox") == [*quick[:5], "fox", "[SEP]"]
     assert tokens(model, "", "") == ["[CLS]", "[SEP]", "[SEP]"]
-    dense = PARADIGMS["dpr"](tiny_bert, query_length=5, document_length=6).encoder
-    assert dense.tokenize([long], "query").input_ids.shape[1] == 5  # [CLS] the quick brown [SEP]
-    assert dense.tokenize([long], "document").input_ids.shape[1] == 6
-    dense.tokenize([long], "query")
     assert tokens(model, long, long) == quick  # another call leaves no truncation behind
 
 
@@ -114,21 +109,6 @@ def test_lengths_beyond_the_positions_are_refused(tiny_bert):
     build(tiny_bert, query_length=33, document_length=480)  # 31 + 478 + 3 = 512
     with pytest.raises(ValueError, match=r"query_length=34 and .* pairs of 513 tokens, beyond the 512"):
         build(tiny_bert, query_length=34, document_length=480)
-    with pytest.raises(ValueError, match="query_length=2 leaves no room for text"):
-        build(tiny_bert, query_length=2)
-    with pytest.raises(TypeError, match="salience"):
-        cross_attention(tiny_bert, salience="relu")
-
-
-def test_the_head_is_computed_in_float32_under_autocast(tiny_bert):
-    model = build(tiny_bert)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = score(model, list(QUERIES.values()), TEXTS[:3])
-    assert found.dtype == torch.float32
-    assert (found.bfloat16().float() != found).all()
-    # Each of the 2 layers rounds 8 products that follow each other.
-    expected = score(model, list(QUERIES.values()), TEXTS[:3])
-    assert_within_rounding(found, expected, torch.bfloat16, 2 * 8, scale=1)
 
 
 @pytest.mark.parametrize("family", ["bert", "XLMRoberta", "Xmod"])
@@ -177,10 +157,6 @@ def test_reranking_is_the_score_of_every_pair_best_first(tiny_bert):
         for id, value in scores.items():
             text = CORPUS[CORPUS.position(id)]
             assert_same(value, by_hand(model, tiny_bert, QUERIES[query], text))
-    assert list(found["q1"]) != sorted(found["q1"])
-    assert list(found["q1"]) != sorted(RUN["q1"], key=lambda d: -RUN["q1"][d])  # an order of its own
-    with pytest.raises(KeyError, match="the query 'q9', which has no text"):
-        Reranking(model, CORPUS).rerank(QUERIES, {"q9": {"d0": 1.0}})
     with pytest.raises(KeyError, match="no document 'd9'"):
         Reranking(model, CORPUS).rerank(QUERIES, {"q0": {"d9": 1.0}})
 
@@ -211,27 +187,14 @@ def test_what_is_saved_loads_bit_for_bit(checkpoints, tmp_path, family, lora_ran
         for weight in model.parameters():
             weight.add_(0.05 * torch.randn_like(weight))
     (tmp_path / "saved").mkdir()
-    model.write(tmp_path / "saved")
-    shutil.move(tmp_path / "saved", tmp_path / "moved")
+    model.write(tmp_path / "saved")  # with its adapters apart
     torch.manual_seed(99)
-    loaded = load(tmp_path / "moved")
-    assert isinstance(loaded, CrossAttention)
+    loaded = load(tmp_path / "saved")
     assert loaded.description() == model.description()
-    assert loaded.name == "cross_attention"
     assert Reranking(loaded, CORPUS).rerank(QUERIES, RUN) == Reranking(model, CORPUS).rerank(QUERIES, RUN)
-
-
-def test_a_folder_of_another_kind_is_refused(tiny_bert, tmp_path):
-    PARADIGMS["dpr"](tiny_bert).save_pretrained(tmp_path / "dpr")
-    build(tiny_bert).save_pretrained(tmp_path / "cross")
-    assert isinstance(load(tmp_path / "dpr"), Paradigm)
-    with pytest.raises(FileNotFoundError, match=f"{HEAD} is missing"):
-        CrossAttention.from_pretrained(tmp_path / "dpr")
-    with pytest.raises(FileNotFoundError, match="is not a saved paradigm"):
-        Paradigm.from_pretrained(tmp_path / "cross")
-    (tmp_path / "cross" / HEAD).unlink()
+    (tmp_path / "saved" / HEAD).unlink()
     with pytest.raises(ValueError, match="is not a checkpoint of"):
-        load(tmp_path / "cross")
+        load(tmp_path / "saved")
 
 
 EXAMPLES = [
@@ -261,7 +224,7 @@ def test_the_loss_is_cross_entropy_over_the_querys_own_candidates(tiny_bert):
 def test_examples_without_negatives_or_with_unequally_many_are_refused(tiny_bert):
     model = build(tiny_bert)
     none, one = Example("a", 0, (), (0,)), Example("a", 0, (1,), (0,))
-    for examples, told in (([none], "has 0"), ([one, *EXAMPLES], "has 1 or 2"), ([], "has no examples")):
+    for examples, told in (([none], "has 0"), ([one, *EXAMPLES], "has 1 or 2")):
         with pytest.raises(
             ValueError, match=f"cross_attention needs the same number of hard negatives.*{told}"
         ):
@@ -282,7 +245,7 @@ def test_it_learns_and_is_chosen_by_the_dev_measure(tiny_bert, tmp_path):
     assert dev(best).mean() == max(line["dev"] for line in lines if "dev" in line) == pytest.approx(1.0)
 
 
-def test_the_scripts_train_it_and_rerank_with_it(words, tiny_bert, tmp_path):
+def test_the_script_trains_it(words, tiny_bert, tmp_path):
     output = tmp_path / "out"
     options = '{"query_length": 8, "document_length": 12}'
     flags = training(words, tiny_bert, output, paradigm="cross_attention", options=options, negatives=2)
@@ -292,11 +255,3 @@ def test_the_scripts_train_it_and_rerank_with_it(words, tiny_bert, tmp_path):
     model = load(output / "checkpoint")
     assert isinstance(model, CrossAttention)
     assert model.encoder.settings.query_length == 8
-    lines = [f"q30 Q0 d{n} {n + 1} {-n} bm25\n" for n in range(12)]
-    (tmp_path / "first.run").write_text("".join(lines))
-    reranked = tmp_path / "reranked"
-    flags = {"checkpoint": output / "checkpoint", "run": tmp_path / "first.run", "collection": words}
-    run_script("rerank", **flags, depth=5, output=reranked)
-    assert "| cross\\_attention |" in (reranked / "table.md").read_text()
-    found = (reranked / "reranked.run").read_text().splitlines()
-    assert {line.split()[2] for line in found} == {f"d{n}" for n in range(5)}

@@ -59,7 +59,8 @@ def test_vectors_score_as_bm25_wherever_the_idf_stands(folder, counts):
 def test_margins_are_those_of_the_theory(problem):
     best, below, margins = problem.margins(0, 3)
     assert set(below) < set(problem.groups[0])
-    expected = normalized_margin(problem.queries[[3]], problem.documents[[best]], problem.documents[below])
+    rows = problem.documents[[best]].toarray(), problem.documents[below].toarray()
+    expected = normalized_margin(problem.queries[[3]].toarray(), *rows)
     assert_same(margins, expected)
     assert problem.scores[below, 3].max() < problem.scores[best, 3]
     assert problem.scores[problem.groups[0], 3].max() == problem.scores[best, 3]

@@ -117,19 +117,3 @@ def test_equal_scores_are_in_the_order_of_tokens(seq2seq):
     found = beam_search(model, sources, valid(model), beams=3, length=3)
     for n in range(len(QUERIES)):
         assert found.of_query(n).sequences() == [[3, 300, END], [4, 3, END], [4, 9, END]]
-
-
-def test_beams_beyond_the_valid_set_stay_empty(seq2seq):
-    model = generative(seq2seq["t5"], named([[5], [6, 7]]), tokens="own", softmax="place")
-    whole = beam_search(model, model.tokenize(QUERIES), valid(model), beams=40, length=9)
-    assert [sorted(whole.of_query(n).sequences()) for n in range(len(QUERIES))] == [[[5, 1], [6, 7, 1]]] * 4
-
-
-def test_dropout_is_off_and_the_mode_restored(seq2seq):
-    model = generative(seq2seq["t5"], named(random_rows(0)))
-    sources = model.tokenize(QUERIES)
-    expected = beam_search(model, sources, valid(model), beams=4, length=5)
-    model.train()
-    found = beam_search(model, sources, valid(model), beams=4, length=5)
-    assert model.training
-    assert as_lists(found) == as_lists(expected)

@@ -8,17 +8,15 @@ import torch
 
 from paradigms.data import Corpus
 from paradigms.explanation import Explanation
-from paradigms.generative.dsi import dsi
 from paradigms.generative.identifiers import END, Targets
 from paradigms.generative.interaction import decompose
 from paradigms.generative.model import Generative
 from paradigms.generative.outputs import ScoreName
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.seal import seal
-from paradigms.view.report import AlignmentExample, Report, write_report
 from tests.near import assert_same
 from tests.tiny import SEQ2SEQ
-from tests.tiny_generative import generative, log_p, named, texts
+from tests.tiny_generative import generative, log_p, named
 
 QUERY = "the quick red fox did run over the stone bridge"
 NAMES = [[20, 21, 22], [20, 23], [24, 25, 26, 27]]
@@ -69,35 +67,15 @@ def test_a_shown_token_has_the_share_of_all_layers_and_heads(seq2seq: dict[str, 
         assert_same(a, sum(A[head, i, j] for head in range(4)) / 4)
 
 
-def test_a_document_without_a_name_gives_nothing(seq2seq: dict[str, Path]) -> None:
-    model = generative(seq2seq["t5"], texts([[20, 21], [], [22, 23]]))
-    assert explain(model, 1) == []
-    assert len(explain(model, 2)) == 1
-
-
-@pytest.fixture
-def corpus() -> Corpus:
-    ids = [f"d{n}" for n in range(4)]
-    titles = ["red fox", "stone bridge", "winter snow", "song bird"]
+@pytest.mark.parametrize("settings", [{"pawa_rank": 3}, {"tokens": "clusters"}])
+def test_other_output_vectors_add_up_too(seq2seq, settings):
     documents = [
         "the red fox did run",
         "the old bridge is stone",
         "the snow is cold",
         "a bird did sing a song",
     ]
-    return Corpus(ids, documents, titles)
-
-
-def test_an_own_vocabulary_is_shown_by_its_digits(seq2seq, tiny_bert, corpus):
-    model = dsi(seq2seq["t5-v1.1"], corpus, embedder=tiny_bert, branching=2).double()
-    (shown,) = explain(model, 2)
-    adds_up(shown)
-    digits = [str(token) for token in model.identifiers[2].tolist()]
-    assert shown.document_tokens == digits + ["end"] * (model.identifiers.end is not None)
-
-
-@pytest.mark.parametrize("settings", [{"pawa_rank": 3}, {"tokens": "clusters"}])
-def test_other_output_vectors_add_up_too(seq2seq, corpus, settings):
+    corpus = Corpus([f"d{n}" for n in range(4)], documents)
     torch.manual_seed(0)
     model = seal(seq2seq["t5"], corpus, span=3, **settings).double()
     (shown,) = explain(model, 3)
@@ -106,15 +84,3 @@ def test_other_output_vectors_add_up_too(seq2seq, corpus, settings):
     at = [x for x in range(len(text)) if text[x : x + 3] == shown.document_tokens]
     assert at  # a window of the document, in words, whatever the tokens are that the decoder writes
     assert at[0] % 3 == 0
-
-
-def test_pages_of_decoders_show_their_rest(seq2seq, tmp_path):
-    model = generative(seq2seq["t5-v1.1"], named(NAMES))
-    hard = Explanation("hard", "S", ["a", "b"], ["c"], [(0, 1, 2.0, 1.0)], 1.0, 2.0)
-    for systems, rest in (([hard], False), ([hard, *explain(model, 0)], True)):
-        example = AlignmentExample("q", "d0", QUERY, "text", True, systems)
-        report = Report("title", "summary", curves={"hard": {1: 0.5}}, alignments=[example])
-        write_report(tmp_path / "report.html", report)
-        page = (tmp_path / "report.html").read_text()
-        assert ("</sub> + rest," in page) == rest
-        assert ("The rest is what" in page) == rest

@@ -5,11 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 from transformers import AutoTokenizer
 
 from paradigms.data import Corpus, Problems
-from paradigms.generative.identifiers import Identifiers, Words, text, titles, tokenize
+from paradigms.generative.identifiers import Identifiers, text, titles
 
 
 @pytest.fixture(scope="module")
@@ -58,21 +57,9 @@ def test_windows_begin_at_starts_and_cover_what_they_can(starts, span, expected)
     assert found.windows(1, span) == slices
 
 
-def test_windows_begin_where_training_spans_may(bert: Any) -> None:
-    corpus = Corpus(["a", "b"], ["The lazy dog, and a cat", "of the"], ["", ""])
-    found = text(corpus, bert, 128)
-    names = bert.convert_ids_to_tokens(found.tokens[found.starts].tolist())
-    assert [name.removeprefix("##") for name in names] == names
-    words = [Words(row) for row in tokenize(bert, corpus)]
-    begins = [own.bounds[n] for own in words for n in own.starts()]
-    assert [own.words[n] for own in words for n in own.starts()] == ["lazy", "dog,", "cat", "of", "the"]
-    assert found.starts.tolist() == [at + (n >= 3) * found.offsets[1] for n, at in enumerate(begins)]
-
-
 def test_the_digest_follows_what_names_what() -> None:
     first = example().digest
-    assert example(problems=Problems()).digest == first
-    assert example(tokens=np.array([5, 6, 7, 5, 6, 8], dtype=np.int32)).digest == first
+    assert example(problems=Problems(), tokens=np.array([5, 6, 7, 5, 6, 8], np.int32)).digest == first
     changes = [
         {"kind": "text"},
         {"documents": ["a", "c", "b"]},
@@ -89,16 +76,12 @@ def test_the_digest_follows_what_names_what() -> None:
     ("changes", "message"),
     [
         ({"documents": ["a", "b", "b"]}, "must differ"),
-        ({"documents": ["a", "b", "c", "d"]}, "4 identifiers need 5 offsets, 0 to 6"),
         ({"offsets": np.array([0, 3, 2, 6])}, "must ascend"),
         ({"offsets": np.array([1, 2, 3, 6])}, "3 identifiers need 4 offsets, 0 to 6"),
         ({"offsets": np.array([0, 2, 2, 6])}, "document 'b' has an empty identifier"),
         ({"starts": np.array([2, 2])}, "starts must ascend strictly within .0, 6."),
-        ({"starts": np.array([0, 6])}, "starts must ascend strictly within .0, 6."),
         ({"end": 7}, "document 'b' holds the token 7; they lie in .0, 9., and 7 only ends"),
-        ({"end": 9}, "end is 9, and tokens lie in .0, 9."),
         ({"vocabulary": 8}, "document 'c' holds the token 8"),
-        ({"tokens": np.array([5, -1, 7, 5, 6, 8])}, "document 'a' holds the token -1"),
     ],
 )
 def test_what_names_nothing_is_refused(changes: dict, message: str) -> None:
@@ -107,24 +90,16 @@ def test_what_names_nothing_is_refused(changes: dict, message: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["identifiers.json", "identifiers.safetensors"])
-def test_missing_damaged_and_older_files_are_named(tmp_path: Path, name: str) -> None:
+def test_missing_and_damaged_files_are_named(tmp_path: Path, name: str) -> None:
     example().save(tmp_path)
-    content, arrays = (tmp_path / name).read_bytes(), load_file(tmp_path / "identifiers.safetensors")
-    for damaged in (content[: len(content) // 2], b"[]", b""):
+    content = (tmp_path / name).read_bytes()
+    for damaged in (content[: len(content) // 2], b"[]"):
         (tmp_path / name).write_bytes(damaged)
         with pytest.raises(ValueError, match=f"{tmp_path}.*{name}: "):
             Identifiers.load(tmp_path)
     (tmp_path / name).unlink()
     with pytest.raises(FileNotFoundError, match=f"{name} is missing"):
         Identifiers.load(tmp_path)
-    if name.endswith("json"):
-        (tmp_path / name).write_bytes(content.replace(b'"end": 1', b'"end": []'))
-        with pytest.raises(ValueError, match=r"identifiers\.json.*end=\[\]; it must be int or null"):
-            Identifiers.load(tmp_path)
-    else:
-        save_file({key: array for key, array in arrays.items() if key != "starts"}, tmp_path / name)
-        with pytest.raises(ValueError, match=f"{name} was saved by an older version"):
-            Identifiers.load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -159,16 +134,6 @@ def test_missing_damaged_and_older_files_are_named(tmp_path: Path, name: str) ->
                 "title that spells special tokens (left out)": ["b"],
             },
         ),
-        # Nor must titles that show no character.
-        (
-            ["the dog", "the cat"],
-            ["\u200b", "</s> \u200b"],
-            ["▁the ▁dog", "▁the ▁cat"],
-            {
-                "title without a visible, known token (not used)": ["a", "b"],
-                "document without a usable title (named by its first words)": ["a", "b"],
-            },
-        ),
         # Texts of which the tokenizer knows no token must not share an identifier.
         (
             ["the dog", "☃", "text"],
@@ -201,8 +166,6 @@ def test_what_gives_no_names_is_refused(bert: Any, checkpoints: dict[str, Path])
     t5 = AutoTokenizer.from_pretrained(checkpoints["t5"])
     with pytest.raises(ValueError, match="1 documents have no token in title, text or id, for example ''"):
         titles(Corpus(["a", ""], ["text", ""]), t5, 40)
-    with pytest.raises(ValueError, match="length must be at least 2"):
-        titles(corpus, t5, 1)
 
 
 @pytest.mark.parametrize("family", ["t5", "bert"])
@@ -219,11 +182,6 @@ def test_a_text_is_named_by_its_own_tokens(family, t5, bert, monkeypatch):
     assert found.problems.examples == {"document without tokens (has no name)": ["b"]}
     cut = text(corpus, tokenizer, 5)
     assert [cut[n].tolist() for n in range(4)] == [row[:5] for row in expected]
-
-
-@pytest.mark.parametrize("family", ["t5", "bert"])
-def test_a_text_that_spells_special_tokens_does_not_end_there(family: str, t5: Any, bert: Any) -> None:
-    tokenizer = {"t5": t5, "bert": bert}[family]
     found = text(Corpus(["a"], ["cat </s> dog <pad> [PAD] [SEP] bird"]), tokenizer)
     special = {tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.sep_token_id}
     assert special.isdisjoint(found[0].tolist())

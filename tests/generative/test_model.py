@@ -17,15 +17,15 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, PegasusConfig
 
 from paradigms.generative.decoder import decode, remember
-from paradigms.generative.identifiers import END, START, Identifiers, Targets
+from paradigms.generative.identifiers import END, START, Targets
 from paradigms.generative.interaction import Form, decompose
-from paradigms.generative.model import HEADS, SETTINGS, Generative
+from paradigms.generative.model import HEADS, Generative
 from paradigms.generative.np_decoding import Clusters
 from paradigms.generative.outputs import PLACES, Outputs, Pawa, ScoreName
 from paradigms.generative.settings import GenerativeSettings
 from tests.near import assert_same, assert_within_rounding
 from tests.tiny import SEQ2SEQ, TERMS, WIDTH
-from tests.tiny_generative import generative, named, texts
+from tests.tiny_generative import generative, named, texts, write_bart
 
 SCORERS: tuple[ScoreName, ...] = ("log_probability", "logit", "centred_logit")
 QUERIES = ["the lazy dog", "a king lived in the house near that river, so they say", ""]
@@ -56,24 +56,24 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def make_model(kind: str, folder: Path, identifiers: Identifiers | None = None) -> Generative:
+def make_model(kind: str, folder: Path) -> Generative:
     clusters = [one_cluster_each(generative(folder, named(ROWS)).float())] if kind == "clusters" else []
-    return generative(folder, identifiers or named(ROWS), *clusters, **KINDS[kind])
+    return generative(folder, named(ROWS), *clusters, **KINDS[kind])
 
 
 def written(model: Generative) -> Targets:
     return Targets.pad([[model.target(n) for n in range(len(ROWS))]] * len(QUERIES))
 
 
-@pytest.mark.parametrize("family", SEQ2SEQ)
-def test_decoder_equals_transformers(family: str, seq2seq: dict[str, Path]) -> None:
-    model = generative(seq2seq[family], named(ROWS))
-    sources, wanted = model.tokenize(QUERIES), targets()
-    reference = AutoModelForSeq2SeqLM.from_pretrained(seq2seq[family], dtype=torch.float64).eval()
+@pytest.mark.parametrize("family", [*SEQ2SEQ, "bart"])
+def test_decoder_equals_transformers(family: str, seq2seq: dict[str, Path], tmp_path: Path) -> None:
+    folder = write_bart(tmp_path, seq2seq["t5"]) if family == "bart" else seq2seq[family]
+    model = generative(folder, named(ROWS))
+    sources, wanted = model.tokenize(QUERIES), model.targets([[[*row, END] for row in ROWS]] * 3)
+    reference = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float64).eval()
     b, n, _ = wanted.ids.shape
     with torch.no_grad():
-        _, memory = model.begin(sources)
-        states = decode(model.backbone.decoder, model.embed(wanted.inputs), memory)
+        (states,) = model.decode(model.memories(sources), wanted.inputs)
         logits = model.outputs(states, wanted.inputs).logits()
         expected = reference(
             input_ids=sources.input_ids.repeat_interleave(n, 0),
@@ -82,9 +82,6 @@ def test_decoder_equals_transformers(family: str, seq2seq: dict[str, Path]) -> N
         ).logits
     assert expected.std() > 0.1
     assert_same(logits, expected.unflatten(0, (b, n)))
-    of_targets = expected.log_softmax(-1).unflatten(0, (b, n)).gather(-1, wanted.ids[..., None])[..., 0]
-    found = model(sources, wanted).detach()
-    assert_same(found, of_targets.where(wanted.mask, 0))
 
 
 class Twin:
@@ -135,14 +132,8 @@ class Twin:
         return norm(self.decoder.final_layer_norm, x)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "family", "scorer"),
-    [
-        *((torch.float64, family, scorer) for family, scorer in zip(SEQ2SEQ, SCORERS, strict=True)),
-        (torch.float64, "t5", "centred_logit"),
-        (torch.float32, "t5-v1.1", "log_probability"),
-    ],
-)
+@pytest.mark.parametrize(("family", "scorer"), list(zip(SEQ2SEQ, SCORERS, strict=True)))
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_rel_is_the_formula_plus_the_rest(dtype, family, scorer, seq2seq):
     model = generative(seq2seq[family], named(ROWS)).to(dtype)
     sources, wanted = model.tokenize(QUERIES), targets()
@@ -152,9 +143,6 @@ def test_rel_is_the_formula_plus_the_rest(dtype, family, scorer, seq2seq):
     scale = float(products.abs().sum((-2, -1)).max() + interaction.rest.abs().max())
     assert_within_rounding(interaction.rel, scores, dtype, 2 * TERMS, scale)  # an encoder and a decoder
     assert documents.vectors.dtype == dtype
-    decoder = model.backbone.decoder
-    heads = decoder.config.num_heads * len(decoder.block)
-    assert documents.vectors.shape == (len(QUERIES), len(ROWS), heads * wanted.ids.shape[-1], model.width)
     matched = products.sum((-2, -1))
     assert (matched.abs() > 1e-3).all()  # or nothing is tested
     assert (interaction.normaliser == 1).all()
@@ -348,14 +336,7 @@ def test_every_trained_weight_gets_a_gradient(kind: str, family: str, seq2seq: d
     model(model.tokenize(QUERIES), written(model)).sum().backward()
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     assert [name for name, p in trained.items() if p.grad is None] == []
-    # What comes before attention to PAWA's memory, which is one vector, changes nothing.
-    moved = {name for name, p in trained.items() if p.grad is not None and p.grad.any()}
-    assert all("pawa.adaptor" in name for name in trained.keys() - moved)
-    if model.pawa is not None:
-        attention = "pawa.adaptor.layers.0.self_attn.in_proj_weight"
-        assert {"pawa.matrices", "pawa.memory", "pawa.places", attention} <= moved
-    if kind == "clusters":
-        assert "clusters.vectors" not in trained
+    assert "clusters.vectors" not in trained
 
 
 @pytest.mark.parametrize(("kind", "family"), list(zip(KINDS, cycle(SEQ2SEQ), strict=False)))
@@ -374,63 +355,41 @@ def test_a_model_is_saved_bit_for_bit(kind, family, seq2seq, tmp_path):
     assert torch.equal(model(sources, wanted), again(sources, wanted))
 
 
-def test_a_document_is_named_by_its_identifiers_or_by_windows_of_its_text(seq2seq: dict[str, Path]) -> None:
-    model = generative(seq2seq["t5"], named(ROWS))
-    assert model.names(2) == [[5, 40, 41, 42, 43, END]]
-    model = generative(seq2seq["t5"], texts([*ROWS, []]), span=2)
-    assert model.names(2) == [[5, 40], [41, 42], [42, 43]]  # the last window ends with the text
-    assert model.names(len(ROWS)) == []
-
-
 def test_what_does_not_go_together_is_refused(seq2seq: dict[str, Path], tmp_path: Path) -> None:
     PegasusConfig(vocab_size=400, d_model=16).save_pretrained(tmp_path / "other")
     with pytest.raises(ValueError, match=r"other is a pegasus"):
         Generative(GenerativeSettings("x"), tmp_path / "other", named(ROWS))
-    large = replace(named(ROWS), vocabulary=100_000)
     with pytest.raises(ValueError, match="use 100000 tokens, the vocabulary of"):
-        generative(seq2seq["t5"], large)
-    assert generative(seq2seq["t5"], large, tokens="own").table is not None
+        generative(seq2seq["t5"], replace(named(ROWS), vocabulary=100_000))
     with pytest.raises(ValueError, match="softmax='place' cannot be used with text identifiers"):
         generative(seq2seq["t5"], texts([[5, 6]]), softmax="place")
-    fits = [5] * (PLACES - 1)  # and the end token
-    assert generative(seq2seq["t5"], named([[6], fits]), pawa_rank=2).pawa is not None
     with pytest.raises(ValueError, match=f"distinguishes {PLACES} positions.*'d1' has {PLACES + 1} tokens"):
-        generative(seq2seq["t5"], named([[6], [*fits, 7]]), pawa_rank=2)
+        generative(seq2seq["t5"], named([[6], [5] * PLACES]), pawa_rank=2)
+    with pytest.raises(ValueError, match="set_size=4 cannot be used with text identifiers"):
+        generative(seq2seq["t5"], texts([[5]]), set_size=4)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"span": 0}, "span must be at least 1"),
-        ({"pawa_rank": -1}, "pawa_rank must be at least 0"),
         ({"refresh": 5}, "tokens='clusters'"),
         ({"tokens": "clusters", "pawa_rank": 4}, "choose one"),
         ({"tokens": "clusters", "document_length": 1}, "document_length must be at least 2"),
-        ({"tokens": "words"}, "tokens='words'; there are backbone, own, clusters"),
-        ({"softmax": "prefix"}, "softmax='prefix'; there are vocabulary, identifiers, place"),
-        ({"score": "probability"}, "score='probability'; there are log_probability, logit, centred_logit"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:
-    settings = GenerativeSettings("x")
-    for name, value in changes.items():
-        object.__setattr__(settings, name, value)  # past the check of types that runs in tests alone
     with pytest.raises(ValueError, match=message):
-        settings.__post_init__()
+        GenerativeSettings("x", **changes)
 
 
-def test_damaged_files_are_named(seq2seq: dict[str, Path], tmp_path: Path) -> None:
-    saved = tmp_path / "saved"
-    make_model("own", seq2seq["t5"]).float().save_pretrained(saved)
-    heads = load_file(saved / HEADS)
-    save_file(heads | {"table": heads["table"][:-1].clone()}, saved / HEADS)
-    with pytest.raises(ValueError, match=r"heads.safetensors holds .*table"):
-        Generative.from_pretrained(saved)
-    (saved / SETTINGS).write_text('{"name": "x", "colour": "red"}')
-    with pytest.raises(ValueError, match=r"generative.json.*colour"):
-        Generative.from_pretrained(saved)
-    with pytest.raises(FileNotFoundError, match="not a saved paradigm"):
-        Generative.from_pretrained(tmp_path / "nothing")
+@pytest.mark.parametrize(("kind", "lost"), [("own", "table"), ("clusters", "clusters.vectors")])
+def test_missing_weights_are_named(kind: str, lost: str, seq2seq: dict[str, Path], tmp_path: Path) -> None:
+    make_model(kind, seq2seq["t5"]).float().save_pretrained(tmp_path / "saved")
+    heads = load_file(tmp_path / "saved" / HEADS)
+    del heads[lost]
+    save_file(heads, tmp_path / "saved" / HEADS)
+    with pytest.raises(ValueError, match=f"heads.safetensors.*{lost}"):
+        Generative.from_pretrained(tmp_path / "saved")
 
 
 @torch.no_grad()

@@ -1,7 +1,5 @@
 """Training pairs: their choice and number, and that a span's tokens are a slice of its document's tokens."""
 
-import gzip
-import json
 import math
 from collections import Counter
 from pathlib import Path
@@ -92,8 +90,6 @@ def test_random_passages_are_different_and_follow_the_seed_and_the_id() -> None:
     assert starts(["b"], 4) == [second]  # whatever else there is
     assert starts(["a", "b"], 4, seed=1) != [first, second]
     assert starts(["a", "b"], 100) == [WORDS[:16]] * 2
-    each = Counter(start for i in range(500) for start in starts([f"d{i}"], 1)[0])
-    assert scipy.stats.chisquare([each[word] for word in WORDS[:16]]).pvalue > 0.01
 
 
 def test_generated_queries_are_paired_with_every_name() -> None:
@@ -108,57 +104,20 @@ def test_generated_queries_are_paired_with_every_name() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["queries.jsonl", "queries.jsonl.gz"])
-def test_generated_queries_of_a_file(tmp_path: Path, name: str) -> None:
-    rows = [{"document": "a", "query": "é?", "score": 1}, {"document": "b", "query": ""}]
-    content = "\n\n".join(json.dumps(row) for row in rows).encode()
-    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    assert list(read_generated(tmp_path / name)) == [("a", "é?"), ("b", "")]
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('{"document": "a", ', "bad JSON"),
-        ('["a", "what"]', "bad JSON \\(a list"),
-        ('{"document": 5, "query": "what"}', "document=5; it must be str"),
-        ('{"document": "a"}', "query=None; it must be str"),
-    ],
-)
-def test_bad_lines_of_generated_queries_are_named(tmp_path: Path, line: str, message: str) -> None:
+def test_generated_queries_of_a_file_and_its_bad_lines(tmp_path: Path) -> None:
     path = tmp_path / "queries.jsonl"
-    path.write_text(f'{{"document": "a", "query": "what"}}\n\n{line}\n')
-    with pytest.raises(ValueError, match=rf"queries\.jsonl, line 3: {message}"):
+    good = '{"document": "a", "query": "é?", "score": 1}\n\n'
+    path.write_text(good, encoding="utf-8")
+    assert list(read_generated(path)) == [("a", "é?")]
+    path.write_text(good + '{"document": "a"}\n', encoding="utf-8")
+    with pytest.raises(ValueError, match=r"queries\.jsonl, line 3: query=None; it must be str"):
         list(read_generated(path))
 
 
-def slow_weights(query: str, words: list[str]) -> list[float]:
-    def shared(x: str, y: str) -> int:
-        """The length of the longest common subsequence."""
-        row = [0] * (len(y) + 1)
-        for a in x:
-            before = row
-            row = [0]
-            for n, b in enumerate(y):
-                row.append(before[n] + 1 if a == b else max(before[n + 1], row[n]))
-        return row[-1]
-
-    asked = query.lower().split()
-    held = [word.lower() for word in words]
-    weights = []
-    for i in range(len(held)):
-        y = " ".join(held[i : i + 3])
-        grams = [" ".join(asked[j : j + 3]) for j in range(len(asked))]
-        weights.append(sum(2 * shared(x, y) / (len(x) + len(y)) for x in grams))
-    return weights
-
-
-SOME = st.lists(st.text("abAé", min_size=1, max_size=4), max_size=6)
-
-
-@given(SOME.map(" ".join), SOME.filter(bool))
-def test_weights_equal_their_slow_twin(query: str, words: list[str]) -> None:
-    assert_same(span_weights(query, words), slow_weights(query, words), scale=1)
+def test_a_weight_is_the_overlap_of_three_words_with_all_of_the_querys() -> None:
+    """ratio(x, y) = 2·(length of the longest common subsequence)/(|x| + |y|)."""
+    # "a b" and "b" with "a b c", with "b c" and with "c"
+    assert_same(span_weights("A b", ["a", "b", "C"]), [3 / 4 + 1 / 3, 1 / 3 + 1 / 2, 0.0], scale=1)
 
 
 def test_starts_follow_the_softmax_of_their_weights(tokenizers: dict[str, Any]) -> None:
@@ -202,8 +161,6 @@ def test_each_relevant_document_gives_its_spans(tokenizers: dict[str, Any]) -> N
     assert all(span in LONG for span in of[0])
     stop = {"the", "a", "on", "and", "to", "by"}
     assert not any(span.split()[0] in stop for span in of[0])
-    every = span_pairs(corpus, split, tokenizer, problems, spans=300, words=1)
-    assert {spelled(tokenizer, pair.target) for pair in every if pair.document == 3} == {"on", "the", "and"}
 
 
 def test_a_draw_depends_on_the_seed_and_the_ids_alone(tokenizers: dict[str, Any]) -> None:

@@ -14,7 +14,6 @@ from paradigms import GENERATIVE
 from paradigms.align import AllPairs, one
 from paradigms.core import Tokens, rel
 from paradigms.data import Corpus
-from paradigms.evaluate.measures import per_query
 from paradigms.generative import retriever as module
 from paradigms.generative.decoder import decode
 from paradigms.generative.identifiers import END, START, Identifiers, Targets, atomic
@@ -182,17 +181,12 @@ def test_a_document_has_the_rel_of_its_best_name(seq2seq):
     pool = {"q": {"d0": 0.0, "d2": 0.0}}
     (entire,) = GenerativeRetriever(model).rankings({"q": "corn"}, pool, ["logit"], whole=True)
     assert_same(entire["q"], {"d0": log_p(model, "corn", rows[0], "logit"), "d2": -math.inf})
-    assert list(run["q"])[-1] == "d2"
-    assert per_query(run, {"q": {"d2": 1}}, ["RR@10"]).mean("RR@10") == pytest.approx(1 / 3)
 
 
 def test_wrong_pools_are_named_and_no_query_finds_nothing(seq2seq):
     retriever = GenerativeRetriever(generative(seq2seq["t5"], named(NAMES)))
-    assert "valid" not in vars(retriever), "reranking needs no trie"
     with pytest.raises(KeyError, match="'nobody'"):
         retriever.rerank(QUERIES, {"q1": {"d1": 0.0}, "q3": {"d2": 0.0, "nobody": 1.0}})
-    with pytest.raises(KeyError, match="'q9', which has no text"):
-        retriever.rerank(QUERIES, {"q9": {"d1": 0.0}})
     assert retriever.rerank(QUERIES, {}) == retriever.search({}) == {}
     with pytest.raises(ValueError, match="k must be at least 1"):
         retriever.search(QUERIES, 0)
@@ -215,11 +209,7 @@ def test_documents_are_added_without_training(kind, seq2seq):
     same_run(GenerativeRetriever(added).search(QUERIES), GenerativeRetriever(whole).search(QUERIES))
     with pytest.raises(ValueError, match="document ids must differ"):
         added.add(new)
-
-
-def test_clusters_and_paths_take_no_further_documents(seq2seq):
-    more = Corpus(["new"], ["text"])
     with pytest.raises(ValueError, match="atomic identifiers"):
-        generative(seq2seq["t5"], atomic(["d0"]), tokens="own").add(more)
+        generative(seq2seq["t5"], atomic(["d0"]), tokens="own").add(new)
     with pytest.raises(ValueError, match="clusters of tokens"):
-        clustered(seq2seq["t5"], named(NAMES)).add(more)
+        clustered(seq2seq["t5"], named(NAMES)).add(new)

@@ -19,7 +19,7 @@ from paradigms.generative.decoder import decode
 from paradigms.generative.identifiers import Targets
 from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.outputs import ScoreName
-from paradigms.generative.seal import gram_weights, query_grams, query_states, seal_scores
+from paradigms.generative.seal import gram_weights, query_states, seal_scores
 from tests.generative.test_ngrams import csr
 from tests.near import assert_same
 from tests.tiny_generative import Sequences, generative, texts
@@ -109,8 +109,8 @@ def drawn(seed: int) -> tuple[Sequences, dict[Gram, float]]:
 
 
 @pytest.mark.parametrize("likely", [0, 2, 5000])
-@pytest.mark.parametrize("frequent", [0, 3, 8, 1500])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("frequent", [0, 3, 1500])
+@pytest.mark.parametrize("seed", range(3))
 def test_seal_scores_are_those_of_the_slow_twin(monkeypatch, seed, frequent, likely):
     monkeypatch.setattr(seal, "FREQUENT", frequent)
     monkeypatch.setattr(seal, "LIKELY", likely)
@@ -143,25 +143,6 @@ def test_keys_are_found_after_a_space_which_byte_level_tokenizers_write_into_tok
     index = index_of([[the, red, fish]])
     states = query_states(tokenizer, index, "red fish")
     assert sorted(states.tolist()) == sorted(index.find([[red], [fish], [red, fish]]).tolist())
-
-
-def test_query_grams_are_those_of_the_corpus_with_their_teacher_forced_probability(seq2seq):
-    folder = seq2seq["t5"]
-    model = generative(folder, texts([[5]]))
-    the, lazy, dog = model.tokenizer("the lazy dog", add_special_tokens=False)["input_ids"]
-    model = generative(folder, texts([[lazy, dog, the, 9], [the, 9]]))
-    index = NGramIndex.build(model.identifiers.tokens, model.identifiers.offsets)
-    queries = ["the lazy dog, the lAZY?", "", "corn"]  # words are tried with a capital first letter, too
-    sources = model.tokenize(queries)
-    found = query_grams(model, index, queries, sources)
-    expected = sorted([(the,), (lazy,), (dog,), (lazy, dog), (dog, the), (lazy, dog, the)])
-    states, scores = found[0]
-    assert states.tolist() == index.find(expected).tolist()
-    targets = Targets.pad([[list(gram) for gram in expected]] * 3)
-    with torch.inference_mode():
-        expected_scores = model(sources, targets, "log_probability").sum(-1)
-    assert_same(scores, expected_scores[0])
-    assert [len(states) for states, _ in found[1:]] == [0, 0]
 
 
 def test_sequence_scores_are_the_models_however_they_are_batched(seq2seq, monkeypatch):

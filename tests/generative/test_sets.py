@@ -18,7 +18,7 @@ from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.sets import TokenSets, token_sets
 from tests.near import assert_same, assert_within_rounding, same_run
 from tests.tiny import TERMS, WORDS
-from tests.tiny_generative import generative, log_p, named, texts
+from tests.tiny_generative import generative, log_p, named
 
 QUERIES = {"q1": "the lazy dog", "q2": "a king lived near that river, so they say", "q3": "corn"}
 NAMES = [[5, 6], [7], [5, 6], [5, 6, 8, 9], [300], [7, 7], [5, 9]]  # d0 and d2 have one name
@@ -133,12 +133,3 @@ def test_planning_models_are_saved_and_explain_both_parts(seq2seq, tiny_bert, tm
     assert_same(sum(s * a for _, _, s, a in shown.links) + shown.rest, shown.rel)
     assert model.sets is not None
     assert shown.document_tokens[-3:] == model.sets.labels(model.tokenizer, 1)
-
-
-def test_sets_are_for_tries_and_come_from_the_corpus(seq2seq):
-    with pytest.raises(ValueError, match="set_size=4 cannot be used with text identifiers"):
-        generative(seq2seq["t5"], texts([[5]]), None, random_sets(1), set_size=4)
-    with pytest.raises(ValueError, match="set_size=0 and sets go together"):
-        generative(seq2seq["t5"], named(NAMES), None, random_sets(7))
-    with pytest.raises(ValueError, match="sets of tokens, which come from its corpus"):
-        planning(seq2seq["t5"]).add(Corpus(["new"], ["text"], ["title"]))

@@ -33,13 +33,6 @@ def test_expected_shares_are_those_of_independent_distances(angles: list[float],
             assert found.sum() == pytest.approx(1)
 
 
-@pytest.mark.parametrize("tokens", [1, 25, 128, 512])
-def test_shares_of_long_documents_add_up_to_one(tokens: int) -> None:
-    angles = np.full(tokens, 1.0)
-    assert expected_shares(angles, 1).sum() == pytest.approx(1, abs=1e-9)
-    assert expected_shares(np.linspace(0.4, 1.2, tokens), 2).sum() == pytest.approx(1, abs=1e-9)
-
-
 def test_a_collision_is_one_of_every_plane() -> None:
     np.testing.assert_allclose(collision([0, np.pi / 4, np.pi], 2), [1, 0.5625, 0])
     assert pair_shares(0.5, np.pi, np.pi - 0.5, 3) == pytest.approx(

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from theory.capacity import all_sets
 from theory.cells import (
     Aligned,
     judged_queries,
@@ -27,21 +26,6 @@ def feasible(rows: np.ndarray) -> bool:
     return linprog(np.zeros(rows.shape[1]), -rows, -np.ones(len(rows)), bounds=bounds).status == 0
 
 
-def answered_patterns(queries: np.ndarray, documents: int, k: int) -> int:
-    """How many patterns some documents of one vector answer, query by query."""
-    h, sets = queries.shape[1], all_sets(documents, k)
-    known = [np.zeros((0, documents * h))]
-    for q in queries:
-        grown = []
-        for rows, relevant in product(known, sets):
-            pairs = product(relevant, sorted(set(range(documents)) - set(relevant.tolist())))
-            more = [np.kron(np.eye(documents)[a] - np.eye(documents)[c], q) for a, c in pairs]
-            if feasible(candidate := np.vstack([rows, *more])):
-                grown.append(candidate)
-        known = grown
-    return len(known)
-
-
 @pytest.mark.parametrize(("H", "P"), [(1, 1), (3, 2), (5, 3), (6, 2), (4, 6)])
 def test_cells_in_general_position(H, P):
     normals = np.random.default_rng(0).standard_normal((H, P))
@@ -55,20 +39,6 @@ def test_large_counts_are_those_of_exact_sums():
     for H, P in ((1000, 20), (1000, 700), (5000, 2500)):
         exact = 2 * sum(comb(H - 1, i) for i in range(P))
         assert log_cells(H, P) == pytest.approx(log(exact), rel=1e-12)
-
-
-@pytest.mark.parametrize(("n", "k", "h", "m"), [(3, 1, 1, 6), (4, 2, 1, 4), (6, 3, 1, 3), (3, 1, 2, 5)])
-def test_enumerated_patterns_are_within_the_bound(n, k, h, m):
-    queries = np.random.default_rng(n).standard_normal((m, h))
-    count = answered_patterns(queries, n, k)
-    assert count <= np.exp(log_patterns("one", n, m, h)) * (1 + 1e-9)
-    assert count <= len(all_sets(n, k)) ** m
-
-
-def test_with_enough_numbers_every_pattern_is_answered():
-    queries = np.random.default_rng(0).standard_normal((2, 2))
-    assert answered_patterns(queries, 4, 2) == 36
-    assert least_numbers("one", 4, 2, 2) <= 2
 
 
 @pytest.mark.parametrize("aligned", get_args(Aligned))

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from theory.collection import cosine_lost
 from theory.cosine import (
@@ -16,37 +15,11 @@ from theory.cosine import (
 from theory.projections import pairwise_error
 
 
-def simulated(k: int, gram: np.ndarray, draws: int, rng: np.random.Generator) -> int:
-    """The share of `draws` projections of three vectors in which the two documents swap."""
-    root = np.linalg.cholesky(gram + 1e-12 * np.eye(3))
-    q, first, second = np.moveaxis(rng.standard_normal((draws, k, 3)) @ root.T, -1, 0)
-    one, two = ((q * d).sum(1) / np.linalg.norm(d, axis=1) for d in (first, second))
-    return int((one <= two).sum())
-
-
-def test_the_law_is_that_of_drawn_projections():
-    rng, draws = np.random.default_rng(40), 20_000
-    for k in (2, 3, 5, 9, 24, 60):
-        vectors = rng.standard_normal((3, 4)) + rng.uniform(0, 1.2) * rng.standard_normal(4)
-        a, b, between = cosines(*vectors)
-        gram = np.array([[1, max(a, b), min(a, b)], [max(a, b), 1, between], [min(a, b), between, 1]])
-        law = cosine_error(k, max(a, b), min(a, b), between)
-        swapped = simulated(k, gram, draws, rng)
-        assert stats.binomtest(swapped, draws, law).pvalue > 1e-5, (k, a, b, between)
-
-
 def test_special_cases_are_known():
     assert cosine_error(2, 1.0, 0.3, 0.3) == 0  # d1 = q is never swapped
     assert cosine_error(17, 0.3, -0.3, -1.0) == pytest.approx(pairwise_error(17, 0.3))  # d2 = −d1: a sign
     # ρ₁ → ρ₂: a fair coin
     assert cosine_error([2, 7, 400], 0.3 + 1e-12, 0.3, 0.1) == pytest.approx(0.5, abs=1e-9)
-
-
-def test_it_tends_to_the_asymptotic_law():
-    for k in (10_000, 1_000_000):
-        better = 0.5 + 2 / np.sqrt(k)
-        exact, limit = (law(k, better, 0.5, 0.4) for law in (cosine_error, asymptotic_cosine_error))
-        assert exact == pytest.approx(limit, rel=20 / np.sqrt(k))
 
 
 def test_it_is_what_simulation_gives_where_the_asymptotic_law_is_off():

@@ -22,14 +22,6 @@ def test_the_floor_of_a_mixture_leaves_the_share_above_it():
         assert abs((drawn > floor).mean() - share) < 4.5 * error
 
 
-def test_documents_reached_by_counting():
-    rng = np.random.default_rng(0)
-    n, tokens, k = 40_000, 40, 500
-    reached = [np.unique(rng.permutation(n)[:k] // tokens).size / (n / tokens) for _ in range(50)]
-    assert np.mean(reached) == pytest.approx(excess.documents_reached(k, n, tokens), abs=0.004)
-    np.testing.assert_array_equal(excess.documents_reached([0, n], n, tokens), [0, 1])
-
-
 def test_the_best_floor_is_where_a_match_is_as_likely_as_none():
     floor = excess.best_floor(0.2, 0.05, 0.2, 0.4)
     none = 0.6 * np.exp(-(floor - 0.2) / 0.05) / 0.05
@@ -46,7 +38,6 @@ def test_the_best_floor_is_where_a_match_is_as_likely_as_none():
         (lambda: excess.mixture_floor(0.5, [0.2, 0.2], [0, 0], [1, 1]), "share = 0.5"),
         (lambda: excess.mixture_floor(0.4, [0.2, 0.2], [0, 0], [1, 1]), "less than the sum"),
         (lambda: excess.mixture_floor(0.1, [0.2, 0.2], [0, 0], [1]), r"shapes \(2,\), \(2,\), \(1,\)"),
-        (lambda: excess.documents_reached(3, 2, 1), "k/n = 1.5"),
         (lambda: excess.best_floor(0, 0.2, 0.2, 0.5), "match_scale"),
         (lambda: excess.best_share(0.1, 0.2, 1.0), "match"),
     ],
