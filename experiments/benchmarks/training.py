@@ -36,10 +36,12 @@ class Settings(Benchmark, CollectionName, Backbone):
     paradigms: list[Literal["dpr", "colbert"]] = field(default_factory=lambda: ["dpr", "colbert"])
     batches: list[int] = field(default_factory=lambda: [32, 128, 512])
     """batch sizes, in pairs, for training the upper layer; with the first one, all layers are trained too"""
+    length: int = 64
+    """tokens of a text, at most"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, batches=2, rounds=1, threads=1)
+        at_least(self, batches=2, length=4, rounds=1, threads=1)
         different(self, "paradigms", "batches")
 
 
@@ -55,7 +57,9 @@ from paradigms import PARADIGMS
 from paradigms.align import QueryToDocument
 from paradigms.data import Collection, Corpus, load_collection
 from paradigms.encoder.backbone import packaged
+from paradigms.encoder.batches import by_length
 from paradigms.encoder.precision import native_precision
+from paradigms.encoder.text import TOKENS
 from paradigms.io.device import processor
 from paradigms.io.files import held
 from paradigms.train.contrastive import Contrastive
@@ -68,7 +72,6 @@ TEMPERATURES = {"dpr": 0.05, "colbert": 1.0}  # of the softmax over rel; the pee
 CHECKED = 8  # pairs for the loss that must be equal in all systems
 WARMUP = 1  # untimed steps of a round
 STEPS = 1  # timed steps of a round
-LENGTH = 64  # tokens of a text, at most
 RATE = 2e-5
 OURS = "ours"
 PEER = "sentence-transformers"
@@ -109,7 +112,7 @@ def main(settings: Settings) -> None:
                 answers.append(process.submit(measure, settings, case, pairs, states).result())
     summary = (
         f"Rounds: {settings.rounds}; timed steps in each: {STEPS}; texts of at most "
-        f"{LENGTH} tokens; {settings.threads} thread(s) of {processor()}, which other work may have "
+        f"{settings.length} tokens; {padding(settings, pairs)}; {settings.threads} thread(s) of {processor()}, which other work may have "
         "shared."
     )
     summary += "" if bf16 else " bf16 is left out: this processor does not multiply it natively."
@@ -156,6 +159,21 @@ def distinct_pairs(collection: Collection, number: int, seed: int) -> Pairs:
     )
 
 
+def padding(settings: Settings, pairs: Pairs) -> str:
+    """Describe how much padding the batches of all layers' steps have, padded as a whole and in our parts."""
+    encoder = PARADIGMS["dpr"](settings.backbone, document_length=settings.length).encoder
+    size = settings.batches[0]
+    tokens = together = parts = 0
+    for batch in step_batches(len(pairs), size, WARMUP + STEPS, seed=settings.seed):
+        for side in zip(*(pairs[n] for n in batch), strict=True):
+            lengths = encoder.tokenize(side, "document").lengths()
+            tokens += sum(lengths)
+            together += size * max(lengths)
+            parts += sum(len(part) * lengths[part[0]] for part in by_length(lengths, TOKENS["cpu"]))
+    shares = (f"{1 - tokens / padded:.0%}" for padded in (together, parts))
+    return "padding in batches of {} pairs: {} of the tokens, in our parts {}".format(size, *shares)
+
+
 def measure(settings: Settings, case: Case, pairs: Pairs, states: str) -> Round:
     """Train for a round in this process. A step lasts from the end of the step before it to its own end."""
     torch.set_num_threads(settings.threads)
@@ -171,7 +189,7 @@ def measure(settings: Settings, case: Case, pairs: Pairs, states: str) -> Round:
 
 def ours(settings: Settings, case: Case, pairs: Pairs, folder: Path, states: Path) -> float:
     """Train with `paradigms.train`; return the loss on the first CHECKED pairs, before training."""
-    lengths: dict[str, Any] = {"query_length": LENGTH, "document_length": LENGTH}
+    lengths: dict[str, Any] = {"query_length": settings.length, "document_length": settings.length}
     if case.paradigm == "colbert":  # as the peer's: no token is skipped, and Z = 1
         paradigm = PARADIGMS["colbert"](settings.backbone, skip="", **lengths)
         paradigm = paradigm.with_alignment(QueryToDocument(), normalise="one")
@@ -215,12 +233,12 @@ def sentence_transformers(settings: Settings, case: Case, pairs: Pairs, folder: 
         trainer_of = peer.SentenceTransformerTrainer
         arguments = peer.SentenceTransformerTrainingArguments
         model = peer.SentenceTransformer(encoder, device="cpu")
-        model.max_seq_length = LENGTH
+        model.max_seq_length = settings.length
         loss = MultipleNegativesRankingLoss(model, scale=scale)
     else:
         trainer_of = peer.MultiVectorEncoderTrainer
         arguments = peer.MultiVectorEncoderTrainingArguments
-        tokens = Transformer(encoder, query_length=LENGTH, document_length=LENGTH)
+        tokens = Transformer(encoder, query_length=settings.length, document_length=settings.length)
         parts = tokens, MultiVectorMask(skiplist_words=[]), Normalize(module_input_name="token_embeddings")
         model = peer.MultiVectorEncoder(modules=list(parts), device="cpu")
         loss = MultiVectorMultipleNegativesRankingLoss(model, scale=scale)

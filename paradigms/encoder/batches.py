@@ -16,6 +16,7 @@ from paradigms.core import Tokens, join_documents, join_queries
 
 M_TRIM_THRESHOLD = -1  # constants of malloc.h
 M_MMAP_THRESHOLD = -3
+PASS = 64  # tokens whose training takes a CPU about as long as what each further pass costs
 
 
 @dataclass(frozen=True)
@@ -60,17 +61,30 @@ class Batch:
 def by_length(lengths: Sequence[int], tokens: int | None = None, rows: int | None = None) -> list[list[int]]:
     """Group positions of texts with similar lengths, longest first.
 
-    A group has at most `rows` texts and at most `tokens` tokens after padding, but at least one text.
+    A group has at most `rows` texts and at most `tokens` tokens after padding, but at least one text. With
+    `tokens`, the groups have the fewest padded tokens, where each group counts as `PASS` more.
     """
     order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
-    parts = []
-    start = 0
-    while start < len(order):
-        most = len(order) if tokens is None else max(1, tokens // max(1, lengths[order[start]]))
-        stop = start + (most if rows is None else min(most, rows))
-        parts.append(order[start:stop])
-        start = stop
-    return parts
+    rows = max(1, len(order)) if rows is None else rows
+    if tokens is None:
+        return [order[start : start + rows] for start in range(0, len(order), rows)]
+    costs = [0]  # of the best groups of the first texts
+    starts = [0]  # of the last of these groups
+    for stop in range(1, len(order) + 1):
+        best = (costs[-1] + lengths[order[stop - 1]] + PASS, stop - 1)
+        for start in range(stop - 2, max(-1, stop - 1 - rows), -1):
+            padded = (stop - start) * lengths[order[start]]
+            if padded > tokens:
+                break
+            best = min(best, (costs[start] + padded + PASS, start))
+        costs.append(best[0])
+        starts.append(best[1])
+    groups = []
+    stop = len(order)
+    while stop:
+        groups.append(order[starts[stop] : stop])
+        stop = starts[stop]
+    return groups[::-1]
 
 
 def in_parts(
@@ -92,7 +106,7 @@ def in_parts(
     """
     rows = len(batch) if rows is None else rows
     cached = rows < len(batch)
-    if not cached and (tokens is None or batch.input_ids.numel() <= tokens):
+    if not cached and (tokens is None or len(batch) == 1):
         return encode(batch)
     lengths = batch.lengths()
     parts = by_length(lengths, tokens, rows)

@@ -1,6 +1,7 @@
 """Texts in parts by length, and gradient caching: the plain step's losses and gradients, in less memory."""
 
 from collections.abc import Sequence
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +74,23 @@ def test_parts_hold_every_text_once_longest_first_within_both_limits(lengths, to
         longest = max(lengths[place] for place in part)
         assert rows is None or len(part) <= rows
         assert tokens is None or len(part) == 1 or len(part) * longest <= tokens
-        if after is not None:  # no part ends before a limit is reached
-            one_more = len(part) + 1
-            assert one_more > (rows or one_more) or one_more * longest > (tokens or one_more * longest)
+        assert tokens is not None or rows is None or after is None or len(part) == rows
+
+
+@given(st.lists(st.integers(0, 200), min_size=1, max_size=8), st.integers(1, 600), st.integers(1, 8))
+def test_parts_have_the_fewest_tokens_and_passes(lengths, tokens, rows):
+    def cost(parts: list[list[int]]) -> int:
+        return sum(batches.PASS + len(part) * max(part) for part in parts)
+
+    longest_first = sorted(lengths, reverse=True)
+    possible = []
+    for cuts in product([False, True], repeat=len(lengths) - 1):
+        places = [0, *(n for n, cut in enumerate(cuts, 1) if cut), len(lengths)]
+        parts = [longest_first[start:stop] for start, stop in pairwise(places)]
+        if all(len(part) <= rows and (len(part) == 1 or len(part) * part[0] <= tokens) for part in parts):
+            possible.append(cost(parts))
+    found = by_length(lengths, tokens, rows)
+    assert cost([[lengths[place] for place in part] for part in found]) == min(possible)
 
 
 ODD = {"colbert": {"query_augmentation": True, "document_marker": "[unused1]"}, "me_bert": {"vectors": 4}}
