@@ -111,9 +111,9 @@ def main(settings: Settings) -> None:
                 process = processes[case.system, case.precision]
                 answers.append(process.submit(measure, settings, case, pairs, states).result())
     summary = (
-        f"Rounds: {settings.rounds}; timed steps in each: {STEPS}; texts of at most "
-        f"{settings.length} tokens; {padding(settings, pairs)}; {settings.threads} thread(s) of {processor()}, which other work may have "
-        "shared."
+        f"Rounds: {settings.rounds}; timed steps in each: {STEPS}; texts of at most {settings.length} "
+        f"tokens; {padding(settings, pairs)}; {settings.threads} thread(s) of {processor()}, which other "
+        "work may have shared."
     )
     summary += "" if bf16 else " bf16 is left out: this processor does not multiply it natively."
     summary += "" if find_spec("sentence_transformers") else f" {PEER} is not installed, and left out."
