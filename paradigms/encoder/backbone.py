@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from functools import lru_cache
 from importlib.util import find_spec
@@ -167,23 +167,22 @@ def cached(name: str) -> Path | None:
 
 
 @contextmanager
-def for_search() -> Iterator[None]:
+def _switched_on(switch: ContextVar[bool]) -> Iterator[None]:
+    token = switch.set(True)
+    try:
+        yield
+    finally:
+        switch.reset(token)
+
+
+def for_search() -> AbstractContextManager[None]:
     """Context in which models are loaded only to encode texts; plain BERTs are read without transformers."""
-    token = _for_search.set(True)
-    try:
-        yield
-    finally:
-        _for_search.reset(token)
+    return _switched_on(_for_search)
 
 
-@contextmanager
-def without_weights() -> Iterator[None]:
+def without_weights() -> AbstractContextManager[None]:
     """Context in which models have their shapes on the meta device, and no weights (`parallel.built`)."""
-    token = _without_weights.set(True)
-    try:
-        yield
-    finally:
-        _without_weights.reset(token)
+    return _switched_on(_without_weights)
 
 
 def positions(name: str | Path) -> int | None:
@@ -260,9 +259,7 @@ def load_model(kind: Any, name: str | Path, optional: str = "\0") -> Any:
     if _without_weights.get():
         from transformers import AutoConfig
 
-        build = (
-            getattr(kind, "from_config", None) or kind._from_config
-        )  # of classes such as AutoModel; others
+        build = getattr(kind, "from_config", None) or kind._from_config  # AutoModel and the like; others
         with torch.device("meta"):
             return build(pretrained(AutoConfig, name), dtype=torch.float32)
     options = {"use_safetensors": True, "dtype": torch.float32, "output_loading_info": True}

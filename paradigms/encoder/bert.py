@@ -26,16 +26,10 @@ from paradigms.encoder.weights import Watch
 from paradigms.io.checks import json_or_empty
 
 TRANSFORMERS = "transformers.models.bert.modeling_bert"  # module of the class that `Forward` replaces
-PARTS = {  # parts of a layer, and whether they are layer norms
-    "attention.self.query": False,
-    "attention.self.key": False,
-    "attention.self.value": False,
-    "attention.output.dense": False,
-    "attention.output.LayerNorm": True,
-    "intermediate.dense": False,
-    "output.dense": False,
-    "output.LayerNorm": True,
-}
+PROJECTIONS = tuple(f"attention.self.{name}" for name in ("query", "key", "value"))
+NORMS = ("attention.output.LayerNorm", "output.LayerNorm")
+PARTS = (*PROJECTIONS, "attention.output.dense", NORMS[0], "intermediate.dense", "output.dense", NORMS[1])
+LEAVES = ("weight", "bias")
 EMBEDDINGS = ("word", "position", "token_type")
 # transformers' defaults for keys that a config.json may omit
 DEFAULTS: dict[str, Any] = {
@@ -56,7 +50,7 @@ def weight_names(layers: int) -> list[str]:
     names = [f"embeddings.{name}_embeddings.weight" for name in EMBEDDINGS]
     parts = (f"encoder.layer.{n}.{part}" for n in range(layers) for part in PARTS)
     modules = ["embeddings.LayerNorm", *parts]
-    return names + [f"{module}.{leaf}" for module in modules for leaf in ("weight", "bias")]
+    return names + [f"{module}.{leaf}" for module in modules for leaf in LEAVES]
 
 
 def supported(config: Any) -> bool:
@@ -64,17 +58,6 @@ def supported(config: Any) -> bool:
     fixed = ("hidden_act", "position_embedding_type", "is_decoder")
     same = all(getattr(config, name, DEFAULTS[name]) == DEFAULTS[name] for name in fixed)
     return same and config.hidden_size % config.num_attention_heads == 0
-
-
-def _parts(weights: Mapping[str, Tensor], n: int) -> dict[str, Part]:
-    """Return the weights and biases of layer n, with queries, keys and values joined as "qkv"."""
-    part: dict[str, Part] = {}
-    for name in PARTS:
-        leaves = (weights[f"encoder.layer.{n}.{name}.{leaf}"].detach() for leaf in ("weight", "bias"))
-        part[name.removesuffix(".dense")] = tuple(leaves)  # type: ignore[assignment]
-    projections = (part.pop(f"attention.self.{name}") for name in ("query", "key", "value"))
-    weight, bias = (torch.cat(each) for each in zip(*projections, strict=True))
-    return part | {"qkv": (weight, bias)}
 
 
 class Layer(NamedTuple):
@@ -102,16 +85,21 @@ class Forward:
         self.eps = config.layer_norm_eps
         self.tables = [weights[f"embeddings.{name}_embeddings.weight"] for name in EMBEDDINGS]
         self.norm = weights["embeddings.LayerNorm.weight"], weights["embeddings.LayerNorm.bias"]
-        self.layers = [self._layer(_parts(weights, n)) for n in range(config.num_hidden_layers)]
+        self.layers = [self._layer(weights, n) for n in range(config.num_hidden_layers)]
 
-    def _layer(self, part: Mapping[str, Part]) -> Layer:
-        cast = {name: (weight.to(self.dtype), bias.to(self.dtype)) for name, (weight, bias) in part.items()}
+    def _layer(self, weights: Mapping[str, Tensor], n: int) -> Layer:
+        def part(*names: str) -> Part:
+            """Return the weights and biases of some parts, joined."""
+            rows = [[weights[f"encoder.layer.{n}.{name}.{leaf}"] for name in names] for leaf in LEAVES]
+            weight, bias = (row[0] if len(row) == 1 else torch.cat(row) for row in rows)
+            return weight.detach().to(self.dtype), bias.detach().to(self.dtype)
+
         return Layer(
-            activated_linear(*cast["qkv"]),
-            activated_linear(*cast["attention.output"]),
-            activated_linear(*cast["intermediate"], gelu=True),
-            activated_linear(*cast["output"]),
-            [cast["attention.output.LayerNorm"], cast["output.LayerNorm"]],
+            activated_linear(*part(*PROJECTIONS)),
+            activated_linear(*part("attention.output.dense")),
+            activated_linear(*part("intermediate.dense"), gelu=True),
+            activated_linear(*part("output.dense")),
+            [part(name) for name in NORMS],
         )
 
     def __call__(

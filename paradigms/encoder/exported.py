@@ -16,15 +16,15 @@ INPUTS = ("input_ids", "attention_mask")
 OUTPUT = "last_hidden_state"
 
 
-def session(file: Path, threads: int = 0) -> Any:
-    """Open an ONNX file in ONNX Runtime. threads: 0 = as many as torch uses.
+def session(file: Path) -> Any:
+    """Open an ONNX file in ONNX Runtime, with as many threads as torch uses.
 
     Raises ValueError, with the file's name, if ONNX Runtime cannot read it.
     """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads or torch.get_num_threads()
+    options.intra_op_num_threads = torch.get_num_threads()
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads would take a core
     with naming(file):

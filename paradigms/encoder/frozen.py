@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from paradigms.encoder.backbone import configuration
 from paradigms.encoder.batches import Batch, by_length
+from paradigms.encoder.precision import product_precision
 from paradigms.encoder.weights import state_of
 from paradigms.io.files import atomic_folder, contents, remove_folder
 from paradigms.io.manifest import MANIFEST, damage, write_manifest
@@ -180,7 +181,8 @@ def open_states(
     other settings that change the states. opened: returned if it holds the same states.
     """
     fields = sorted(configuration(module).items())  # a model with adapters and its merged copy have the same
-    digest = hashlib.sha256(f"{settings} {precision(next(module.parameters()).device)} {fields}".encode())
+    precision = product_precision(next(module.parameters()).device)
+    digest = hashlib.sha256(f"{settings} {precision} {fields}".encode())
     for name, weight in sorted(weights.items()):
         digest.update(name.encode() + weight.detach().cpu().contiguous().numpy().tobytes())
     place = folder / digest.hexdigest()[:16]
@@ -210,9 +212,3 @@ def _computed(batch: Batch, places: list[int], compute: Callable[[Batch], Tensor
         for n, states in zip(part, scaled(compute(texts)).cpu(), strict=True):
             rows[n] = states[: lengths[n]]
     return rows
-
-
-def precision(device: torch.device) -> str:
-    """Return the dtype of matrix products under the current autocast, if any."""
-    on = torch.is_autocast_enabled(device.type)
-    return str(torch.get_autocast_dtype(device.type) if on else torch.float32)

@@ -11,7 +11,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 
@@ -21,11 +21,7 @@ from torch import Tensor, nn
 from paradigms.core import at_least_float32
 
 # precision -> the type of matrix products under torch's autocast
-PRECISIONS: dict[str, torch.dtype | None] = {
-    "no": None,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
+PRECISIONS: dict[str, torch.dtype | None] = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 AUTO = "auto"
 VARIABLE = "ACCELERATE_MIXED_PRECISION"  # accelerate reads it, too
 _chosen: ContextVar[str] = ContextVar("precision", default=AUTO)  # set by the innermost `autocast`
@@ -45,13 +41,22 @@ def _native_on_cpu() -> bool:
     return wide and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
-def autocast(device: torch.device, precision: str, *, copies: bool = True) -> AbstractContextManager[None]:
+@contextmanager
+def autocast(device: torch.device, precision: str, *, copies: bool = True) -> Iterator[None]:
     """Context in which encoders compute in `precision`, a key of `PRECISIONS` or "auto".
 
     copies: whether, in training, a weight's 16-bit copy is kept until the context ends. Raises the same
     errors as `resolved`.
     """
-    return _computing(device, resolved(device, precision), copies)
+    precision = resolved(device, precision)
+    kind = PRECISIONS[precision]
+    token = _chosen.set(precision)
+    cached = None if copies else False  # None: as around
+    try:
+        with torch.autocast(device.type, kind, enabled=kind is not None, cache_enabled=cached):
+            yield
+    finally:
+        _chosen.reset(token)
 
 
 def choose_precision(precision: str) -> None:
@@ -74,18 +79,6 @@ def resolved(device: torch.device, precision: str) -> str:
     if precision == "fp16" and device.type == "cpu":
         raise ValueError("precision fp16 needs a GPU; a CPU has bf16")
     return precision
-
-
-@contextmanager
-def _computing(device: torch.device, precision: str, copies: bool) -> Iterator[None]:
-    kind = PRECISIONS[precision]
-    token = _chosen.set(precision)
-    cached = None if copies else False  # None: as around
-    try:
-        with torch.autocast(device.type, kind, enabled=kind is not None, cache_enabled=cached):
-            yield
-    finally:
-        _chosen.reset(token)
 
 
 def product_precision(device: torch.device) -> str:

@@ -4,7 +4,7 @@ Encoders of different paradigms differ only in settings.
 """
 
 import string
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -169,29 +169,3 @@ class InputFormat(NamedTuple):
     prompt: str  # the text before the input
     marker: list[int]  # the marker's id; empty without a marker
     at: int  # position of the marker: after [CLS] or <s>
-
-
-def settings_fields(values: Mapping[str, Any], vocabulary: Callable[[], Container[str]]) -> dict[str, Any]:
-    """Convert the values in an encoder.json to settings.
-
-    `vectors` was formerly called `first`, and `salience_sides` could leave out a side. Before there were
-    prompts, a marker that the vocabulary lacks was one, and `skip_exact` said that `skip` lists tokens, some
-    of which the vocabulary may lack.
-    """
-    settings = {"vectors" if name == "first" else name: value for name, value in values.items()}
-    sides = settings.pop("salience_sides", "both")
-    if sides != "both" and settings.get("salience") != "none":
-        raise ValueError(
-            f"salience of one side (salience_sides={sides!r}) was removed: train the model again"
-        )
-    if "query_prompt" in settings:
-        return settings
-    tokens = vocabulary()
-    if settings.pop("skip_exact", False):
-        skipped = " ".join(token for token in settings["skip"] if token in tokens)
-        settings |= {"skip": "", "skip_tokens": skipped}
-    for side in SIDES:
-        marker = settings.get(f"{side}_marker", "")
-        if marker not in tokens:
-            settings |= {f"{side}_marker": "", f"{side}_prompt": marker}
-    return settings

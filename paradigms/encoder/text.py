@@ -30,9 +30,9 @@ from paradigms.encoder.bert import last_hidden
 from paradigms.encoder.layers import add_adapters, orthogonal, salience_head, without_adapters
 from paradigms.encoder.pooling import LearnedPooling, mean_of_spans, pool, spans
 from paradigms.encoder.precision import scores_of
-from paradigms.encoder.settings import SIDES, EncoderSettings, InputFormat, Side, settings_fields
+from paradigms.encoder.settings import SIDES, EncoderSettings, InputFormat, Side
 from paradigms.encoder.tokenizing import beginnings, token_rows
-from paradigms.io.checks import as_sequence, check_text, is_blank, json_or_empty, read_settings, require
+from paradigms.io.checks import as_sequence, check_text, is_blank, read_json, read_settings, require
 from paradigms.io.files import write_json
 from paradigms.relax import entropic_topk, hard_topk, token_budget
 from paradigms.rooms import Entry
@@ -384,15 +384,13 @@ class TextEncoder(Encoder):
         Raises FileNotFoundError if a file is missing, and ValueError if the class is not registered or the
         weights do not fit the settings.
         """
-        kind = encoder_class(json_or_empty(folder / "encoder.json").get("encoder", "text"))
-        config = folder / "backbone" / "config.json"
-        file = folder / "heads.safetensors"
-        for needed in (folder / "encoder.json", config, file):
+        file = folder / "encoder.json"
+        heads = folder / "heads.safetensors"
+        for needed in (file, folder / "backbone" / "config.json", heads):
             require(needed, folder)
-        renewed = partial(settings_fields, vocabulary=lambda: load_tokenizer(config.parent).get_vocab())
-        settings = read_settings(kind.Settings, folder / "encoder.json", renewed)
-        encoder = kind(config.parent, settings)
-        load_heads(encoder, encoder._heads(), file)
+        kind = encoder_class(read_json(file).get("encoder", "text"))
+        encoder = kind(folder / "backbone", read_settings(kind.Settings, file))
+        load_heads(encoder, encoder._heads(), heads)
         return encoder
 
     def _heads(self) -> dict[str, Tensor]:

@@ -24,11 +24,8 @@ from paradigms.data import (
     write_judgements,
     write_run,
 )
-from paradigms.data.assembly import mended
 from paradigms.data.collection import best_first
 from paradigms.data.lines import Lines
-from paradigms.dpr import dpr
-from tests import needs
 
 DOCUMENTS = [
     {"_id": "a", "title": "Title", "text": "body of é ☃"},
@@ -69,22 +66,19 @@ def test_a_folder_in_beir_layout(tmp_path, packed):
     assert list(collection.corpus) == TEXTS
     assert list(collection.corpus.titles) == TITLES
     assert collection.corpus.ids == ["a", "b", "c", "4"]
+    assert isinstance(collection.corpus._texts, Lines) is not packed
     assert list(collection.splits) == ["train", "test"]
     test = collection.split("test")
     assert test.queries == {"q1": "one", "q2": "two"}
     assert test.judgements == {"q2": {"a": 2}, "q1": {"b": 1, "c": 0}}
     assert collection.split("train").judgements == {"q3": {"4": 1}}
     assert not collection.problems
-    assert str(collection.problems) == ""
     with pytest.raises(ValueError, match="tiny has no split 'dev'; it has train, test"):
         collection.split("dev")
 
 
 def test_a_plain_corpus_stays_on_disk(tmp_path):
     corpus = load_collection(beir(tmp_path / "tiny")).corpus
-    assert isinstance(corpus._texts, Lines)
-    assert isinstance(corpus.titles, Lines)
-    assert corpus._texts._offsets.dtype == np.int64
     assert [corpus[i] for i in (3, 0, -1, np.int64(1))] == [TEXTS[3], TEXTS[0], TEXTS[3], TEXTS[1]]
     assert corpus[1:3] == TEXTS[1:3]
     assert corpus[corpus.position("c")] == "empty title"
@@ -123,8 +117,6 @@ def test_titles_stay_with_their_documents(tmp_path, packed):
 def test_corpus_refuses_repeated_ids_and_missing_texts():
     with pytest.raises(ValueError, match="must be unique"):
         Corpus(["a", "a"], ["x", "y"])
-    with pytest.raises(ValueError, match="1 ids, 2 texts"):
-        Corpus(["a"], ["x", "y"])
     with pytest.raises(ValueError, match="2 texts, 1 titles"):
         Corpus(["a", "b"], ["x", "y"], ["X"])
 
@@ -155,14 +147,12 @@ def test_problems_are_counted_with_examples(tmp_path):
     }
     shown = str(collection.problems)
     assert "judgement for an absent document (left out): 10, e.g. dev: q1 -> absent0" in shown
-    assert shown.count("absent1") == 1
     assert "absent5" not in shown
     assert "test.tsv, line 6: 'q1 c 1'" in shown
-    assert len(collection.problems.lines()) == 8
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_half_characters_are_replaced_and_counted(tmp_path, packed, tiny_bert):
+def test_half_characters_are_replaced_and_counted(tmp_path, packed):
     """JSON can spell lone surrogates, which tokenizers reject; a pair of surrogates is one character."""
     documents = [
         {"_id": "a", "title": "half \ud83d", "text": "of one \ude00, and a whole \U0001f600"},
@@ -175,18 +165,15 @@ def test_half_characters_are_replaced_and_counted(tmp_path, packed, tiny_bert):
         "document with lone surrogates (each replaced by U+FFFD)": 1,
         "query with lone surrogates (each replaced by U+FFFD)": 1,
     }
-    assert collection.problems.examples["query with lone surrogates (each replaced by U+FFFD)"] == ["q1"]
     corpus = pickle.loads(pickle.dumps(collection.corpus))
     assert list(corpus) == corpus[:] == ["half \ufffd of one \ufffd, and a whole \U0001f600", "sound"]
     assert list(corpus.titles) == ["half \ufffd", ""]
     assert collection.split("test").queries == {"q1": "end \ufffd", "q2": "one"}
-    dpr(tiny_bert).encode_documents([*corpus, *collection.split("test").queries.values()])
     write_folder(collection, tmp_path / "mended")
     again = load_collection(tmp_path / "mended")
     assert not again.problems
     assert again.fingerprint == collection.fingerprint
     assert again.splits == collection.splits
-    assert mended("\ud83d\ude00") == "\U0001f600"
 
 
 @pytest.mark.parametrize(
@@ -195,8 +182,6 @@ def test_half_characters_are_replaced_and_counted(tmp_path, packed, tiny_bert):
         ('{"_id": "x", "text": ', "bad JSON"),
         ('["x"]', "bad JSON"),
         ("[" * 100_000, "bad JSON"),
-        ('{"_id": ' + "1" * 5_000 + "}", "bad JSON"),
-        ('{"text": "no id"}', "no usable id"),
         ('{"_id": null, "text": "no id"}', "no usable id"),
         ('{"_id": "x", "text": 5}', "'text' is not a string but 5"),
     ],
@@ -228,10 +213,6 @@ def test_broken_gzip_and_broken_text_are_named(tmp_path):
     run = tmp_path / "run.txt"
     run.write_bytes(b"q Q0 d 1 1.0 t\n\xff\xfe\n")
     with pytest.raises(ValueError, match=r"run\.txt, line 2: not UTF-8"):
-        read_run(run)
-    run = tmp_path / "run.txt.gz"
-    run.write_bytes(b"not gzip")
-    with pytest.raises(ValueError, match="not a whole gzip file"):
         read_run(run)
 
 
@@ -294,9 +275,8 @@ SCORES = st.floats(allow_nan=False)
 
 
 @given(run=st.dictionaries(IDS, st.dictionaries(IDS, SCORES, min_size=1, max_size=5), max_size=4))
-@pytest.mark.parametrize("name", ["run.txt", "run.txt.gz"])
-def test_a_run_survives_its_file(tmp_path_factory, name, run):
-    path = tmp_path_factory.getbasetemp() / name
+def test_a_run_survives_its_file(tmp_path_factory, run):
+    path = tmp_path_factory.getbasetemp() / "run.txt.gz"
     write_run(path, run)
     read = read_run(path)
     assert {query: list(scores) for query, scores in read.items()} == {
@@ -326,9 +306,8 @@ def test_runs_are_written_by_score_and_then_by_id(tmp_path):
 
 def test_judgements_survive_their_file(tmp_path):
     judgements = {"q1": {"b": 1, "a": 0}, "q2": {"c": 3, "d": -1}}
-    for name in ("qrels.txt", "qrels.txt.gz"):
-        write_judgements(tmp_path / name, judgements)
-        assert read_judgements(tmp_path / name) == judgements
+    write_judgements(tmp_path / "qrels.txt", judgements)
+    assert read_judgements(tmp_path / "qrels.txt") == judgements
     assert (tmp_path / "qrels.txt").read_text() == "q1 0 b 1\nq1 0 a 0\nq2 0 c 3\nq2 0 d -1\n"
 
 
@@ -352,12 +331,10 @@ def test_bad_lines_are_named(tmp_path, read, first, line, message):
         read(tmp_path / "absent")
 
 
-@pytest.mark.parametrize("name", ["file.txt", "file.txt.gz"])
-def test_comments_headers_and_tags_of_trec_files_are_passed_over(tmp_path, name):
+def test_comments_headers_and_tags_of_trec_files_are_passed_over(tmp_path):
     def read(function, text):
-        packed = gzip.compress(text.encode()) if name.endswith(".gz") else text.encode()
-        (tmp_path / name).write_bytes(packed)
-        return function(tmp_path / name)
+        (tmp_path / "file.txt").write_text(text)
+        return function(tmp_path / "file.txt")
 
     comments = "# k1 0.9 b 0.4 bm25\n#k1 0.9 b 0.4\n# pool depth 100\n#\n# a longer line of some words\n"
     run = {"q": {"a": 2.5}, "#q": {"b": 1.0}}
@@ -401,19 +378,3 @@ def test_what_trec_cannot_hold_is_not_written(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["run.txt"]
     write_run(path, {"q": {"a": 1.0}}, tag="my model")
     assert path.read_text() == "q Q0 a 1 1.0 my-model\n"
-
-
-@pytest.mark.parametrize(
-    ("name", "documents", "splits", "judgements", "problems"),
-    [
-        ("scifact", 5183, {"train": 809, "test": 300}, {"train": 919, "test": 339}, {}),
-        ("cranfield", 1400, {"test": 225}, {"test": 1837}, {"document with empty text (kept)": 2}),
-    ],
-)
-def test_counts_of_real_collections(name, documents, splits, judgements, problems):
-    collection = needs.collection(name)
-    assert len(collection.corpus) == documents
-    assert {split: len(part.queries) for split, part in collection.splits.items()} == splits
-    found = {split: sum(map(len, part.judgements.values())) for split, part in collection.splits.items()}
-    assert found == judgements
-    assert collection.problems.counts == problems

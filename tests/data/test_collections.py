@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paradigms.data import Collection, load_collection, write_folder, write_run
+from paradigms.data import load_collection, write_folder
 from paradigms.data.lines import Lines
 from paradigms.io.command_line import folder_name
 from paradigms.train.fit import training_splits
@@ -45,18 +45,22 @@ def miracl(root: Path, corpus: str = "miracl/miracl-v1.0-sw", ending: str = "jso
         "dev": "1\tmto \tgani?\n2\t哪个湖？\n",
         "test-b": "5\tx\n",
     }
-    for split, text in topics.items():
-        put(folder / "topics" / f"topics.miracl-v1.0-sw-{split}.tsv", text)
     qrels = {
         "train": "0#1\tQ0\t12#0\t1\n1\tQ0\t7#0\t1\n1\tQ0\t9#0\t0\n",
         "dev": "1\tQ0\t9#0\t1\n2\tQ0\t12#1\t1\n",
     }
-    for split, text in qrels.items():
-        put(folder / "qrels" / f"qrels.miracl-v1.0-sw-{split}.tsv", text)
+    for kind, files in {"topics": topics, "qrels": qrels}.items():
+        for split, text in files.items():
+            put(folder / kind / f"{kind}.miracl-v1.0-sw-{split}.tsv", text)
     return folder
 
 
-def check_miracl(collection: Collection) -> None:
+@pytest.mark.parametrize(
+    "corpus", ["miracl/miracl-v1.0-sw", "miracl/miracl-corpus-v1.0-sw", "miracl-corpus/miracl-corpus-v1.0-sw"]
+)
+@pytest.mark.parametrize("ending", ["jsonl.gz", "jsonl"])
+def test_a_language_of_miracl(tmp_path, corpus, ending):
+    collection = load_collection(miracl(tmp_path, corpus, ending))
     assert collection.name == "miracl-v1.0-sw"
     assert collection.measures == ("nDCG@10", "R@100")
     assert collection.corpus.ids == [id for id, _, _ in PASSAGES]
@@ -68,15 +72,6 @@ def check_miracl(collection: Collection) -> None:
     assert collection.split("train").judgements == {"0#1": {"12#0": 1}, "1": {"7#0": 1, "9#0": 0}}
     assert collection.split("dev").judgements == {"1": {"9#0": 1}, "2": {"12#1": 1}}
     assert not collection.problems
-
-
-@pytest.mark.parametrize(
-    "corpus", ["miracl/miracl-v1.0-sw", "miracl/miracl-corpus-v1.0-sw", "miracl-corpus/miracl-corpus-v1.0-sw"]
-)
-@pytest.mark.parametrize("ending", ["jsonl.gz", "jsonl"])
-def test_a_language_of_miracl(tmp_path, corpus, ending):
-    collection = load_collection(miracl(tmp_path, corpus, ending))
-    check_miracl(collection)
     assert isinstance(collection.corpus._texts, Lines) is (ending == "jsonl")
     assert list(pickle.loads(pickle.dumps(collection.corpus))) == list(collection.corpus)
 
@@ -124,11 +119,8 @@ def test_what_follows_a_tab_is_text(tmp_path):
     assert not collection.problems
 
 
-@pytest.mark.parametrize("name", ["queries.dev.tsv", "queries.dev.small.tsv"])
-def test_ms_marco(tmp_path, name):
-    folder = marco(tmp_path)
-    (folder / "queries.dev.small.tsv").rename(folder / name)
-    collection = load_collection(folder)
+def test_ms_marco(tmp_path):
+    collection = load_collection(marco(tmp_path))
     assert {name: of.judgements for name, of in collection.splits.items()} == {
         "dev": {"1": {"9": 1}},
         "test": {"3": {"7": 1}},
@@ -222,10 +214,8 @@ def test_questions_over_wikipedia(tmp_path, passages):
 def test_answers_and_groups_are_part_of_the_fingerprint(tmp_path):
     first = load_collection(questions(tmp_path / "a")).fingerprint
     assert load_collection(questions(tmp_path / "b")).fingerprint == first
-    put(
-        tmp_path / "a" / "wikipedia" / "nq-test.qa.csv",
-        "who was a prophet\t['Aaron']\nwhere is kiel\t['x']\n",
-    )
+    changed = "who was a prophet\t['Aaron']\nwhere is kiel\t['x']\n"
+    put(tmp_path / "a" / "wikipedia" / "nq-test.qa.csv", changed)
     assert load_collection(tmp_path / "a" / "wikipedia").fingerprint != first
     both = tmp_path / "b" / "wikipedia" / "dataset" / "test"
     (both / "P36.test.json").rename(both / "P35.test.json")
@@ -259,14 +249,6 @@ def test_every_file_of_a_layout_may_be_gzipped_and_have_a_header(tmp_path, make)
     assert packed.problems.counts == plain.problems.counts
 
 
-def test_a_repeated_judgement_of_miracl_is_counted(tmp_path):
-    folder = miracl(tmp_path)
-    put(folder / "qrels" / "qrels.miracl-v1.0-sw-dev.tsv", "1 Q0 9#0 1\n1 Q0 9#0 1\n1 Q0 9#0 0\n")
-    collection = load_collection(folder)
-    assert collection.split("dev").judgements == {"1": {"9#0": 1}}
-    assert collection.problems.counts == {"repeated judgement (first one kept)": 2}
-
-
 def test_cells_of_any_length_and_with_any_quotes(tmp_path):
     """Cells are quoted as in CSV or not at all: what is no whole quoted cell is text, with its quotes."""
     folder, long = questions(tmp_path), "mill " * 40_000
@@ -281,20 +263,15 @@ def test_cells_of_any_length_and_with_any_quotes(tmp_path):
     assert collection.split("nq-test").queries == {"nq-test-0": "\"Who\" said 'mill'?"}
 
 
-LINES = "line 1: the answers are not a Python list"
 LACKS = {
     miracl: [
         ("topics/*-dev.tsv", None, r"topics\.miracl-v1\.0-sw-dev\.tsv: no such file"),
-        ("topics/topics.miracl-v1.0-sw-dev.tsv", "1 mto\n", r"sw-dev\.tsv, line 1: not 2 columns"),
         ("docs-2.jsonl.gz", '{"docid": "7#0"}\n{"doc": 3}\n', r"docs-2\.jsonl\.gz, line 2: no usable id"),
-        ("docs-2.jsonl.gz", '{"docid": ""}\n', r"docs-2\.jsonl\.gz, line 1: no usable id"),
-        ("docs-2.jsonl.gz", '{"docid": "7", "text": 3}\n', "line 1: 'text' is not a string but 3"),
         ("docs-*", None, r"no docs-<n>\.jsonl .*miracl-corpus-v1\.0-sw$"),
         ("qrels/*", None, r"holds no qrels\.\*-<split>\.tsv"),
     ],
     marco: [
         ("qrels.test.tsv", "5\t0\t7\t1\n", r"judges no query that has a text.*queries\.dev\.small.*\.train"),
-        ("qrels.test.tsv", "3\t0\t7\tgood\n", r"qrels\.test\.tsv, line 1: the grade 'good'"),
         ("qrels.test.tsv", "3\t0\n", r"qrels\.test\.tsv, line 1: 2 columns instead of 4"),
         ("[qt]r*", None, r"holds no qrels\.<split>\.tsv"),
     ],
@@ -302,22 +279,17 @@ LACKS = {
         ("qas.forum.jsonl", jsonl({"qid": 0, "answer_pids": 1}), "line 1: answer_pids=1; it must be list"),
         ("qas.forum.jsonl", None, r"qas\.forum\.jsonl: no such file"),
         ("collection.tsv", "0\tcats\n\n1 dogs\n", r"collection\.tsv, line 3: not 2 columns"),
-        ("collection.tsv", b"0\tcats\n1\t\xff\n", r"collection\.tsv, line 2: not UTF-8 text"),
         ("questions.*", None, r"holds no questions\.<split>\.tsv"),
     ],
     questions: [
         ("nq-test.qa.csv", "where\t['x']\nwhere\n", r"nq-test\.qa\.csv, line 2: not 2 columns"),
-        ("nq-test.qa.csv", "where\tx\n", LINES),
-        ("nq-test.qa.csv", "where\t__import__('os')\n", LINES),
+        ("nq-test.qa.csv", "where\tx\n", "line 1: the answers are not a Python list"),
         ("nq-test.qa.csv", "where\t[1969]\n", r"nq-test\.qa\.csv, line 1: answers\[0\]=1969; it must be str"),
         ("squad1-test.jsonl", '{"question": "a"}\n', "squad1.* line 1: answers=None; it must be list"),
-        ("squad1-test.jsonl", "{}\n{\n", r"squad1-test\.jsonl, line 1: question=None; it must be str"),
         ("squad1-test.jsonl", "{\n", r"squad1-test\.jsonl, line 1: bad JSON"),
         ("dev/P17.dev.json", "[{}]", r"P17\.dev\.json, question 0: question=None; it must be str"),
         ("dev/P17.dev.json", "{}", r"P17\.dev\.json: questions={}; it must be list"),
-        ("dev/P17.dev.json", "[", r"P17\.dev\.json: bad JSON"),
         ("test/P17.test.json", "[]", r"two question files have one name: .*P17\.test\.json and .*P17"),
-        ("psgs_w100.tsv", "id\ttext\ttitle\n1\tx\n", r"psgs_w100\.tsv, line 2: not 3 columns"),
         ("psgs_w100.tsv", "1\tx\ty\n\tx\ty\n", r"psgs_w100\.tsv, line 2: not 3 columns"),
         ("psgs_w100.tsv", '1\t"x\ty"\n', r"psgs_w100\.tsv, line 1: not 3 columns"),
     ],
@@ -361,41 +333,16 @@ def test_what_is_measured_trains_nothing(tmp_path):
     assert not unjudged.queries
 
 
-def cells(folder: Path, stage: str) -> dict[tuple[str, str], float]:
-    with (folder / f"{stage}.csv").open() as file:
-        return {(row["system"], row["measure"]): float(row["mean"]) for row in csv.DictReader(file)}
-
-
-def compared(collection: Path, output: Path, backbone: Path, split: str) -> dict[tuple[str, str], float]:
-    flags = {"collection": collection, "split": split, "output": output, "backbone": backbone, "steps": 0}
-    flags |= {"systems": "[dpr]", "depth": 3, "tracker": "none"}
-    flags |= {"options": '{"query_length": 8, "document_length": 12}'}
-    run_script("compare", **flags)
-    return cells(output, "retrieve")
-
-
 def test_questions_are_compared_by_accuracy(tmp_path, tiny_bert):
-    """BM25 finds Kiel, whose text has an answer, and Porto, whose text has none: relations count alike."""
+    """BM25 finds Kiel, whose text has an answer, and Porto, whose text has none."""
     folder, out = questions(tmp_path), tmp_path / "out"
-    found = compared(folder, out, tiny_bert, "test")
-    assert found["bm25", "Success@1"] == pytest.approx((0.5 + 1) / 2)
+    flags = {"collection": folder, "split": "test", "output": out, "backbone": tiny_bert, "steps": 0}
+    options = '{"query_length": 8, "document_length": 12}'
+    run_script("compare", **flags, systems="[dpr]", depth=3, tracker="none", options=options)
     with (out / "per_query.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    rows = [row for row in rows if (row["system"], row["measure"]) == ("bm25", "Success@1")]
-    values = {row["query"]: row["value"] for row in rows}
+        rows = [row for row in csv.DictReader(file) if row["system"] == "bm25"]
+    values = {row["query"]: row["value"] for row in rows if row["measure"] == "Success@1"}
     assert values == {"P17.test-0": "1.0", "P17.test-1": "0.0", "P36.test-0": "1.0"}
     page = (out / "report.html").read_text()
     assert "Mean over 2 groups of the means over their queries (3 in all)" in page
-    assert "Success@k" in page
     assert "Recall@k" not in page
-    assert "and the relevant documents" not in page  # none are known to add to BM25's
-
-    run = {"nq-test-0": {"2": 2.0, "1": 1.0}, "nq-test-1": {"2": 1.0}}
-    write_run(tmp_path / "nq.run", run)
-    flags = {"checkpoint": out / "dpr" / "checkpoint", "run": tmp_path / "nq.run", "split": "nq-test"}
-    flags |= {"collection": folder, "output": tmp_path / "reranked"}
-    run_script("rerank", **flags)
-    with (tmp_path / "reranked" / "table.csv").open() as file:
-        means = {(row["system"], row["measure"]): float(row["mean"]) for row in csv.DictReader(file)}
-    assert means["run nq.run", "Success@1"] == 0.5
-    assert means["run nq.run", "Success@5"] == means["dpr", "Success@5"] == 1.0

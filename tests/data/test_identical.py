@@ -15,7 +15,6 @@ CORPUS = Corpus(["a", "b", "c"], ["Ships  Ships sail far", "boats sail", "a cat"
         ({"a": "a cat", "b": "stars", "q": "boats sail"}, "auto", set()),  # ids that are equal by chance
         ({"a": "a cat", "b": "stars"}, "leave_out", {"a", "b"}),
         ({"a": "ships sail far"}, "keep", set()),
-        ({"q": "ships sail far"}, "leave_out", set()),
     ],
 )
 def test_which_documents_are_queries(queries: dict[str, str], choice: str, own: set[str]):

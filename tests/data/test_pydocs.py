@@ -123,22 +123,19 @@ def test_the_cache_is_used_checked_and_rebuilt(small, monkeypatch, capfd):
     assert list(again.corpus) == list(first.corpus)
     (folder,) = (path for path in small.iterdir() if path.is_dir())
     content = (folder / "corpus.jsonl").read_text()
-
-    for damage in (content.replace("event", "EVENT", 1), content[: len(content) // 2]):
-        (folder / "corpus.jsonl").write_text(damage)
-        assert load_collection("pydocs").fingerprint == first.fingerprint
-        assert (folder / "corpus.jsonl").read_text() == content
+    (folder / "corpus.jsonl").write_text(content.replace("event", "EVENT", 1))
+    assert load_collection("pydocs").fingerprint == first.fingerprint
+    assert (folder / "corpus.jsonl").read_text() == content
     (folder / "meta.json").unlink()
     load_collection("pydocs")
-    assert builds["all"] == 4
+    assert builds["all"] == 3
 
     versions = {**pydocs.installed_versions(), "numpy": "0.0"}
     monkeypatch.setattr(pydocs, "installed_versions", lambda: versions)
     other = load_collection("pydocs")
-    assert builds["all"] == 5
+    assert builds["all"] == 4
     assert list(other.corpus) == list(first.corpus)
     assert other.fingerprint != first.fingerprint
-    assert sum(path.is_dir() for path in small.iterdir()) == 2
     assert capfd.readouterr() == ("", "")
 
 
@@ -156,15 +153,14 @@ def test_a_subset_is_fixed_and_in_proportion():
         assert abs(len(shrunk.queries) - 100 * len(split.queries) / len(whole.corpus)) < 1
         assert shrunk.queries.items() <= split.queries.items()
         assert all(split.judgements[query] == grades for query, grades in shrunk.judgements.items())
-    for id in part.corpus.ids:
-        here, there = part.corpus.position(id), whole.corpus.position(id)
-        assert part.corpus[here] == whole.corpus[there]
-        assert part.corpus.titles[here] == whole.corpus.titles[there]
+    rows = whole.corpus.only(part.corpus.ids)
+    assert (rows.ids, list(rows), rows.titles) == (
+        part.corpus.ids,
+        list(part.corpus),
+        list(part.corpus.titles),
+    )
     half = load_collection("pydocs", documents=50)
     assert len(set(half.corpus.ids) - set(part.corpus.ids)) <= len(whole.splits)
-    positions = [whole.corpus.position(id) for id in part.corpus.ids]
-    assert positions == sorted(positions)
-    assert max(positions) > 0.9 * len(whole.corpus)  # from all over the corpus, not its beginning
     for wrong in (0, len(whole.corpus) + 1):
         with pytest.raises(ValueError, match=f"documents, not {wrong}"):
             load_collection("pydocs", documents=wrong)
@@ -193,9 +189,8 @@ def test_every_summary_has_its_own_document_in_one_split(whole):
     assert texts.most_common(1)[0][1] == 1
 
 
-@pytest.mark.parametrize("documents", [None, 800])
-def test_the_relevant_documents_of_a_parameter_are_those_that_hold_its_words(documents):
-    collection = load_collection("pydocs", documents=documents)
+def test_the_relevant_documents_of_a_parameter_are_those_that_hold_its_words():
+    collection = load_collection("pydocs", documents=800)
     rows = zip(collection.corpus.ids, collection.corpus, strict=True)
     texts = {id: f" {' '.join(words(text))} " for id, text in rows}
     split = collection.split("parameters")
@@ -225,12 +220,6 @@ def test_the_relevant_documents_of_a_parameter_are_those_that_hold_its_words(doc
 )
 def test_sentences_about_parameters(text, expected):
     assert pydocs.parameters(text) == expected
-
-
-def test_no_near_copy_lies_anywhere_in_the_collection(whole):
-    some = list(whole.corpus)[::9]
-    assert not any(near_copies(some, pydocs.NEAR))
-    assert near_copies([*some, some[0] + " and more"], pydocs.NEAR)[-1]
 
 
 def group(id: str) -> str:

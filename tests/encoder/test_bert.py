@@ -3,14 +3,13 @@
 import subprocess
 import sys
 from copy import deepcopy
-from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
+from transformers import AutoTokenizer, BertConfig, BertModel
 
 from paradigms import PARADIGMS, load
-from paradigms.encoder.backbone import load_backbone, load_tokenizer, packaged
+from paradigms.encoder.backbone import load_tokenizer, packaged
 from paradigms.encoder.bert import Light, fast_forward, last_hidden
 from paradigms.encoder.precision import autocast
 from paradigms.encoder.tokenizing import LightTokenizer, token_rows
@@ -188,7 +187,3 @@ def test_search_for_one_vector_imports_neither_transformers_nor_compilers(tmp_pa
     )
     assert "bank of a river" in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"
-
-
-def test_backbones_are_whole_outside_of_search(tiny_bert: Path):
-    assert isinstance(load_backbone(tiny_bert), type(AutoModel.from_pretrained(tiny_bert)))

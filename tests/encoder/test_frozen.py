@@ -1,6 +1,5 @@
 """upper(lower(text)) is the backbone with frozen lower layers; kept states differ by float16's rounding."""
 
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -219,9 +218,8 @@ def test_too_many_states_are_computed_anew_and_a_full_disk_is_told(tiny_bert, tm
 def test_states_of_killed_runs_are_swept_and_nothing_else(tiny_bert, tmp_path):
     encoder = build(tiny_bert)
     encoder.freeze(1)
-    places = {
-        name: tmp_path / "runs" / name / "training" / "states" for name in ("killed", "living", "mine", "own")
-    }
+    names = ("killed", "living", "mine", "own")
+    places = {name: tmp_path / "runs" / name / "training" / "states" for name in names}
     for place in places.values():
         keep(encoder, place, TEXTS)
     (places["own"] / "thesis.docx").touch()
@@ -233,25 +231,10 @@ def test_states_of_killed_runs_are_swept_and_nothing_else(tiny_bert, tmp_path):
     assert (places["own"] / "thesis.docx").exists()
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_study_deletes_its_states(tmp_path, fails):
-    folder = tmp_path / "states"
-    with suppress(KeyboardInterrupt), deleted_after(folder, Accelerator(cpu=True)):
-        (folder / "0123456789abcdef").mkdir(parents=True)
-        (folder / "0123456789abcdef" / "states.safetensors").touch()
-        if fails:
-            raise KeyboardInterrupt
-    assert not folder.exists()
-
-
 @pytest.mark.parametrize(
     "harm",
-    [
-        lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
-        lambda file: file.write_bytes(file.read_bytes()[:-99] + b"\0" * 99),
-        lambda file: file.unlink(),
-    ],
-    ids=["cut", "overwritten", "removed"],
+    [lambda file: file.write_bytes(file.read_bytes()[:-99] + b"\0" * 99), lambda file: file.unlink()],
+    ids=["overwritten", "removed"],
 )
 def test_a_damaged_file_is_named_and_written_again(tiny_bert, tmp_path, harm):
     encoder = build(tiny_bert)

