@@ -100,8 +100,8 @@ def assemble(
 
     documents: (id, title, text). queries: (id, text) for all splits, or split -> stream if splits reuse ids
     for different texts. judgements: split -> (query id, document id, grade). answers: split -> query id ->
-    answers; a query with answers needs no judgement. groups: query id -> group. stored: reads the kept
-    documents on demand; without it, titles and texts stay in memory.
+    answers; a query with answers needs no judgement. groups: query id -> group. stored: reads documents on
+    demand; without it, titles and texts stay in memory.
 
     If an id repeats, only its first row is kept. Judgements for absent documents or queries are left out,
     empty texts are kept, and lone surrogates are replaced. `problems` counts all of these cases.
@@ -199,10 +199,7 @@ def checked(
 
 
 def gathered(name: str, rows: Iterable[tuple[int, str, str, str]], stored: Stored | None = None) -> Corpus:
-    """Make a corpus from rows (position, id, title, text). stored: see `assemble`.
-
-    Raises ValueError if there are no rows.
-    """
+    """Make a corpus from rows (position, id, title, text), at least one. stored: see `assemble`."""
     ids = []
     titles = []
     texts = []

@@ -33,8 +33,6 @@ def read_folder(path: str | Path) -> Collection:
     Raises FileNotFoundError if a file is missing, and ValueError, with file and line, if a line is invalid.
     """
     folder = Path(path)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{folder}: no such folder")
     problems = Problems()
     documents, stored = read_documents([existing(folder, "corpus.jsonl")], json_document)
     queries = existing(folder, "queries.jsonl")
@@ -78,11 +76,7 @@ def write_corpus(documents: Iterable[Document], file: Path) -> None:
 
 
 def read_corpus(file: Path, digest: Digest | None = None) -> Corpus:
-    """Read the documents of a corpus.jsonl.
-
-    digest: receives the id, title and text of each document. Raises the same errors as `read_folder`, and
-    ValueError if the file is empty.
-    """
+    """Read the documents of a corpus.jsonl, at least one. digest: receives their ids, titles and texts."""
     documents, stored = read_documents([file], json_document)
     rows = documents if digest is None else digest.passing(documents)
     return gathered(str(file), ((n, *row) for n, row in enumerate(rows)), stored)

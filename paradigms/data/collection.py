@@ -60,9 +60,8 @@ class Corpus(Sequence[str]):
         self.ids = ids
         self.titles: Sequence[str] = [""] * len(ids) if titles is None else titles
         if not len(ids) == len(texts) == len(self.titles):
-            raise ValueError(
-                f"{len(ids)} ids, {len(texts)} texts, {len(self.titles)} titles: numbers must be equal"
-            )
+            counts = f"{len(ids)} ids, {len(texts)} texts, {len(self.titles)} titles"
+            raise ValueError(f"{counts}: numbers must be equal")
         self._texts = texts
         self._positions = {id: i for i, id in enumerate(ids)}
         if len(self._positions) != len(ids):
@@ -254,15 +253,11 @@ def check_queries(run: Iterable[str], queries: Mapping[str, str]) -> None:
 
 
 def check_answered(run: Run, queries: Names[str], where: object) -> None:
-    """Raise ValueError if the run lacks any of the queries. where: beginning of the error message.
-
-    A query without retrieved documents must be in the run, too, with an empty ranking.
-    """
+    """Raise ValueError, beginning with `where`, if the run lacks a query, even one without documents."""
     lost = [query for query in queries if query not in run]
     if lost:
-        raise ValueError(
-            f"{where}: {len(lost):,} of {len(queries):,} queries have no answer, such as {lost[0]!r}"
-        )
+        rest = f"{len(lost):,} of {len(queries):,} queries have no answer, such as {lost[0]!r}"
+        raise ValueError(f"{where}: {rest}")
 
 
 def hold_out(split: Split, share: float, seed: int = 0) -> tuple[Split, Split]:
@@ -271,9 +266,8 @@ def hold_out(split: Split, share: float, seed: int = 0) -> tuple[Split, Split]:
         raise ValueError(f"share must lie in [0, 1], not {share}")
     order = hash_order(split.queries, seed)
     drawn = set(order[: round(share * len(order))])
-    return split.only(q for q in split.queries if q not in drawn), split.only(
-        q for q in split.queries if q in drawn
-    )
+    rest = split.only(q for q in split.queries if q not in drawn)
+    return rest, split.only(q for q in split.queries if q in drawn)
 
 
 def hash_order(ids: Names[str], seed: int = 0) -> list[str]:

@@ -40,12 +40,10 @@ def read_hub(path: str, prefix: str | None = None) -> Collection:
     """Read a hub dataset, or a local folder that `datasets` reads, in a BEIR hub layout.
 
     Configurations "corpus" and "queries" contain the documents and queries. Judgements (query-id, corpus-id,
-    score) are in this dataset's configuration "qrels" or "default" (as in mteb/*), or in the dataset
-    <path>-qrels (as in BeIR/*); without a score, the grade is 1. With a prefix such as "de", the
-    configurations are "de-corpus" or "corpus-de" and so on. If no configuration has the prefix, the prefix
-    names a split of each configuration, such as NanoSciFact in NanoBEIR-en, and this split is read as test.
-    If a dataset Nano* has only a split "train", that split is read as test, too. Raises ValueError, with the
-    configurations searched, if one is missing.
+    score, by default 1) are in the configuration "qrels" or "default" (as in mteb/*), or in the dataset
+    <path>-qrels (as in BeIR/*). With a prefix such as "de", the configurations are "de-corpus" or "corpus-de"
+    and so on, or else the prefix names a split of each configuration, such as NanoSciFact in NanoBEIR-en,
+    which is read as test. So is the split "train" of a dataset Nano* that has no other.
     """
     import datasets
 
@@ -60,9 +58,7 @@ def read_hub(path: str, prefix: str | None = None) -> Collection:
         corpus = _rows(datasets, path, parts["corpus"], split)
         queries = _rows(datasets, path, parts["queries"], split)
         qrels = _configuration(configurations, "qrels", prefix)
-        judged = (
-            datasets.load_dataset(path, qrels) if qrels else datasets.load_dataset(f"{path}-qrels", prefix)
-        )
+        judged = datasets.load_dataset(*((path, qrels) if qrels else (f"{path}-qrels", prefix)))
     if split or (list(judged) == ["train"] and path.rstrip("/").rsplit("/", 1)[-1].startswith("Nano")):
         judged = {"test": judged[split or "train"]}
     names = {} if "dev" in judged else {"validation": "dev"}  # as BEIR's folders and papers name it
@@ -77,11 +73,7 @@ def read_hub(path: str, prefix: str | None = None) -> Collection:
 
 
 def read_irds(identifier: str) -> Collection:
-    """Read an `ir_datasets` identifier, such as "beir/scifact/test", or all splits of "beir/scifact".
-
-    The queries' answers (dpr-w100) and the measures reported in the papers of known collections are kept.
-    Documents are kept in memory. Raises ImportError, with the install command, if the library is missing.
-    """
+    """Read an `ir_datasets` identifier, such as "beir/scifact/test", or all splits of "beir/scifact"."""
     try:
         ir_datasets = importlib.import_module("ir_datasets")
     except ImportError as error:

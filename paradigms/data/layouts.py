@@ -27,16 +27,13 @@ def is_miracl(folder: Path) -> bool:
 def read_miracl(folder: Path) -> Collection:
     """Read a language of MIRACL: topics/topics.*-<split>.tsv, qrels/qrels.*-<split>.tsv, docs-<n>.jsonl.
 
-    Zhang et al., "MIRACL: A Multilingual Retrieval Dataset Covering 18 Diverse Languages", TACL 2023. Topics
-    and judgements (miracl-v1.0-sw) and passages (miracl-corpus-v1.0-sw) are published separately. The
-    passages may be in the folder, in miracl-corpus-v1.0-<language> next to it, or in a folder of that name
-    inside a miracl-corpus folder next to the parent. Raises FileNotFoundError, listing the folders searched,
-    if files are missing, and ValueError if a line is invalid.
+    Zhang et al., "MIRACL: A Multilingual Retrieval Dataset Covering 18 Diverse Languages", TACL 2023.
+    Passages, which are published separately, may be in the folder, in miracl-corpus-v1.0-<language> next to
+    it, or in a folder of that name inside a miracl-corpus folder next to the parent.
     """
     folder = folder.resolve()
-    stems = {
-        match["split"]: match["stem"] for match in map(QRELS.fullmatch, names_in(folder / "qrels")) if match
-    }
+    matches = filter(None, map(QRELS.fullmatch, names_in(folder / "qrels")))
+    stems = {match["split"]: match["stem"] for match in matches}
     if not stems:
         raise FileNotFoundError(f"{folder}/qrels holds no qrels.*-<split>.tsv (MIRACL's layout)")
     splits = [split for split in ("train", "dev", "test", "test-a", "test-b") if split in stems]
@@ -72,8 +69,7 @@ def read_lotte(folder: Path) -> Collection:
 
     Santhanam et al., "ColBERTv2: Effective and Efficient Retrieval via Lightweight Late Interaction", NAACL
     2022. Files are collection.tsv (id, passage) and, for each split, questions.<split>.tsv (id, question) and
-    qas.<split>.jsonl, where answer_pids are the relevant passages. The splits reuse ids for different
-    questions. Raises ValueError if a line is invalid, and FileNotFoundError if a file is missing.
+    qas.<split>.jsonl, where answer_pids are the relevant passages. Splits reuse ids for different questions.
     """
     folder = folder.resolve()
     splits = [match["split"] for match in map(QUESTIONS.fullmatch, names_in(folder)) if match]
@@ -114,14 +110,12 @@ def read_msmarco(folder: Path) -> Collection:
 
     Nguyen et al., "MS MARCO: A Human Generated MAchine Reading COmprehension Dataset", 2016. The layout is
     ColBERT's. The code of Wu et al. 2024 (arXiv:2404.00684, Table 4) uses it for NQ320K and a subset of MS
-    MARCO's documents, as processed by Sun et al. (arXiv:2304.04171). Documents have titles if the first line
-    of collection.tsv has three columns; otherwise, all after the first tab is text.
+    MARCO's documents. Documents have titles if the first line of collection.tsv has three columns.
 
     queries.all.tsv replaces all other query files. Judgements are qrels.<split>.tsv or qrel.<split>.tsv
     (query, 0, document, grade) or triples.<split>.tsv (query, a relevant document, others); other words may
-    follow the split, as in queries.dev.small.tsv. If there is no split `test`, the split `dev`, which papers
-    report, becomes `test`. Raises ValueError if a line is invalid or if a split has no judged query with a
-    text, and FileNotFoundError if a file is missing.
+    follow the split, as in queries.dev.small.tsv. Without a split `test`, `dev` becomes `test`, as in papers.
+    Raises ValueError if a split has no judged query with a text.
     """
     folder = folder.resolve()
     names = names_in(folder)

@@ -91,9 +91,7 @@ def read_documents(paths: Sequence[Path], parse: Parse) -> tuple[Iterator[Docume
 
 
 def is_header(cells: Sequence[str], count: int) -> bool:
-    """Return whether there are at least `count` cells, and all are names of columns.
-
-    The first one is not Q0, which many files have as an id.
+    """Return whether there are at least `count` cells, all are names of columns, and the first is not Q0.
 
     >>> is_header(["query-id", "corpus-id", "score"], 3)
     True
@@ -130,10 +128,7 @@ def json_object(line: bytes | str, where: str) -> dict[str, Any]:
 
 
 def json_id(row: Mapping[str, Any], where: str, number: int | None = None) -> str:
-    """Return the id of a JSON row: a string or integer under a key of `IDS`, or else `number`.
-
-    Raises ValueError if neither exists.
-    """
+    """Return the id of a JSON row: a string or integer under a key of `IDS`, or else `number`."""
     id = next((row[key] for key in IDS if row.get(key) is not None), number)
     if not isinstance(id, str | int) or isinstance(id, bool) or id == "":
         raise ValueError(

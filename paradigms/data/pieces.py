@@ -19,9 +19,9 @@ from paradigms.data.texts import WORD, passages
 class Pieces:
     """A corpus cut into passages. `Pieces.corpus` contains the passages as documents.
 
-    source: the corpus of documents. words: maximum words per passage, including the title, cut as in
-    `texts.passages`; with 0, each document is one passage. Passage n of document d has the id "d:n" and
-    begins with d's title. A document without text is one passage without text.
+    source: the corpus of documents. words: maximum words per passage, including the title; with 0, each
+    document is one passage. Passage n of document d has the id "d:n" and begins with d's title. A document
+    without text is one passage without text.
     """
 
     def __init__(self, corpus: Corpus, words: int):

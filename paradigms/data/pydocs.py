@@ -1,23 +1,13 @@
 """pydocs: known-item search over the API documentation that every installation includes.
 
-The documents are about ten thousand docstrings of the Python standard library and PACKAGES, which are read
-with `ast` and never imported. A query (`q:` before the id) is a docstring's summary, its first paragraph of 3
-to 12 words; the relevant document is the rest of the docstring, at least 30 words. The document's id is
-`module:qualified.name`. Its title is the id in words, such as "max pool2d in torch nn functional", or empty
-if these words would contain the query.
+Docstrings of the standard library and PACKAGES are read with `ast` and never imported. A query (`q:` before
+the id) is a docstring's summary; the relevant document, `module:qualified.name`, is the rest. Its title is
+the id in words, such as "max pool2d in torch nn functional". Queries of the split `parameters` (`p:`) are
+first sentences of parameters' descriptions, one for each test document that has one; all documents that
+contain these words in sequence are relevant, at most MOST.
 
-The split `parameters` has other queries (`p:`): the first sentence of a parameter's description (6 to 20
-words, among the document's first PARAMETER_WORDS words), one for each test document that describes a
-parameter. All documents that contain these words in sequence are relevant, and there are at most MOST of
-them.
-
-This is not a published test collection: judgements are incomplete, and documents depend on the installed
-versions. Compare systems only under the same fingerprint, which covers content and versions.
-
-Train, dev and test do not leak into each other: each split contains whole groups of modules (`asyncio`,
-`scipy.stats`), chosen by a hash of the group's name. A docstring is left out if it repeats another
-docstring's summary, or if its document is a near-duplicate of an earlier one (Jaccard similarity of word
-triples at least NEAR).
+Each split contains whole groups of modules (`asyncio`, `scipy.stats`), chosen by a hash of the group's name.
+A docstring is left out if its summary repeats, or if its document is nearly an earlier one.
 """
 
 import ast
@@ -119,10 +109,8 @@ def read_pydocs(documents: int | None = None) -> Collection:
 
 def installed_versions() -> dict[str, str]:
     """Versions of Python and the packages, without build tags (+cpu), which do not affect docstrings."""
-    return {
-        "python": platform.python_version(),
-        **{name: importlib.metadata.version(name).partition("+")[0] for name in PACKAGES},
-    }
+    versions = {name: importlib.metadata.version(name).partition("+")[0] for name in PACKAGES}
+    return {"python": platform.python_version()} | versions
 
 
 def cache_folder() -> Path:
@@ -130,7 +118,7 @@ def cache_folder() -> Path:
 
 
 def build(sources: Mapping[str, Path]) -> list[Docstring]:
-    """Collect the docstrings, sorted by id. sources: top-level name -> package folder or module file."""
+    """Collect docstrings, sorted by id. sources: top-level name -> package folder or module file."""
     files = [file for name, path in sorted(sources.items()) for file in _modules(name, path)]
     collecting = gc.isenabled()
     gc.disable()  # saves a quarter of the time: syntax nodes have no cycles
@@ -174,11 +162,7 @@ def divided(docstring: str) -> tuple[str, str] | None:
 
 
 def parameters(text: str) -> list[str]:
-    """Return the first sentences of the parameter descriptions in a text.
-
-    Only descriptions in the first PARAMETER_WORDS words count, and only sentences with a number of words in
-    PARAMETER_QUERY_WORDS.
-    """
+    """Return the first sentences of the parameter descriptions in the first PARAMETER_WORDS words."""
     sentences = []
     for match in PARAMETER.finditer(text):
         if len(near.words(text[: match.start()])) > PARAMETER_WORDS:
@@ -223,9 +207,9 @@ def split_of(group: str) -> str:
 
 
 def subset(collection: Collection, documents: int) -> Collection:
-    """Choose `documents` documents with their queries; splits keep their proportions (largest remainders).
+    """Choose documents by a hash of their ids, with their queries; splits keep their proportions.
 
-    Documents are chosen by a hash of their ids, so that larger subsets contain smaller ones, up to rounding.
+    Larger subsets contain smaller ones, up to the rounding of shares to largest remainders.
     """
     if not 0 < documents <= len(collection.corpus):
         raise ValueError(f"{collection.name} has {len(collection.corpus):,} documents, not {documents:,}")

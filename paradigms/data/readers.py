@@ -1,8 +1,7 @@
 """Read the text of files: plain text in any encoding, PDF, and documents that pandoc reads.
 
-pypdf reads PDF in Python itself. pandoc reads the formats of word processors and ebooks, as a program of its
-own that opens no other file (its option sandbox). charset-normalizer guesses encodings. The extra `files`
-installs the three; without them, only text in UTF-8, UTF-16 and UTF-32 is read.
+The extra `files` installs pypdf, pandoc and charset-normalizer, which guesses encodings; without them, only
+text in UTF-8, UTF-16 and UTF-32 is read.
 """
 
 import codecs

@@ -32,9 +32,7 @@ def text_passages(folder: Path, problems: Problems, words: int = WORDS) -> Itera
     """Yield passages of at most `words` words from a text file, or from all text files in and below a folder.
 
     A passage's id is "path:line", with the line where the passage begins, or a PDF's page, and white space
-    escaped as in URLs (%20); the second passage of a line is "path:line.2". The title is the path. Hidden
-    files are left out. Files without text (`readers.read_parts`), and links that point outside the folder,
-    are left out and counted.
+    escaped as in URLs (%20); the second passage of a line is "path:line.2". The title is the path.
     """
     for file in text_files(folder, problems):
         name = file.relative_to(folder).as_posix() if file != folder else file.name
@@ -53,9 +51,7 @@ def text_passages(folder: Path, problems: Problems, words: int = WORDS) -> Itera
 def sections(file: Path, name: str, problems: Problems) -> Iterator[tuple[int, str, str]]:
     """Yield (line, title, text) of each document in JSON lines, of a PDF's pages, or of a whole file.
 
-    HTML tags are removed. A page's line is its number.
-
-    Invalid JSON lines are counted under the file's name.
+    A page's line is its number. Invalid JSON lines are counted under the file's name.
     """
     if file.name.lower().endswith(JSON_LINES):
         try:
@@ -148,9 +144,8 @@ def text_files(folder: Path, problems: Problems) -> Iterator[Path]:
             if entry.resolve().is_relative_to(root):
                 yield entry
             else:
-                problems.add(
-                    "link to a file outside of the folder (left out)", str(entry.relative_to(folder))
-                )
+                link = str(entry.relative_to(folder))
+                problems.add("link to a file outside of the folder (left out)", link)
 
 
 def is_index(folder: Path) -> bool:

@@ -50,9 +50,8 @@ def write_run(path: str | Path, run: Run, *, tag: str = "run") -> None:
     """Write a run atomically, best first, so that all tools rank the documents alike.
 
     Scores are written in full precision, but without ties, which tools break differently: if two scores are
-    equal in single precision, as trec_eval compares them, the better one is raised to the next float. Reading
-    the file gives the same ranking, and the same scores except for raised scores. White space in the tag is
-    written as "-". Raises ValueError, before anything is replaced, if an id cannot stand in the file.
+    equal in single precision, as trec_eval compares them, the better one is raised to the next float. White
+    space in the tag is written as "-". Raises ValueError if an id cannot stand in the file.
     """
     check_ids(run, "query id")
     tag = "-".join(tag.split()) or "run"
@@ -71,9 +70,7 @@ def without_ties(scores: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
     """Make descending scores strictly descending in float32, with the fewest float32 steps."""
     with np.errstate(over="ignore"):
         bits = scores.astype(np.float32).view(np.int32).astype(np.int64)
-    steps = np.where(
-        bits < 0, -(bits & 0x7FFFFFFF), bits
-    )  # ordered like the numbers, with neighbours 1 apart
+    steps = np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)  # in the numbers' order, neighbours 1 apart
     ranks = np.arange(len(scores))
     raised = np.maximum.accumulate((steps + ranks)[::-1])[::-1] - ranks
     raised = np.minimum(raised, INFINITY - ranks)
@@ -82,10 +79,7 @@ def without_ties(scores: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
 
 
 def read_judgements(path: str | Path, problems: Problems | None = None) -> Judgements:
-    """Read judgements. Raises ValueError, with file and line, for an invalid line.
-
-    Repeated documents are treated as in `read_run`.
-    """
+    """Read judgements, with the same errors and the same treatment of repeated documents as `read_run`."""
     return _first_ones(path, judged_rows(path), problems)
 
 
@@ -140,10 +134,7 @@ def _rows(path: str | Path, form: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def check_ids(words: Iterable[str], what: str) -> None:
-    """Raise ValueError if a TREC file cannot contain one of the ids.
-
-    what: description of the ids in the message.
-    """
+    """Raise ValueError if a TREC file cannot contain one of the ids. what: the ids, in the message."""
     for word in words:
         if word.split() != [word]:
             raise ValueError(f"a TREC file cannot hold the {what} {word!r}: it is empty or has white space")

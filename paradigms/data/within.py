@@ -1,7 +1,7 @@
 """Divide queries within documents: every relevant document of a test query also has training queries.
 
 This is the setting of generative retrieval: NQ320K has 307,373 training pairs for 109,739 documents, and its
-test queries ask for these documents (Wu et al. 2024, §6.1). Other collections are split by article or module.
+test queries ask for these documents (Wu et al. 2024, §6.1).
 """
 
 from __future__ import annotations
@@ -58,10 +58,7 @@ def within_documents(collection: Collection) -> Collection:
 
 
 def _drawn(collection: Collection, queries: dict[str, str], judged: Judgements) -> dict[str, str]:
-    """Draw dev and test queries by a hash of their ids; return query id -> split.
-
-    Every relevant document keeps a query that is not drawn, and does not contain the drawn query.
-    """
+    """Draw dev and test queries by a hash of their ids; return query id -> split."""
     corpus = collection.corpus
     relevant = {query: _relevant(grades) for query, grades in judged.items()}
     left = Counter(document for documents in relevant.values() for document in documents)
@@ -91,10 +88,9 @@ def _relevant(grades: dict[str, int]) -> list[str]:
 
 
 def most_asked(collection: Collection, documents: int) -> Collection:
-    """Restrict a collection to the documents with the most queries, and to the queries for them.
+    """Restrict a collection to the `documents` with the most queries, and to the queries for them.
 
-    documents: how many to keep, at least 1. A hash of ids breaks ties between documents with equally many
-    queries.
+    A hash of ids breaks ties. Raises ValueError if `documents` is below 1.
     """
     if documents < 1:
         raise ValueError(f"documents must be at least 1, got {documents}")

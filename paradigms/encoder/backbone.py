@@ -38,13 +38,11 @@ _without_weights: ContextVar[bool] = ContextVar("without_weights", default=False
 class Packaged(NamedTuple):
     """A checkpoint included in a Python package.
 
-    module: the module whose folder `model` contains the checkpoint. distribution: the package's name.
-    original: the checkpoint's name on the hub. sha256: the SHA-256 of the checkpoint's model.safetensors.
-    original and sha256 are "" if unknown.
+    original: the checkpoint's name on the hub. sha256: that of its model.safetensors. Both are "" if unknown.
     """
 
-    module: str
-    distribution: str
+    module: str  # whose folder `model` contains the checkpoint
+    distribution: str  # the package's name
     original: str = ""
     sha256: str = ""
 
@@ -138,11 +136,7 @@ def pretrained(kind: Any, name: str | Path, **settings: Any) -> Any:
 
 
 def check_on_hub(name: str) -> None:
-    """Check, with one request, that a checkpoint is in the local cache or on the hub.
-
-    Raises FileNotFoundError, with a one-line message, if the checkpoint is not found or the hub does not
-    answer.
-    """
+    """Raise FileNotFoundError, with one line, unless a checkpoint is in the local cache or on the hub."""
     from huggingface_hub import HfApi
 
     try:
@@ -186,10 +180,7 @@ def without_weights() -> AbstractContextManager[None]:
 
 
 def positions(name: str | Path) -> int | None:
-    """Return the number of tokens that a checkpoint's encoder has positions for; None means no limit.
-
-    Only the encoder's shapes are built, not its weights.
-    """
+    """Return `most_positions` of a checkpoint's encoder, of which only the shapes are built."""
     if _for_search.get():
         light = json_or_empty(Path(name) / "config.json")
         if light.get("model_type") == "bert" and isinstance(light.get("max_position_embeddings"), int):
@@ -220,16 +211,13 @@ def most_positions(model: nn.Module) -> int | None:
 
 
 def configuration(module: nn.Module) -> dict[str, Any]:
-    """Return the fields of config.json that change a module's output, for each pretrained model in it.
-
-    A model's parts are left out, because they share its configuration.
-    """
+    """Return the fields of config.json that change a module's output, for each pretrained model in it."""
     fields: dict[str, Any] = {}
     owners: list[str] = []
     for name, part in module.named_modules():
         config = getattr(part, "config", None)
         if config is None or any(name.startswith(f"{owner}.") or not owner for owner in owners):
-            continue
+            continue  # a model's parts share its configuration
         owners.append(name)
         for key, value in (config.to_dict() if hasattr(config, "to_dict") else vars(config)).items():
             if key not in WITHOUT_EFFECT and "dropout" not in key:
@@ -247,9 +235,9 @@ def check_backbone(name: str | Path) -> None:
 def load_model(kind: Any, name: str | Path, optional: str = "\0") -> Any:
     """Load a transformers model in float32, from safetensors only.
 
-    optional: name prefix of weights that may be missing. Raises ValueError if other weights are missing, if
-    weights are pickled, or if the config refers to code or specifies larger sizes than the weights have. Also
-    raises ValueError for peft adapters, because saving would write only the adapter.
+    optional: name prefix of weights that may be missing. Raises ValueError if other weights are missing or
+    pickled, if the config refers to code or to larger sizes than the weights have, and for peft adapters,
+    because saving would write only the adapter.
     """
     adapted = f"{name} holds an adapter of peft: merge it first (merge_and_unload, then save_pretrained)"
     if Path(name).is_dir():
@@ -343,8 +331,7 @@ def load_tokenizer(name: str | Path, entries: int | None = None) -> Any:
     """Load a checkpoint's tokenizer, which pads on the right and spells unknown characters in bytes.
 
     entries: number of tokens that the model embeds, by default the config's vocab_size. Raises ValueError if
-    there is no padding token or if the tokenizer's files are missing; without the files, transformers would
-    create a tokenizer with an empty vocabulary.
+    there is no padding token, or if the tokenizer has far fewer tokens, as without its files.
     """
     if _for_search.get() and entries is not None and Path(name).is_dir():
         with naming(name):

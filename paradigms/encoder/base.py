@@ -36,7 +36,7 @@ class Encoder(nn.Module, ABC):
 
     @abstractmethod
     def labels(self, text: Any, side: Side, ids: Tensor | None = None) -> list[str]:
-        """Name an input's tokens. ids: the ids that its Tokens hold."""
+        """Name an input's tokens. ids: those of its Tokens, which a model of term weights needs."""
 
     @abstractmethod
     def document_settings(self) -> dict[str, Any]:
@@ -44,8 +44,11 @@ class Encoder(nn.Module, ABC):
 
     @abstractmethod
     def truncated(self, dim: int | None) -> "Encoder":
-        """Return an encoder with the same weights that keeps the first `dim` coordinates of vectors."""
+        """Return an encoder with the same weights that keeps the first `dim` coordinates of vectors, or all.
+
+        Raises ValueError if the vectors have fewer coordinates.
+        """
 
     @abstractmethod
     def save(self, folder: Path, *, merged: bool) -> None:
-        """Write the encoder to a folder. merged: add the adapters to the weights that they adapt."""
+        """Write the encoder to a folder. merged: add the adapters to the weights; else, write both apart."""

@@ -84,8 +84,7 @@ class LowerStates:
         """Compute and store this process's share of the texts' missing states.
 
         layout: description of how `tokenize` cuts and marks texts; texts stored with the same layout are not
-        tokenised again. Every process calls this, waits for the others, and then calls `open`. Raises
-        ValueError if a state divided by 64 exceeds the range of float16.
+        tokenised again. Every process calls this, waits for the others, and then calls `open`.
         """
         missing = []
         for number, start in enumerate(range(0, len(texts), SHARD)):
@@ -103,10 +102,7 @@ class LowerStates:
                     self._write(name, list(new), _computed(batch, list(new.values()), compute), digest)
 
     def open(self) -> None:
-        """Map the files written since the last call; delete damaged files, with a warning.
-
-        `add` computes deleted states again.
-        """
+        """Map the files written since the last call; delete damaged ones, with a warning."""
         for place in sorted(self.folder.glob("[0-9a-f]*/")):
             if place.name not in self._files:
                 if wrong := damage(place):

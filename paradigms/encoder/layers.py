@@ -40,8 +40,7 @@ def add_adapters(backbone: Any, rank: int, targets: str = "all-linear", *, dora:
     """Replace W x by W x + 2 B A x and train only B and A, of rank `rank`: LoRA with α = 2·rank.
 
     Hu et al. 2022 (arXiv:2106.09685), §4.1; dora: Liu et al. 2024 (arXiv:2402.09353). targets: "all-linear"
-    or a regular expression that matches names of linear layers. Raises ValueError if it matches no layer, or
-    matches a module of another type.
+    or a regular expression that matches full names of linear layers.
     """
     from peft import LoraConfig, get_peft_model
 
@@ -51,7 +50,6 @@ def add_adapters(backbone: Any, rank: int, targets: str = "all-linear", *, dora:
 
 
 def _matched(backbone: Any, targets: str) -> list[str]:
-    """Return the names of the linear layers that a regular expression matches fully."""
     names = {name: module for name, module in backbone.named_modules() if name}
     try:
         form = regex.compile(targets)

@@ -43,10 +43,9 @@ def _native_on_cpu() -> bool:
 
 @contextmanager
 def autocast(device: torch.device, precision: str, *, copies: bool = True) -> Iterator[None]:
-    """Context in which encoders compute in `precision`, a key of `PRECISIONS` or "auto".
+    """Context in which encoders compute in `precision`, a key of `PRECISIONS` or "auto" (`resolved`).
 
-    copies: whether, in training, a weight's 16-bit copy is kept until the context ends. Raises the same
-    errors as `resolved`.
+    copies: whether, in training, a weight's 16-bit copy is kept until the context ends.
     """
     precision = resolved(device, precision)
     kind = PRECISIONS[precision]

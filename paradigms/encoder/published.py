@@ -28,12 +28,10 @@ logger = logging.getLogger(__name__)
 
 
 def as_published(backbone: str | Path, settings: EncoderSettings, fixed: Collection[str]) -> EncoderSettings:
-    """Replace settings with the ones that the backbone's folder publishes, and log the changes.
+    """Replace settings by the pooling, prompts, prefixes and lengths that a backbone's folder publishes.
 
-    The published pooling is used (if a side is pooled), and so are the prompts and PyLate's prefixes; the
-    lengths are limited to the encoder's training length. Without a published pooling, `default_pooling` is
-    used. fixed: names of settings that keep their values. Raises ValueError if the folder names an unknown
-    pooling.
+    Without a published pooling, `default_pooling` is used. Changes are logged. fixed: names of settings that
+    keep their values. Raises ValueError if the folder names an unknown pooling.
     """
     folder = _folder(backbone)
     if folder is None:
@@ -122,11 +120,9 @@ def pooling(folder: Path) -> str:
 
 
 def prompts(config: dict[str, Any]) -> dict[str, str]:
-    """Read the token that comes before queries and before documents, PyLate's prefix, and the prompts.
+    """Read PyLate's prefixes, which are tokens, and the prompts of both sides; "" if there is none.
 
-    All are empty if the configuration has none. A prompt is a text, even if the vocabulary has an entry of
-    that name. The prompt that `default_prompt_name` chooses is for texts that are neither queries nor
-    documents: sentence-transformers gives each side its own prompt, or none.
+    The prompt that `default_prompt_name` chooses is for texts that are neither queries nor documents.
     """
     named = config.get("prompts") or {}
     read: dict[str, str] = {}
@@ -144,10 +140,7 @@ def _folder(backbone: str | Path) -> Path | None:
         return Path(backbone)
     from huggingface_hub import snapshot_download
 
+    files = [MODULES, "*Pooling/*", MODEL, LENGTH, "config.json"]
     with suppress(Exception):  # loading the backbone raises the error
-        return Path(
-            snapshot_download(
-                str(backbone), allow_patterns=[MODULES, "*Pooling/*", MODEL, LENGTH, "config.json"]
-            )
-        )
+        return Path(snapshot_download(str(backbone), allow_patterns=files))
     return None

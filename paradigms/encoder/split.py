@@ -20,9 +20,8 @@ from paradigms.encoder.frozen import SCALE, LowerStates, open_states
 class SplitBackbone:
     """A backbone as upper(lower(text)), with `trained` upper layers; the lower layers are frozen.
 
-    Frozen layers have neither gradients nor dropout. All parameters that the lower layers use are frozen;
-    these include T5's shared position bias. Raises ValueError if `trained` is not between 1 and the number of
-    layers, or if the cut changes the backbone's output.
+    Frozen layers have neither gradients nor dropout. All parameters that the lower layers use are frozen,
+    T5's shared position bias too. Raises ValueError if the cut changes the backbone's output.
     """
 
     def __init__(self, backbone: Any, trained: int, probe: Batch) -> None:

@@ -99,10 +99,6 @@ class TextEncoder(Encoder):
         return self.settings.dim or self.backbone.config.hidden_size
 
     def truncated(self, dim: int | None) -> "TextEncoder":
-        """Return an encoder with the same weights that keeps the first `dim` coordinates of vectors.
-
-        dim: None keeps all coordinates. Raises ValueError if the vectors have fewer coordinates.
-        """
         if dim is not None and dim > self._whole:
             raise ValueError(f"vectors of {self._whole} dimensions have no first {dim}")
         short = copy(self)
@@ -178,7 +174,6 @@ class TextEncoder(Encoder):
         return [vocabulary[token] for token in tokens]
 
     def document_settings(self) -> dict[str, Any]:
-        """Return the settings that change documents' vectors (`identity`)."""
         return self.settings.of_documents()
 
     def layout(self, side: Side) -> str:
@@ -188,11 +183,6 @@ class TextEncoder(Encoder):
         return repr((self._layouts[side], augment))
 
     def labels(self, text: str, side: Side, ids: Tensor | None = None) -> list[str]:
-        """Return readable names of a text's tokens.
-
-        ids: token ids of the encoded text. Encoders whose vectors are terms require `ids`, because rounding
-        decides which terms have a weight.
-        """
         kind = self._vectors(side)
         m = self.settings.vectors
         if kind == "pooled":
@@ -351,11 +341,7 @@ class TextEncoder(Encoder):
         return torch.tensor(sorted(ids.union(self._skip_tokens)), dtype=torch.long)
 
     def save(self, folder: Path, *, merged: bool) -> None:
-        """Write backbone/ in transformers' format, and every other weight to heads.safetensors.
-
-        merged: add the adapters to the backbone's weights; otherwise, write the weights as they were before
-        training.
-        """
+        """Write backbone/ in transformers' format, and every other weight to heads.safetensors."""
         if ENCODERS.get(self.settings.encoder) is not type(self):
             raise ValueError(
                 f"{self.settings.encoder} is a subclass of TextEncoder that is not registered, and could not "
@@ -381,8 +367,7 @@ class TextEncoder(Encoder):
     def load(cls, folder: Path) -> "TextEncoder":
         """Load an encoder saved by `save`, as an instance of the same class.
 
-        Raises FileNotFoundError if a file is missing, and ValueError if the class is not registered or the
-        weights do not fit the settings.
+        Raises FileNotFoundError if a file is missing, and ValueError if the class is not registered.
         """
         file = folder / "encoder.json"
         heads = folder / "heads.safetensors"

@@ -30,8 +30,8 @@ def token_rows(
 ) -> tuple[Int[Tensor, "x l"], Int[Tensor, "x l"], Int[Tensor, "x l"]]:
     """Tokenise texts; return ids, an attention mask and a mask of special tokens (including padding).
 
-    Texts are cut to `length` tokens and padded to the longest text. full: pad to `length` instead. The
-    result equals the output of transformers' tokenizer.
+    Texts are cut to `length` tokens and padded to the longest text, or to `length` if `full`, as by
+    transformers' tokenizer.
     """
     if not tokenizer.is_fast:
         rows = tokenizer(
@@ -162,8 +162,7 @@ class LightTokenizer:
     def read(cls, folder: Path) -> "LightTokenizer | None":
         """Read the tokenizer in a folder; return None unless transformers would build the same tokenizer.
 
-        transformers builds a BertTokenizer from the vocabulary in tokenizer.json and the options in
-        tokenizer_config.json, so the other parts of tokenizer.json must equal what transformers would choose.
+        transformers reads only the vocabulary in tokenizer.json, and the options in tokenizer_config.json.
         """
         file = folder / "tokenizer.json"
         config = json_or_empty(folder / "tokenizer_config.json")

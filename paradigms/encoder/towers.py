@@ -34,7 +34,6 @@ class TwoTowers(Encoder):
         return self.of("document").dim
 
     def truncated(self, dim: int | None) -> "TwoTowers":
-        """Return towers with the same weights that keep the first `dim` coordinates of vectors."""
         return TwoTowers(*(self.of(side).truncated(dim) for side in SIDES))
 
     def tokenize(self, texts: Sequence[str], side: Side) -> Batch:

@@ -39,9 +39,8 @@ class Range(NamedTuple):
         if value is None:
             return
         if not (value > self.least if self.above else value >= self.least):
-            raise ValueError(
-                f"{name} must be {'above' if self.above else 'at least'} {self.least}, got {value}"
-            )
+            bound = f"{'above' if self.above else 'at least'} {self.least}"
+            raise ValueError(f"{name} must be {bound}, got {value}")
         if value > self.most:
             raise ValueError(f"{name} must be at most {self.most}, got {value:.6g}")
 
@@ -82,8 +81,8 @@ def check_types(settings: Any) -> None:
 def check_type(name: str, value: Any, kind: Any) -> None:
     """Raise ValueError if a value does not have the type `kind`.
 
-    kind: a class, a Literal, a list, a mapping, a union, or an Annotated type. The entries of a list or dict
-    are checked, too, and so is the `Range`, `OneLine` or `Most` of an Annotated type.
+    kind: a class, a Literal, a list or mapping, whose entries are checked, too, a union, or an Annotated type
+    with a `Range`, `OneLine` or `Most`.
     """
     if kind is Any:
         return
@@ -293,11 +292,10 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 
 def check_files(folder: Path) -> None:
-    """Check a checkpoint's files before reading them. Raises ValueError if one is unsafe to read.
+    """Raise ValueError if a checkpoint's file is unsafe to read.
 
-    The following files are unsafe: pipes, sockets and devices, because a reader would wait forever; weights
-    with too many tensors (`check_header`); weight indexes that name a file outside their folder; and
-    configurations with more than `LABELS` classes, because transformers makes a list of all classes.
+    Readers would wait forever for a pipe, socket or device, follow a weight index out of the folder, and make
+    lists of all tensors (`check_header`) and of all classes in a configuration.
     """
     for file in sorted(folder.rglob("*")):
         try:

@@ -12,12 +12,10 @@
 
     import torch
 
-`flags` makes the class a dataclass. It inherits flags, each with its type and its help text, and lists only
-those of its own; a default that differs from the inherited one is an argument of `flags`, so nothing is
-declared twice. `experiments/studies/settings.py` has the flags that several scripts share. A flag is read
-with dashes or underscores (`io/flags.py`), and shown with dashes.
-
-A script reads its command line before its slow imports, so that help and errors appear immediately.
+`flags` makes the class a dataclass that inherits flags, each with its type and its help text; a default that
+differs from the inherited one is an argument of `flags`. `experiments/studies/settings.py` has the flags that
+several scripts share. A script reads its command line before its slow imports, so that help and errors appear
+immediately.
 """
 
 import logging
@@ -54,16 +52,11 @@ Settings = TypeVar("Settings")
 WRONG = re.compile(r'Parser key "(\w+)":\n.*(?:Got|Given) value: ([^\n]*)$', re.DOTALL)
 TYPES = {bool: "true or false", int: "an integer", float: "a number", str: "text", type(None): "null"}
 TYPES |= {list: "a list", dict: "a mapping"}
-DEEPEST = 50  # levels of lists and mappings in a setting
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(field,))
 def flags(**defaults: Any) -> Callable[[type[Settings]], type[Settings]]:
-    """Make a class a dataclass whose fields are a script's flags, given by keyword.
-
-    defaults: values for inherited fields, in place of their defaults. Raises KeyError if a name is not a
-    field.
-    """
+    """Make a class a dataclass of flags, given by keyword. defaults: new defaults for inherited fields."""
 
     def make(kind: type[Settings]) -> type[Settings]:
         hints = get_type_hints(kind)
@@ -112,11 +105,9 @@ class Parser(ArgumentParser):
             elif not _structured(self.hints.get(field)):
                 continue
             try:
-                structure = yaml.safe_load(value)
+                yaml.safe_load(value)
             except (yaml.YAMLError, RecursionError, ValueError) as error:
                 self.error(f"{spell(name, '-')}: not JSON or YAML: {' '.join(str(error).split())}")
-            if _deeper(structure, DEEPEST):
-                self.error(f"{spell(name, '-')}: settings nested more than {DEEPEST} levels deep")
 
 
 def command_line(
@@ -125,10 +116,8 @@ def command_line(
     """Read values for the dataclass `kind`; flags override the YAML file, which overrides defaults.
 
     The string below each field is its help text. A wrong name or type ends the program with a message. Every
-    script also has --config and --plugin, which imports plug-ins. If a flag gives a list where the file has a
-    mapping, the list chooses the mapping's entries.
-
-    device: whether to add --device (`choose_device`).
+    script also has --config and --plugin. If a flag gives a list where the file has a mapping, the list
+    chooses the mapping's entries. device: whether to add --device.
     """
     # jsonargparse would resolve these by running the script's `if TYPE_CHECKING` blocks.
     hints = get_type_hints(kind)
@@ -210,16 +199,6 @@ def _described(hint: Any) -> str:
     if origin in (Union, UnionType):
         return " or ".join(map(_described, parts))
     return TYPES.get(origin or hint, str(hint))
-
-
-def _deeper(value: Any, levels: int) -> bool:
-    """Return whether a value is nested more than `levels` deep; YAML aliases may nest infinitely."""
-    parts = {id(value): value}  # one entry for all aliases of a part
-    for _ in range(levels + 1):
-        inner = [part for part in parts.values() if isinstance(part, dict | list)]
-        below = [x for part in inner for x in (part.values() if isinstance(part, dict) else part)]
-        parts = {id(part): part for part in below}
-    return bool(parts)
 
 
 def folder_name(collection: str) -> str:

@@ -24,12 +24,10 @@ LIBRARIES = sys.stdlib_module_names | {"numba", "llvmlite"}  # their versions ar
 
 
 def cached_njit(**options: Any) -> Callable[[Any], Any]:
-    """Decorate a function with `numba.njit(cache=True)`, so that only code of the present sources is loaded.
+    """Decorate a function with `numba.njit(cache=True, **options)`, for code of the present sources.
 
     The code is kept in `NUMBA_CACHE_DIR`, beside the source or in the user's cache, whichever is the first to
     be writable. If none is, each process compiles into a temporary folder.
-
-    options: further arguments of `numba.njit`.
     """
 
     def compiled(function: Any) -> Any:

@@ -19,10 +19,7 @@ HELP = "cpu, cuda, cuda:N or mps; by default the GPU if there is one"
 
 
 def choose_device(name: str) -> None:
-    """Choose the device for this process's models: cpu, cuda, cuda:N or mps; "" keeps the default.
-
-    Raises ValueError if the device does not exist or if a multi-process launch already chooses devices.
-    """
+    """Choose the device for this process's models: cpu, cuda, cuda:N or mps; "" keeps the default."""
     if not name:
         return
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:

@@ -122,8 +122,7 @@ def atomic_folder(path: str | Path, written: Contents) -> Iterator[Path]:
 def _workplace(target: Path) -> Iterator[Path]:
     """Create a locked hidden folder beside `target`, after removing those that killed writers left behind.
 
-    `_leftovers` finds the hidden folder by its name. The lock ends with the process, so it shows `_sweep`
-    whether the writer is alive.
+    The lock ends with the process, so it shows `_sweep` whether the writer is alive.
     """
     check_locks(target)
     missing = [folder for folder in target.parents if not folder.exists()]
@@ -223,10 +222,7 @@ atexit.register(_KEPT.close)
 
 
 def held(folder: str | Path) -> Path:
-    """Create a script's results folder and lock it until this process ends. Repeated calls are allowed.
-
-    Raises SystemExit if another process is writing to the folder.
-    """
+    """Create a script's results folder and lock it until this process ends; SystemExit if another has it."""
     place = Path(folder)
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -242,7 +238,7 @@ def held(folder: str | Path) -> Path:
 
 @contextmanager
 def naming_full(target: Path) -> Iterator[None]:
-    """Convert a library's error about a full disk into an OSError that names `target`."""
+    """Convert an error about a full disk into an OSError that names `target`."""
     try:
         yield
     except Exception as error:
@@ -253,11 +249,7 @@ def naming_full(target: Path) -> Iterator[None]:
 
 
 def check_replaceable(folder: Path, written: Contents) -> None:
-    """Check that a folder does not exist, is empty, or contains only what this program wrote.
-
-    written: entries that may be replaced. Raises FileExistsError, naming the entry, if the folder contains
-    any other entry, or if `folder` is a file.
-    """
+    """Raise FileExistsError if `folder` is a file, or contains an entry that is not `written`."""
     if folder.is_file():
         raise FileExistsError(f"{folder} is a file, which would be replaced: choose another name")
     names: list[str] = []
@@ -300,11 +292,7 @@ def _foreign(folder: Path, patterns: Collection[str]) -> str | None:
 
 
 def remove_folder(folder: Path, written: Contents) -> None:
-    """Delete a folder that contains only what this program wrote.
-
-    The folder disappears atomically: an interruption leaves a hidden folder, which the next writer removes.
-    Raises FileExistsError, naming the entry, if the folder contains anything else.
-    """
+    """Delete a folder atomically. Raises FileExistsError if it contains an entry that is not `written`."""
     check_replaceable(folder, written)
     if folder.exists():
         with _workplace(Path(os.path.realpath(folder))) as work, suppress(FileNotFoundError):
@@ -321,10 +309,7 @@ def flush(path: Path) -> None:
 
 
 def read_settled(file: Path) -> str:
-    """Read a text file in a folder that other processes may be replacing.
-
-    The folder is briefly missing while it is replaced. Raises FileNotFoundError if the file stays missing.
-    """
+    """Read a text file in a folder that is briefly missing while another process replaces it."""
     for _ in range(SETTLING):
         settle(file.parent)
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -333,10 +318,7 @@ def read_settled(file: Path) -> str:
 
 
 def settle(path: str | Path) -> None:
-    """Restore the folder `path` if an interrupted replacement moved it away.
-
-    Call this before opening a folder that `atomic_folder` writes.
-    """
+    """Restore a folder that an interrupted `atomic_folder` moved away. Call this before opening it."""
     target = Path(os.path.realpath(path))
     for old in _leftovers(target, "old.*"):
         if target.exists():

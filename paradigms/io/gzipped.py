@@ -19,10 +19,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def existing(folder: Path, name: str) -> Path:
-    """Return the file `name` in a folder or, if there is none, `name`.gz.
-
-    Raises FileNotFoundError if the folder has neither.
-    """
+    """Return the file `name` in a folder, or else `name`.gz. Raises FileNotFoundError without both."""
     for file in (folder / name, folder / f"{name}.gz"):
         if file.is_file():
             return file
@@ -47,9 +44,7 @@ def byte_lines(path: str | Path) -> Iterator[tuple[int, int, bytes]]:
         try:
             for number, line in enumerate(iter(partial(stream.readline, LONGEST + 1), b""), 1):
                 if len(line) > LONGEST:
-                    raise ValueError(
-                        f"{path}, line {number}: longer than {LONGEST:,} bytes: split it, or its text"
-                    )
+                    raise ValueError(f"{path}, line {number}: longer than {LONGEST:,} bytes: split it")
                 if line.strip():
                     yield number, start, line
                 start += len(line)
@@ -58,10 +53,7 @@ def byte_lines(path: str | Path) -> Iterator[tuple[int, int, bytes]]:
 
 
 def decoded(line: bytes, where: str) -> str:
-    """Decode a line and strip its line break.
-
-    where: start of the message of the ValueError that is raised if the line is not UTF-8.
-    """
+    """Decode a line without its line break. Raises ValueError, with `where`, if it is not UTF-8."""
     try:
         return line.decode("utf-8-sig").strip("\r\n")
     except UnicodeDecodeError as error:
@@ -69,11 +61,7 @@ def decoded(line: bytes, where: str) -> str:
 
 
 def numbered_lines(path: str | Path) -> Iterator[tuple[int, str]]:
-    """Yield (line number from 1, line) for each line of a UTF-8 text file that is not blank.
-
-    Raises ValueError, naming the file and line, if a line is not UTF-8. Otherwise raises the same errors as
-    `byte_lines`.
-    """
+    """Yield (line number from 1, line) for each line of a UTF-8 file that is not blank (`byte_lines`)."""
     for number, _, line in byte_lines(path):
         text = decoded(line, f"{path}, line {number}")
         if text.strip():
@@ -81,9 +69,6 @@ def numbered_lines(path: str | Path) -> Iterator[tuple[int, str]]:
 
 
 def text_lines(path: str | Path) -> Iterator[str]:
-    """Yield the lines of a UTF-8 text file with their line breaks, blank lines too, as `csv` needs them.
-
-    Raises FileNotFoundError if the file does not exist, and ValueError, naming the file, if it is damaged.
-    """
+    """Yield the lines of a UTF-8 text file with their line breaks, blank lines too, as `csv` needs them."""
     with naming(path), io.TextIOWrapper(opened(path), "utf-8-sig", newline="") as stream:
         yield from stream

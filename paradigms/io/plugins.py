@@ -1,8 +1,7 @@
 """Plug-ins: users' Python files that register an alignment, Z, imputation, encoder or paradigm.
 
-Every script and command accepts `--plugin FILE`, and `paradigms.load` accepts `plugin=FILE`. Plug-ins are
-never imported automatically: a checkpoint only names the plug-ins that it needs, and loading the checkpoint
-without them raises an error.
+Every script and command accepts `--plugin FILE`, and `paradigms.load` accepts `plugin=FILE`. A checkpoint
+only names the plug-ins that it needs, and is refused without them.
 """
 
 import importlib
@@ -19,8 +18,7 @@ LOADED: list[Path] = []  # the plug-ins that this process has imported
 def load_plugins(files: str | Path | Iterable[str | Path]) -> None:
     """Import each file as a module with the file's name, once per process.
 
-    The file's folder is appended to `sys.path` for spawned processes. Raises FileNotFoundError if a file does
-    not exist, and ValueError if importing it fails or if another module has the same name.
+    The file's folder is appended to `sys.path` for spawned processes.
     """
     for file in [files] if isinstance(files, str | Path) else files:
         path = Path(file).resolve()

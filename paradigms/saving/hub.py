@@ -42,9 +42,8 @@ def pickles(
 ) -> dict[PurePath, list[PurePath]]:
     """Map each missing safetensors file to the pickled files that take its place.
 
-    A file stored in parts is not missing. Only the folder itself, its backbones and its modules, such as
-    2_Dense, are considered; other subfolders, such as training steps, are ignored. Raises ValueError, naming
-    `name`, if there are pickles and the caller does not allow them.
+    Only the folder itself, its backbones and its modules, such as 2_Dense, are considered. Raises ValueError,
+    naming `name`, if there are pickles and the caller does not allow them.
     """
     unsafe: dict[PurePath, list[PurePath]] = {}
     for file in sorted(files):
@@ -150,9 +149,6 @@ def model_card(
     license: str = "",
 ) -> str:
     """Write the text of a model's card.
-
-    The metadata name the base model and the data sets if the results identify them by their names on the hub,
-    and include the tags under which the hub lists dense, sparse and multi-vector models and rerankers.
 
     results: the training script's results folder, with config.json and table.md. layout: the layout of the
     saved model. license: the hub's identifier for a license; "" leaves the field to the publisher. Raises
@@ -260,8 +256,7 @@ def push_to_hub(
 ) -> None:
     """Upload a model, as `save_pretrained` writes it, to the repository `name`, creating it if missing.
 
-    Earlier settings and weights are removed from the repository but stay in the history. The hub's errors are
-    passed on.
+    Earlier settings and weights are removed from the repository but stay in the history.
     """
     from huggingface_hub import HfApi
 

@@ -50,10 +50,9 @@ FORMATS: dict[str, Format] = {
 def read_checkpoint(
     folder: Path, *, layout: str | None = None, pickled: bool = False
 ) -> Paradigm | CrossAttention:
-    """Read a paradigm or reranker from a folder in any of `FORMATS`.
+    """Read a paradigm or reranker from a folder. layout: a key of `FORMATS`; None = by the folder's files.
 
-    layout: a key of `FORMATS`; None recognises the layout by its files. Raises ValueError if files are
-    missing, not supported or ambiguous.
+    Raises ValueError if files are missing, not supported or ambiguous.
     """
     if layout is not None and layout not in FORMATS:
         raise ValueError(f"unknown layout {layout!r}; there are {', '.join(FORMATS)}")

@@ -7,9 +7,8 @@
 
 A `SentenceTransformer` returns one vector per text (A = 1), a `SparseEncoder` returns term weights (A aligns
 equal ids), and a `MultiVectorEncoder` returns one vector per token or patch (A takes the maximum over i).
-Documents may be anything that the model reads: texts, images or audio. To use a model that ships its own
-code, load it yourself with `trust_remote_code=True` and then wrap it; this module never sets
-`trust_remote_code`.
+Documents may be anything that the model reads: texts, images or audio. A model that ships its own code is
+loaded with `trust_remote_code=True` before it is wrapped; this module never sets `trust_remote_code`.
 """
 
 import base64
@@ -115,7 +114,7 @@ class LibraryEncoder(Encoder):
         raise ValueError("open the model with truncate_dim, then wrap it")
 
     def labels(self, one: Any, side: Side, ids: Tensor | None = None) -> list[str]:
-        """Return names of an input's tokens: image patches by row and column, other tokens from their ids."""
+        """Name an input's tokens: image patches by row and column, other tokens by their ids."""
         if self.kind == "SentenceTransformer":
             return ["[pooled]"]
         if ids is None:

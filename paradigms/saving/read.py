@@ -64,11 +64,8 @@ class Head:
 
     def settings(self) -> dict[str, Any]:
         """The fields of `EncoderSettings` for this projection."""
-        return {
-            "dim": len(self.weight),
-            "projection_bias": self.bias is not None,
-            "activation": self.activation,
-        }
+        bias = self.bias is not None
+        return {"dim": len(self.weight), "projection_bias": bias, "activation": self.activation}
 
     def put_into(self, projection: nn.Linear | None) -> None:
         assert projection is not None
@@ -99,9 +96,7 @@ def dense(folder: Path) -> Head:
     weight = weights["linear.weight"]
     if config.get("use_residual"):
         if activation != "identity":
-            raise ValueError(
-                f"{folder.name} has a residual and {activation}, which do not merge into one projection"
-            )
+            raise ValueError(f"{folder.name} has a residual and {activation}, which do not merge")
         weight = weight + weights.get("residual.weight", torch.eye(len(weight)))
     return Head(weight, weights.get("linear.bias"), activation)
 
@@ -195,10 +190,8 @@ def _sparse(parts: Chain, config: dict[str, Any], settings: dict[str, Any]) -> P
 def _single(parts: Chain, config: dict[str, Any], settings: dict[str, Any]) -> Paradigm:
     cosine = _similarity(config, "cosine", "dot") == "cosine"
     options: dict[str, Any] = prompts(config) | POOLED | both_lengths(settings, parts.backbone)
-    normalize = parts.normalize or cosine
-    return one_vector(
-        encoder_with(parts.backbone, parts.head, **options, normalize=normalize, pooling=parts.pooling)
-    )
+    options |= {"normalize": parts.normalize or cosine, "pooling": parts.pooling}
+    return one_vector(encoder_with(parts.backbone, parts.head, **options))
 
 
 def _multi(parts: Chain, config: dict[str, Any], settings: dict[str, Any], *, pylate: bool) -> Paradigm:
@@ -283,8 +276,7 @@ def augmentation(settings: dict[str, Any], backbone: Path, pylate: bool) -> dict
 def skipped(mask: dict[str, Any], backbone: Path, pylate: bool) -> str:
     """Return the document skip list, as `EncoderSettings.skip_tokens`.
 
-    A word outside the vocabulary is the unknown token for PyLate, which skips punctuation by default; it is
-    left out by sentence-transformers.
+    A word outside the vocabulary is the unknown token for PyLate, and left out by sentence-transformers.
     """
     words = mask.get("skiplist_words")
     words = list(string.punctuation if pylate else "") if words is None else words
@@ -369,16 +361,14 @@ def is_coil(folder: Path) -> bool:
 def read_coil(folder: Path) -> Paradigm:
     """Read COIL-full without layer normalisation: an encoder, and two projections in model.pt.
 
-    Gao et al. 2021. The settings are in a pickle of objects (args.pt), which is not read. The model is
-    assumed to be COIL-full as the authors published it, without [SEP] and with the lengths of MS MARCO.
-    Raises ValueError if the projections differ.
+    Gao et al. 2021. The settings are in a pickle of objects (args.pt), which is not read: they are assumed to
+    be those of the published COIL-full, without [SEP] and with the lengths of MS MARCO.
     """
     with naming(folder / COIL_HEADS):
         weights = {name: t.float() for name, t in load_file(folder / COIL_HEADS).items()}
     if weights.keys() != COIL_WEIGHTS:
-        raise ValueError(
-            f"{COIL_HEADS} or model.pt holds {sorted(weights)}, where {sorted(COIL_WEIGHTS)} belong"
-        )
+        needed = sorted(COIL_WEIGHTS)
+        raise ValueError(f"{COIL_HEADS} or model.pt holds {sorted(weights)}, where {needed} belong")
     tokens = Head(weights["tok_proj.weight"], weights["tok_proj.bias"])
     pooled = Head(weights["cls_proj.weight"], weights["cls_proj.bias"])
     model: Any = coil(folder, pooled_dim=len(pooled.weight), **lengths(folder, 16, 128), **tokens.settings())
@@ -398,10 +388,8 @@ def read_stanford(folder: Path) -> Paradigm:
     """Read Stanford ColBERT: a state dict of BERT and a linear layer, with settings in artifact.metadata.
 
     Khattab & Zaharia 2020; Santhanam et al. 2022. Settings missing from the metadata follow the authors'
-    code: marker tokens [unused0] and [unused1], queries padded with [MASK], punctuation skipped, a sum of
-    maxima. A marker outside the vocabulary is the unknown token there. A document's token is skipped if it is
-    padding, or the first token of a punctuation mark that is encoded alone. Raises ValueError if the linear
-    layer is missing, similarities are not cosines, or the tokenizer has no place for a marker.
+    code. A marker outside the vocabulary is the unknown token there. A document's token is skipped if it is
+    padding, or the first token of a punctuation mark that is encoded alone.
     """
     weights = read_weights(folder, "linear.weight")
     if not weights:
@@ -435,16 +423,11 @@ def read_stanford(folder: Path) -> Paradigm:
 
 
 def is_xtr(folder: Path) -> bool:
-    """Return whether the folder contains an XTR model: a T5 and 2_Dense, but no modules.json."""
     return _t5_with_dense(folder) and not (folder / MODULES).is_file()
 
 
 def may_be_xtr(folder: Path) -> bool:
-    """Return whether a folder may contain an XTR model: modules.json, a T5 and a linear layer.
-
-    Such a folder does not record whether the model has token vectors: a model with one vector per text may
-    look the same.
-    """
+    """Return whether a folder may be XTR: a model with one vector per text may have the same files."""
     if not (_t5_with_dense(folder) and (folder / MODULES).is_file()):
         return False
     if json_or_empty(folder / MODEL).get("model_type"):
@@ -462,8 +445,7 @@ def _t5_with_dense(folder: Path) -> bool:
 def read_xtr(folder: Path) -> Paradigm:
     """Read XTR (xtr-base-en, Lee et al. 2023): the encoder of a T5 and a linear layer.
 
-    Punctuation is kept, because XTR was trained with it and with k_train of up to 320 tokens. Raises
-    ValueError if the linear layer is missing.
+    Punctuation is kept, because XTR was trained with it and with k_train of up to 320 tokens.
     """
     head = dense(folder / DENSE)
     model: Any = xtr(folder, skip="", k_train=320, **head.settings(), **lengths(folder, 64, 512))
@@ -507,10 +489,7 @@ def is_plain(folder: Path) -> bool:
 
 
 def read_plain(folder: Path) -> Paradigm:
-    """Read an encoder with mean pooling.
-
-    Raises ValueError if files are missing or if the model is not an encoder.
-    """
+    """Read an encoder with mean pooling."""
     if not list(folder.glob("*.safetensors")):
         raise ValueError("no *.safetensors with its weights")
     check_encoder(folder)

@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file
 
 from paradigms import PARADIGMS, Paradigm, load
-from paradigms.baselines.cross_attention import cross_attention
 from tests.near import assert_within_rounding
 from tests.tiny import FAMILIES, TERMS
 
@@ -58,20 +57,6 @@ def test_a_merged_folder_opens_without_peft(tiny_bert, tmp_path, monkeypatch):
     with pytest.raises(ImportError, match="peft"):
         load(tmp_path / "apart")
     load(tmp_path / "saved")
-
-
-def test_a_reranker_is_merged_too(tiny_bert, tmp_path):
-    torch.manual_seed(0)
-    model = cross_attention(tiny_bert, lora_rank=2, lora_targets=r".*query", dora=True)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(0.1 * torch.randn_like(weight))
-    model.save_pretrained(tmp_path / "saved")
-    loaded: Any = load(tmp_path / "saved")
-    assert not any(".lora_" in name for name in loaded.state_dict())
-    pairs = model.tokenize(["the sea"] * 2, TEXTS)
-    with model.double().evaluating(), loaded.double().evaluating(), torch.no_grad():
-        assert_within_rounding(loaded(pairs), model(pairs), torch.float32, TERMS)
 
 
 def test_a_name_chooses_what_is_adapted(tiny_bert, tmp_path):

@@ -1,6 +1,5 @@
 """Decoders and long texts: real architectures with random weights, against what transformers gives."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from paradigms import PARADIGMS
 from paradigms.baselines.cross_attention import SequenceClassifier, cross_attention
 from tests.near import assert_same
 from tests.saving.test_read import cosines, hidden
-from tests.tiny import DECODERS, LONG
+from tests.tiny import DECODERS
 
 INSTRUCTION = "Instruct: Find the answer to a question\nQuery: "
 QUERIES, TEXTS = ["the fox", "a bird in winter?"], ["the fox is in the garden, and the sun", "", "snow"]
@@ -60,18 +59,3 @@ def test_decoders_rerank(checkpoints, tmp_path):
     classifier = SequenceClassifier(tmp_path).double()
     for n, score in enumerate(classifier.score_texts(pairs[:2])):
         assert [score] == pytest.approx(classifier.score_texts(pairs[n : n + 1]), rel=1e-9)
-
-
-@pytest.mark.parametrize("family", ["qwen3", "modernbert"])
-def test_texts_of_8192_tokens(checkpoints, tmp_path, family):
-    """All tokens are read; a decoder's states do not depend on what follows, a ModernBERT's do."""
-    folder = Path(shutil.copytree(checkpoints[family], tmp_path / family))
-    config = json.loads((folder / "config.json").read_text()) | LONG
-    (folder / "config.json").write_text(json.dumps(config))
-    settings = {"dim": None, "normalize": False, "skip": "", "document_length": 1 << 13}
-    model, text = PARADIGMS["colbert"](folder, **settings).double(), "the fox " * (1 << 12)
-    whole = model.encode_documents([text])
-    assert whole.mask.sum() == 1 << 13
-    assert_same(whole.vectors[0, 0], hidden(folder, [text], truncation=True, max_length=1 << 13)[2][0])
-    other = model.encode_documents([f"{text[:20000]}in winter {text[20000:]}"])
-    assert torch.equal(other.vectors[0, 0, 4000], whole.vectors[0, 0, 4000]) == (family == "qwen3")

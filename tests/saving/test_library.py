@@ -28,7 +28,7 @@ from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTran
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling, MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import Pooling
-from transformers import AutoTokenizer, BertForMaskedLM, BertForSequenceClassification, dynamic_module_utils
+from transformers import AutoTokenizer, BertForMaskedLM, BertForSequenceClassification
 
 from paradigms.saving import wrap
 from tests.tiny_pages import SAMPLES, SIDE, picture, write_clap, write_colpali, write_colqwen
@@ -162,28 +162,6 @@ def test_what_cannot_be_wrapped_is_refused(tmp_path):
         ours.save_pretrained(tmp_path / "out", layout="sentence-transformers")
     for side in ("query", "document"):
         assert ours.tokens([], side).mask.numel() == 0
-
-
-def test_code_that_the_user_trusts(tmp_path, monkeypatch):
-    """It is opened there, with `trust_remote_code`, and a saved copy is opened there again."""
-    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "cache"))
-    dense(tmp_path).save_pretrained(str(tmp_path / "theirs"), create_model_card=False)
-    file = tmp_path / "theirs/modules.json"
-    file.write_text(file.read_text().replace("sentence_transformers.base.modules.dense.Dense", "mine.Mine"))
-    (tmp_path / "theirs/mine.py").write_text(
-        "from sentence_transformers.base.modules import Dense\n\n\nclass Mine(Dense):\n"
-        "    def forward(self, features):\n        features = super().forward(features)\n"
-        "        return features | {'sentence_embedding': features['sentence_embedding'] ** 3}\n"
-    )
-    theirs = SentenceTransformer(str(tmp_path / "theirs"), trust_remote_code=True)
-    ours, texts = wrap(theirs), dict(zip("abcd", DOCUMENTS, strict=True))
-    assert type(theirs[2]).__name__ == "Mine"
-    run = Indexed.build(ours, texts).search({"q": QUERIES[0]}, 4)["q"]
-    wanted = theirs.similarity(theirs.encode_query(QUERIES[:1]), theirs.encode_document(DOCUMENTS))[0]
-    assert [run[id] for id in "abcd"] == pytest.approx(wanted.tolist(), abs=2e-3)
-    ours.save_pretrained(tmp_path / "ours")
-    with pytest.raises(ValueError, match="trust_remote_code"):
-        paradigms.load(tmp_path / "ours")
 
 
 def test_code_beside_a_model_never_runs(tmp_path):

@@ -76,12 +76,6 @@ def test_cross_encoders_come_in(tmp_path):
     assert_within_rounding(ours.score_texts(pairs), wanted.tolist(), torch.float32, 1)
 
 
-@pytest.mark.parametrize("mode", ["mean", "cls", "max", "lasttoken"])
-def test_pooling(backbone, tmp_path, mode):
-    modules = [Transformer(backbone, max_seq_length=12), Pooling(WIDTH, mode), Normalize()]
-    assert_same_scores(SentenceTransformer(modules=modules), tmp_path / "theirs")
-
-
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 def test_heads_and_prompts(backbone, tmp_path, similarity):
     modules = [
