@@ -3,12 +3,10 @@
 import textwrap
 from collections import Counter
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Split, load_collection, pydocs
 from paradigms.data.near import near_copies, words
 
@@ -233,19 +231,6 @@ def test_groups_of_modules_stay_in_one_split(whole):
         for query in whole.split(name).queries:
             assert home.setdefault(group(query.removeprefix("q:")), name) == name
     assert len(home) > 200
-
-
-def test_size_and_difficulty_of_the_collection(whole):
-    assert 8_000 < len(whole.corpus) < 13_000
-    shares = {name: len(whole.split(name).queries) / len(whole.corpus) for name in pydocs.SHARES}
-    sizes = np.array([*Counter(map(group, whole.corpus.ids)).values()])  # a group of modules is drawn as one
-    error = {name: np.sqrt(p * (1 - p) * (sizes**2).sum()) / sizes.sum() for name, p in pydocs.SHARES.items()}
-    assert all(abs(shares[name] - p) < 4 * error[name] for name, p in pydocs.SHARES.items())
-    queries = dict(list(whole.split("test").queries.items())[::5])
-    run = BM25(whole.corpus).search(queries, 10)
-    ranks = [list(run[query]).index(query[2:]) if query[2:] in run[query] else 10 for query in queries]
-    assert 0.27 < sum(rank == 0 for rank in ranks) / len(ranks) < 0.43
-    assert 0.57 < sum(rank < 10 for rank in ranks) / len(ranks) < 0.73
 
 
 def test_titles_differ_and_none_holds_its_query(whole):
