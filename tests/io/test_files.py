@@ -85,7 +85,7 @@ def test_a_file_system_without_locks_is_written_with_a_warning(tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("failure", "message"),
     [
-        (KeyboardInterrupt(), ""),
+        (KeyboardInterrupt(), None),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "cannot be written: No space"),
     ],
 )
