@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from unittest.mock import patch
 
-import fill_pages
 import pytest
+from studies import page_blocks
 
 from paradigms import PARADIGMS
 from paradigms.align import ALIGNMENTS
@@ -80,9 +80,10 @@ def test_links_lead_somewhere(page):
 
 def test_tables_are_those_of_the_results(page):
     """A page is not older than the results beside it: `fill_pages.py` would change nothing."""
-    assert fill_pages.filled(page) == page.read_text("utf-8")
-    if details := fill_pages.details_of(page):
-        assert fill_pages.details(page) == details.read_text("utf-8")
+    filled_page = page_blocks.Page(page)
+    assert page_blocks.filled(filled_page) == page.read_text("utf-8")
+    if filled_page.details:
+        assert page_blocks.details(filled_page) == filled_page.details.read_text("utf-8")
 
 
 def test_paths_exist(page):
