@@ -121,8 +121,6 @@ def alignment_of(checkpoint: str) -> str:
 def job(
     align: str, seed: int, folder: Path, data: StudyData, settings: Settings, accelerator: Accelerator
 ) -> Job:
-    """Make the job that trains (or loads) and measures the ALIGNER with alignment `align`."""
-
     def make() -> Paradigm:
         if not data.train.queries:
             raise ValueError("there are no training queries: take --checkpoint from another collection")

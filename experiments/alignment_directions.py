@@ -61,7 +61,6 @@ def main(settings: Settings) -> None:
 
 
 def measure(settings: Settings, _: str, __: int, data: StudyData, models: list[Any]) -> Measured:
-    """Measure every system on each test query."""
     runs = rankings(models, data, data.pool(settings.depth))
     values = {system: values_of(run, data.test, MEASURES) for system, run in runs.items()}
     return {"queries": data.measured, "values": values}
@@ -135,7 +134,6 @@ def study_of(values: Values, trainings: Mapping[str, Sequence[Measured]]) -> Stu
 
 
 def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
-    """Return the study's summary, and the page's sections keyed by file name."""
     seeds = results[TASK]
     values: Values = {
         system: {m: at_path(seeds, "values", system, m) for m in MEASURES} for system in seeds[0]["values"]

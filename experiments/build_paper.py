@@ -94,7 +94,6 @@ def tables(page: str) -> dict[str, list[Table]]:
 
 
 def findings(page: str) -> list[str]:
-    """Return README's findings as sentences."""
     return [f"{row[0]}." for row in tables(page)["Findings"][0][1:]]
 
 

@@ -204,7 +204,6 @@ def under_titles(corpus: Corpus) -> Corpus:
 
 
 def job(task: PassageTask, seed: int, name: str, settings: Settings, accelerator: Accelerator) -> Job:
-    """Make the job that trains a system on passages of one length, and measures it and its hybrids."""
     folder = Path(settings.output) / f"length-{task.length}" / f"seed-{seed}" / name
     states = Path(settings.output) / f"length-{task.length}" / STATES
 
@@ -320,7 +319,6 @@ def measure(model: Model, name: str, task: PassageTask, settings: Settings, prec
 
 
 def both_stages(task: PassageTask, retriever: Retriever, depth: int) -> dict[str, list[float]]:
-    """Return the task's measure for each test query, for reranking and for retrieval."""
     queries = task.collection.split("test").queries
     reranked = retriever.rerank(queries, task.pool)
     run = retriever.search(queries, depth)

@@ -320,7 +320,6 @@ def of_added(results: TaskResults, data: StudyData) -> list[dict[str, Any]]:
 
 
 def drawn(results: TaskResults) -> "Figure":
-    """Plot R@1 and R@10 of every system next to the paper's values."""
     here = {m: {"here": [at_path(seeds, "retrieve", m) for seeds in results.values()]} for m in RECALLS}
     printed = {
         measure: {
@@ -333,7 +332,6 @@ def drawn(results: TaskResults) -> "Figure":
 
 
 def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
-    """Return the study's summary, and the page's sections keyed by file name."""
     study = study_of(results, len(data.collection.corpus)).asked(results[BM25][0]["queries"], data)
     rule = (
         f"One family of tests. A system with less than {LEARNED:.0%} of BM25's R@10 has not learned enough "

@@ -198,7 +198,6 @@ def fewer(exact: Store, recipe: Recipe, split: Split, queries: Tokens) -> Rows:
 
 
 def described(results: Mapping[str, Rows]) -> dict[str, Section]:
-    """Return the page's sections, keyed by file name: means over collections, then each collection."""
     errors = (
         "error: distance of a document's worst token to the nearest stored one, mean over documents. "
         "violations: certificates of first tens that are others."

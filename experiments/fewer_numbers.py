@@ -111,7 +111,6 @@ def main(settings: Settings) -> None:
 
 
 def made(name: str, settings: Settings) -> Paradigm:
-    """Build the untrained model called `name`."""
     vectors = {"document_vectors": "spans", "vectors": settings.vectors} if name == "spans" else {}
     options = lengths_of(settings) | vectors
     return PARADIGMS["colbert"](settings.backbone, dim=settings.dim, **options)

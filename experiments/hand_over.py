@@ -105,7 +105,6 @@ def main(settings: Settings) -> None:
 
 
 def index_all(engine: Any) -> None:
-    """Build an engine's index over its stored vectors."""
     engine.approximate()
     engine.close()
 
@@ -136,7 +135,6 @@ def load_pieces(stores: list[Store], paradigm: Paradigm, settings: Settings, lau
 
 
 def opened(settings: Settings, paradigm: Paradigm) -> Engine:
-    """Open the engine at the address or folder given in the settings."""
     encoder = paradigm.encoder.settings
     options = dict(settings.options)
     options["single"] = {encoder.query_vectors, encoder.document_vectors} == {"pooled"}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from studies.settings import (
     Backbone,
@@ -39,10 +39,6 @@ class Settings(Results, OneCollection, Training, HardNegatives, Backbone, Length
     """m, the number of vectors per document of ME-BERT; the paper has 3 for passages and 4 for documents"""
     normalize: bool = False
     """compare by cosine instead of the paper's inner product"""
-    rounds: list[Literal["again", "mined"]] = field(default_factory=lambda: ["again", "mined"])
-    """rounds of training after the first, each starting from the first round's result: mined, with hard
-    negatives that the model retrieves; again, with BM25's negatives as before, which separates the effect of
-    more steps from the effect of other negatives. Every round has `steps` steps"""
     rerank_steps: int = 400
     """training steps of cross-attention, which trains all layers"""
     rerank_negatives: int = 7
@@ -103,6 +99,9 @@ POOLING = "mean"
 RERANKER = "cross_attention"
 RERANK_BATCH = 8
 FIRST = "first"  # name of the round that starts from the backbone
+# Later rounds start from its result and have as many steps: again, with BM25's negatives as before, to show
+# the effect of more steps; mined, with hard negatives that the model retrieves.
+ROUNDS = (FIRST, "again", "mined")
 
 
 def main(settings: Settings) -> None:
@@ -142,7 +141,7 @@ def trained(
 ) -> dict[tuple[str, str], Any]:
     """Return {(name, round): model} for a seed. Models already in the seed's folder are not trained again."""
     folder = folder_of(seed, settings)
-    rounds = [(name, round) for round in (FIRST, *settings.rounds) for name in DENSE]
+    rounds = [(name, round) for round in ROUNDS for name in DENSE]
     models: dict[tuple[str, str], Any] = {}
     for name, round in [*rounds, (RERANKER, FIRST)]:
         make = partial(start, name, round, folder, settings)
@@ -172,7 +171,6 @@ def train(
     model: Any,
     folder: Path,
 ) -> Any:
-    """Train `model` for the given round."""
     corpus = data.collection.corpus
     mined = data.mined
     count = settings.negatives

@@ -3,32 +3,26 @@
 XTR (Lee et al. 2023, Eq. 4) imputes the k'-th best similarity, which ranks by each query token's excess over
 a quantile of the corpus (`theory/excess.py`). An encoder trained for retrieval and a T5 that was not are
 measured as they are; T5 also after training with ColBERT's loss and with Eq. 2 and Eq. 4 in the batch. All
-choices are made on dev queries. Collections, losses and seeds may be added to a results folder.
+choices are made on dev queries. Collections and seeds may be added to a results folder.
 """
 
 from dataclasses import field, replace
 from itertools import product
 from pathlib import Path
 
-from studies.settings import Collections, EncoderStudy, at_least, different, known, launch, lengths_of
+from studies.settings import Collections, EncoderStudy, at_least, different, launch, lengths_of
 
 from paradigms.io.command_line import flags
-
-LOSSES = "ColBERT", "Eq. 2", "Eq. 4"
 
 
 @flags(documents=0, document_length=96)
 class Settings(EncoderStudy, Collections):
-    """Settings for encoders, collections, losses and values of k'."""
+    """Settings for encoders, collections and values of k'."""
 
     t5: str = ""
     """T5 that was never trained for retrieval, by hub name or folder; empty: none"""
-    losses: list[str] = field(default_factory=lambda: [*LOSSES])
-    """losses of trained T5s: ColBERT, Eq. 2 and Eq. 4"""
     trained: list[str] = field(default_factory=list)
     """those of the collections on which T5 is also trained"""
-    k_train: float = 0.05
-    """share of the batch's tokens that each query token retrieves in training with Eq. 2 and Eq. 4"""
     search_tokens: list[int] = field(
         default_factory=lambda: [10, 30, 100, 300, 1000, 3000, 10000, 30000, 100000]
     )
@@ -37,7 +31,6 @@ class Settings(EncoderStudy, Collections):
     def __post_init__(self) -> None:
         super().__post_init__()
         different(self, "collections", "search_tokens")
-        known(self, "losses", LOSSES)
         if unknown := {*self.trained} - {*self.collections}:
             raise SystemExit(f"trained: {', '.join(sorted(unknown))} are not in collections")
         at_least(self, search_tokens=1, dev_queries=1)
@@ -60,7 +53,9 @@ from paradigms.io.command_line import folder_name
 from paradigms.train.script import begin
 from paradigms.xtr import xtr
 
-FREE = {"collections", "trained", "losses", "seeds"}  # settings that may change in a results folder
+LOSSES = ["ColBERT", "Eq. 2", "Eq. 4"]
+K_TRAIN = 0.05  # share of the batch's tokens that each query token retrieves in training with Eq. 2 and 4
+FREE = {"collections", "trained", "seeds"}  # settings that may change in a results folder
 
 
 def main(settings: Settings) -> None:
@@ -71,7 +66,7 @@ def main(settings: Settings) -> None:
     for collection in settings.collections:
         data = open_study(settings, console, ("training", "dev", "test"), collection)
         for encoder, backbone in encoders.items():
-            losses = settings.losses * (encoder == "T5" and collection in settings.trained)
+            losses = LOSSES * (encoder == "T5" and collection in settings.trained)
             cells = [("untrained", settings.seeds[0]), *product(losses, settings.seeds)]
             jobs = [job(encoder, backbone, *cell, data, settings, accelerator) for cell in cells]
             systems = measured.setdefault((encoder, folder_name(collection)), {})
@@ -94,7 +89,6 @@ def job(
     settings: Settings,
     accelerator: Accelerator,
 ) -> Job:
-    """Make the job that trains and measures one encoder with one loss on one collection."""
     name = f"{encoder}, {loss}, seed {seed}"
     folder = Path(settings.output) / folder_name(data.collection.name) / folder_name(name)
 
@@ -102,10 +96,8 @@ def job(
         same = lengths_of(settings) | {"skip": "", "special_tokens": False}
         if not loss.startswith("Eq."):
             return colbert(backbone, **same)
-        model = xtr(backbone, k_train=settings.k_train, **same)
-        return (
-            model if loss == "Eq. 2" else model.with_alignment(PoolExcess(k=settings.k_train), "query_tokens")
-        )
+        model = xtr(backbone, k_train=K_TRAIN, **same)
+        return model if loss == "Eq. 2" else model.with_alignment(PoolExcess(k=K_TRAIN), "query_tokens")
 
     def measured(paradigm: Paradigm, index: Index) -> Measured:
         return measure(paradigm, index, data, settings)

@@ -32,8 +32,6 @@ class Settings(Results, Training, Backbone, Seed):
     """n, the number of documents with queries; the default is the paper's small collection"""
     relevant: int = 2
     """k, the number of relevant documents per query"""
-    others: int = 0
-    """number of additional documents, with words that no query asks for"""
     systems: list[str] | dict[str, dict[str, Any]] = field(
         default_factory=lambda: ["dpr", "me_bert", "colbert", "coil", "aligner", "xtr"]
     )
@@ -138,7 +136,6 @@ def study(
 
 
 def laws(settings: Settings) -> Rows:
-    """Make a row for each number of documents n, with the bounds from `theory.capacity`."""
     k = settings.relevant
     rows = []
     for n in sorted({settings.documents, 2 * settings.documents, 1000, 50_000}):
@@ -165,15 +162,12 @@ def collection(settings: Settings) -> Collection:
     words = sorted(word for word in vocabulary if plural.fullmatch(word) and word[:-1] in vocabulary)
     rng = np.random.default_rng(settings.seed)
     words = [words[i] for i in rng.permutation(len(words))]
-    free_words = words[len(sets) :]
-    each = int(sets.shape[0] * settings.relevant / settings.documents)  # words per document
-    if len(words) < len(sets) or (settings.others and len(free_words) < each):
+    if len(words) < len(sets):
         raise SystemExit(f"{len(sets):,} sets need as many words; there are {len(words):,}")
     likes: list[list[str]] = [[] for _ in range(settings.documents)]
     for word, documents in zip(words, sets, strict=False):
         for document in documents:
             likes[document].append(word)
-    likes += [rng.choice(free_words, each, replace=False).tolist() for _ in range(settings.others)]
     people = rng.permutation(len(likes)) + 1
     rows = zip(people, likes, strict=True)
     texts = [f"Person {person} likes {', '.join(rng.permutation(likes))}." for person, likes in rows]
@@ -189,7 +183,6 @@ def collection(settings: Settings) -> Collection:
 
 
 def compared_figure(rows: Rows, measure: str) -> "Figure":
-    """Plot `measure` for every system, untrained and trained, with BM25 as a horizontal line."""
     bm25, *measured = rows
     systems = list(dict.fromkeys(row["system"] for row in measured))
     series = {

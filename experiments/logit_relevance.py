@@ -133,7 +133,6 @@ def study_of(values: Values, unlearned: str = "") -> Study:
 
 
 def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
-    """Return the study's summary, and the page's sections keyed by file name."""
     seeds = results[settings.paradigm]
     values = {
         key: np.array([[shown[key] for shown in seed["states"]] for seed in seeds])

@@ -83,7 +83,6 @@ def measure(_: Settings, __: str, ___: int, data: StudyData, models: list[Any]) 
 
 
 def relevant(data: StudyData) -> dict[str, str]:
-    """Map each judged test query to its most relevant document."""
     return {
         query: min((-grade, id) for id, grade in data.test.judgements[query].items() if grade > 0)[1]
         for query in sorted(data.measured)
@@ -227,7 +226,6 @@ def study_of(heads: Heads, unlearned: str = "") -> Study:
 
 
 def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
-    """Return the study's summary, and the page's sections keyed by file name."""
     seeds = results[settings.paradigm]
     heads = {key: at_path(seeds, "heads", key) for key in seeds[0]["heads"]}
     parts = {key: at_path(seeds, "parts", key).swapaxes(0, 1) for key in seeds[0]["parts"]}

@@ -31,8 +31,6 @@ class Settings(EncoderStudy, CollectionName):
     l1: list[float] = field(default_factory=lambda: [0.1, 1.0, 10.0])
     """coefficients γ of the mean salience in the loss of the method l1, a model for each. Claims are about
     the γ whose pruned searches have the highest RR@10 on dev queries"""
-    eps: float | None = None
-    """ε of the entropic gate; default: ALIGNER's (EPS in paradigms/aligner.py; .002 in the paper)"""
     depth: int = 100
     """documents per query that the pruned search retrieves and the refinement rescores"""
     query_length: int = 48
@@ -45,8 +43,6 @@ class Settings(EncoderStudy, CollectionName):
         different(self, "l1")
         if min(self.l1) <= 0:
             raise SystemExit(f"l1 must list coefficients above 0, got {self.l1}")
-        if self.eps is not None and self.eps <= 0:
-            raise SystemExit(f"eps must be above 0, got {self.eps:g}")
 
 
 launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
@@ -107,8 +103,7 @@ MOST = 2000  # number of most retrieved documents, as in the paper
 def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
     data = open_study(settings, console)
-    eps = settings.eps or EPS
-    bound = RATIOS | {"fingerprint": data.collection.fingerprint, "eps": eps, "chosen by": ON_DEV}
+    bound = RATIOS | {"fingerprint": data.collection.fingerprint, "eps": EPS, "chosen by": ON_DEV}
     bind(settings, accelerator, ("methods", "seeds", "l1"), ("backbone",), **bound)
     penalised = {f"{L1}{gamma:g}": {"salience": "relu", "salience_l1": gamma} for gamma in settings.l1}
     ordered = sorted(settings.methods, key=CHOICES.__contains__)  # these read the checkpoint of none
@@ -125,7 +120,7 @@ def main(settings: Settings) -> None:
         pruning = PruningStudy(results, (query, document), data.lexical(MEASURES))
         summary = (
             f"Seeds {settings.seeds}, {settings.steps} steps of {settings.batch_size} queries from "
-            f"{settings.backbone}, ε = {eps:g} (the paper: .002); intervals (95%) resample "
+            f"{settings.backbone}, ε = {EPS:g} (the paper: .002); intervals (95%) resample "
             f"{resampled(len(settings.seeds))}."
         )
         title = f"Pruning by salience on {data.collection.name}"
@@ -141,11 +136,9 @@ def job(
     settings: Settings,
     accelerator: Accelerator,
 ) -> Job:
-    """Make the job that trains and measures an ALIGNER with this kind of salience."""
-
     def make() -> Paradigm:
         options = lengths_of(settings) | RATIOS | salience
-        return aligner(settings.backbone, eps=settings.eps or EPS, **options)
+        return aligner(settings.backbone, **options)
 
     def measured(paradigm: Paradigm, index: Index) -> Measured:
         keys = {"method": method, "seed": seed}

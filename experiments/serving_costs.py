@@ -83,7 +83,6 @@ from paradigms.evaluate import on_split
 from paradigms.find import Index, Store, kinds, open_index
 from paradigms.find.recall import query_texts
 from paradigms.io.checks import json_or_empty
-from paradigms.io.device import processor
 from paradigms.io.files import held, write_json
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
@@ -107,7 +106,6 @@ def main(settings: Settings) -> None:
     console = Terminal()
     folder = held(settings.output)
     torch.set_num_threads(settings.threads)
-    before = os.getloadavg()[0]
     rows: Rows = []
     with refusing():
         collection = open_collection(settings.collection, None, console)
@@ -124,12 +122,6 @@ def main(settings: Settings) -> None:
         f"only.{left_out if settings.engines else ''}"
     )
     publish(settings, "Serving costs", text, {"costs": Section("Serving costs", rows=rows)})
-    machine = {
-        "processor": processor(),
-        "cores": os.cpu_count(),
-        "load average": [before, os.getloadavg()[0]],
-    }
-    write_json(folder / "settings.json", {"settings": asdict(settings), "machine": machine})
 
 
 def measured_once(name: str, collection: Collection, settings: Settings, folder: Path) -> Rows:
@@ -384,5 +376,4 @@ def measure_engine(
 
 
 def folder_bytes(folder: Path) -> int:
-    """Return the total size of all files in a folder, in bytes."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

@@ -82,7 +82,6 @@ def table(file: Path, collection: str) -> pyarrow.Table:
 
 
 def card(settings: Settings, config: dict[str, object], rows: pyarrow.Table) -> str:
-    """Return the text of the dataset card."""
     measured = Path(settings.results, "table.md")
     systems = ", ".join(sorted({str(name) for name in rows["system"].to_pylist()}))
     lines = [

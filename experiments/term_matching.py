@@ -27,9 +27,6 @@ from paradigms.io.command_line import flags
 class Settings(PairSettings):
     """Settings for models, training, and evaluation queries."""
 
-    fewest: int = 50
-    """minimum number of tokens that a bin needs to support a claim"""
-
 
 launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
@@ -52,6 +49,7 @@ KINDS = ("all tokens", "a match is possible")
 FORWARD = ("MVDR hard", "MVDR soft", "uniform")  # q→d
 BACKWARD = ("MVDR (q←d)", *(f"GR, {layers}" for layers in LAYERS), "uniform")  # d→q
 SERIES = [("q→d", name) for name in FORWARD] + [("d→q", name) for name in (*BACKWARD, HARD, *NAMES.values())]
+FEWEST = 50  # tokens that a bin needs to support a claim
 NAME = 4  # minimum IDF of a name, which about one document in fifty contains
 GR_OF = {on_names: name for name, on_names in NAMES.items()}
 PAPER_HARD = 0.114  # of all tokens, on NQ320K
@@ -123,7 +121,6 @@ class Sums:
 
     @property
     def tokens(self) -> Int[np.ndarray, " bins"]:
-        """Return the number of tokens in every bin, for one seed."""
         return self.counts.sum(1).min(0)
 
 
@@ -197,7 +194,6 @@ def limits(n: int) -> str:
 
 
 def report(settings: Settings, data: StudyData, by_task: TaskResults) -> tuple[str, dict[str, Section]]:
-    """Return the study's summary, and the page's sections keyed by file name."""
     results: Results = {}
     for n, entry in enumerate(by_task[TASK][0]["rates"]):
         totals = at_path(by_task[TASK], "rates", n, "totals")
@@ -231,13 +227,13 @@ def report(settings: Settings, data: StudyData, by_task: TaskResults) -> tuple[s
 
     summary = f"BM25's first {settings.depth} documents. {sample(data, settings)}"
     return summary, {
-        "claims": study_of(results, settings.fewest, unlearned_models(by_task[TASK]))
+        "claims": study_of(results, FEWEST, unlearned_models(by_task[TASK]))
         .asked(by_task[TASK][0]["queries"], data)
         .section(
             "wu2024",
             "terms",
             "One family of tests. Trends: the rate in the last bin of IDF less that in the first, of the "
-            f"bins with at least {settings.fewest} tokens; tokens that no document holds are left out. The "
+            f"bins with at least {FEWEST} tokens; tokens that no document holds are left out. The "
             "paper does not say whether its rates are over all tokens or over those that can match.",
         ),
         "query_to_document": section(

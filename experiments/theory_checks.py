@@ -127,7 +127,6 @@ def printed_number(evidence: Evidence) -> str:
 
 
 def row_of(result: Result) -> dict[str, Any]:
-    """Format the result as a row of the page's table."""
     name, theorem, word, evidence, seconds, _ = result
     text = f"{theorem.claim}.\nChecked: {theorem.statement}." if theorem.claim else f"{theorem.statement}."
     text += f"\nCorrect: {theorem.correction}." if theorem.correction else ""
@@ -156,7 +155,6 @@ def exceptions(results: list[Result]) -> Iterator[Text]:
 
 
 def counts(results: list[Result]) -> dict[str, int]:
-    """Count the results per verdict."""
     return {name: sum(result.verdict == name for result in results) for name in STYLES}
 
 

@@ -42,7 +42,6 @@ class Settings(EncoderStudy, CollectionName):
         at_least(self, search_tokens=1, other_batch_sizes=1, table_tokens=1)
 
     def searched(self) -> list[int]:
-        """Measured values of k', ascending."""
         return sorted({*self.search_tokens, self.table_tokens})
 
     def models(self) -> list["Model"]:
@@ -93,7 +92,6 @@ def main(settings: Settings) -> None:
 
 
 def job(model: Model, data: StudyData, settings: Settings, accelerator: Accelerator) -> Job:
-    """Make the job that trains and measures one model."""
     folder = Path(settings.output) / model.name
     k = settings.table_tokens
 

@@ -189,7 +189,6 @@ FREE = {
     "minutes",
     "save_every",
     "keep",
-    "log_every",
     "patience",
     "steps",  # more of them lengthen a training
     "batch_size",  # with another number of processes

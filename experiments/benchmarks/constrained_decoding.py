@@ -165,7 +165,6 @@ def outside_products() -> Iterator[Callable[[], float]]:
 
 
 def large_trie(settings: Settings) -> Section:
-    """Build a trie of many identifiers in a new process, and measure its costs."""
     with new_process() as process:
         size, peak, seconds = process.submit(trie_costs, settings).result()
     row = {"identifiers": MANY, "MiB": size / MiB, "MiB to build": peak / MiB, "CPU s": seconds}

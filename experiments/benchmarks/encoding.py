@@ -170,7 +170,6 @@ def exported(folder: Path, layout: str = "onnx") -> Path:
 
 
 def tokens(texts: Sequence[str]) -> dict[str, Tensor]:
-    """Tokenise texts into inputs for transformers models."""
     tokenizer = offline_tokenizer()
     return dict(tokenizer(list(texts), padding=True, truncation=True, max_length=LENGTH, return_tensors="pt"))
 
@@ -267,7 +266,6 @@ SYSTEMS: dict[str, Callable[..., Encode]] = {
 
 
 def timings(settings: Settings, systems: dict[str, Encode], texts: list[str]) -> list[dict[str, Any]]:
-    """Time every system in alternating rounds, and return one row per system."""
     exact = transformers(settings, texts, Path())(texts)
     encodes = list(systems.values())
     seconds = medians([lambda e=e: e(texts) for e in encodes], settings.rounds, time.process_time)

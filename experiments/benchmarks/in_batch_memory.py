@@ -7,8 +7,6 @@ and Q: the pairs of a piece, a tile of S, and copies of D's gradient.
 
 from __future__ import annotations
 
-from dataclasses import field
-
 from parts.settings import Benchmark
 from studies.settings import launch
 
@@ -17,19 +15,14 @@ from paradigms.io.command_line import flags
 
 @flags()
 class Settings(Benchmark):
-    """Settings for the batches to score."""
-
-    batches: list[int] = field(default_factory=lambda: [32, 512, 4096, 8192])
-    """numbers of queries"""
-    negatives: list[int] = field(default_factory=lambda: [0, 7])
-    """hard negatives of each query"""
+    """Settings for the report."""
 
 
 launch(__name__, Settings, __doc__)  # before the slow imports
 
 import torch
 from parts.counted import Living
-from studies.pages import Rows, Section, publish
+from studies.pages import Section, publish
 
 from paradigms.align import NORMALISERS, QueryToDocument
 from paradigms.core import Tokens
@@ -38,14 +31,13 @@ from paradigms.scoring import in_batch
 QUERY_TOKENS = 32
 DOCUMENT_TOKENS = 180
 DIM = 128
+BATCHES = (32, 512, 4096, 8192)  # numbers of queries
+NEGATIVES = (0, 7)  # hard negatives of each query
 GiB = 1 << 30
 
 
 def main(settings: Settings) -> None:
-    rows: Rows = []
-    for batch in settings.batches:
-        for negatives in settings.negatives:
-            rows.append(counted(batch, batch * (1 + negatives)))
+    rows = [counted(batch, batch * (1 + negatives)) for batch in BATCHES for negatives in NEGATIVES]
     text = (
         f"Maximum over {DOCUMENT_TOKENS} document tokens for each of {QUERY_TOKENS} query tokens, {DIM} "
         f"dimensions in float32, a bound of {in_batch.BOUND / GiB:g} GiB. S and pairs: what the whole batch "
@@ -55,7 +47,6 @@ def main(settings: Settings) -> None:
 
 
 def counted(batch: int, documents: int) -> dict[str, float]:
-    """Count the bytes of a batch, in GiB."""
     pairs = documents * QUERY_TOKENS
     queries = min(batch, in_batch.BOUND // (pairs * in_batch.KEPT) + 1)
     D = tokens(1, documents, DOCUMENT_TOKENS)

@@ -26,9 +26,6 @@ class Settings(Benchmark):
 
     batches: list[int] = field(default_factory=lambda: [32, 64, 128])
     """batch sizes: the number of queries, which is also the number of documents"""
-    cases: list[Literal["colbert", "coil", "aligner", "xtr", "entropic"]] = field(
-        default_factory=lambda: ["colbert", "xtr", "aligner"]
-    )
     dtype: Literal["float32", "bfloat16", "float16", "tf32"] = "float32"
     """type of the vectors; tf32: float32, multiplied in TF32"""
 
@@ -39,7 +36,7 @@ import torch
 from parts.measuring import MiB, memory, new_process
 from studies.pages import Rows, Section, publish
 
-from paradigms.align import NORMALISERS, Alignment, Entropic, EqualIds, PoolTopK, QueryToDocument, TopK
+from paradigms.align import NORMALISERS, Alignment, PoolTopK, QueryToDocument, TopK
 from paradigms.core import Tokens, rel
 from paradigms.io.device import chosen_device, processor
 from paradigms.scoring import in_batch
@@ -47,20 +44,18 @@ from paradigms.scoring import in_batch
 QUERY_TOKENS = 32
 DOCUMENT_TOKENS = 180
 DIM = 128
-# The alignments that paradigms train with. The soft alignment (entropic) uses the other code path.
+# Alignments that paradigms train with.
 CASES: dict[str, tuple[Alignment, str]] = {
     "colbert": (QueryToDocument(), "one"),
-    "coil": (EqualIds(), "one"),
-    "aligner": (TopK(k=1), "total"),
     "xtr": (PoolTopK(k=320), "retrieved"),
-    "entropic": (Entropic(k=1, eps=0.01), "total"),
+    "aligner": (TopK(k=1), "total"),
 }
 
 
 def main(settings: Settings) -> None:
     on_gpu = chosen_device().type == "cuda"
     rows: Rows = []
-    for name in settings.cases:
+    for name in CASES:
         ways = ["plain", "in_batch_rel"]
         if on_gpu and CASES[name][0].is_maximum():
             ways.append("fused")

@@ -164,13 +164,11 @@ def built(documents: Sparse, bits: int) -> Index:
 
 
 def held_by(index: Index) -> Sparse:
-    """Return the document weights stored in an index."""
     rows = index.store.decoded(slice(None))
     return Sparse((rows["vectors"][:, 0], rows["ids"], index.store.offsets), shape=(len(index), TERMS))
 
 
 def nbytes(documents: Sparse) -> int:
-    """Return the size of a matrix in bytes."""
     return documents.data.nbytes + documents.indices.nbytes + documents.indptr.nbytes
 
 

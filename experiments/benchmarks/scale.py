@@ -182,7 +182,6 @@ def measured(name: str, size: int, settings: Settings, stages: Stages) -> dict[s
 
 
 def report(rows: Rows, settings: Settings, stages: Stages) -> None:
-    """Publish costs, searches, fitted power laws, the check of composed documents, and a figure."""
     costs = []
     searches = []
     for row in rows:

@@ -149,7 +149,6 @@ def systems(settings: Settings, corpus: Corpus) -> dict[str, Retriever]:
 
 
 def searched(retriever: Retriever, texts: list[str]) -> list[list[float]]:
-    """Return the scores of the K best documents for each query text."""
     run = retriever.search({str(n): text for n, text in enumerate(texts)}, K)
     return [list(run[str(n)].values()) for n in range(len(texts))]
 
@@ -215,7 +214,6 @@ def written_by_pylate(settings: Settings) -> Path:
 
 @contextmanager
 def pylate_server(settings: Settings, folder: Path) -> Iterator[Server]:
-    """Run PyLate's server for a model, in PyLate's environment."""
     server = Server()
     with socket.create_server(("127.0.0.1", 0)) as free:
         server.port = free.getsockname()[1]

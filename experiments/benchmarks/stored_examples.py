@@ -1,7 +1,7 @@
 """Measure memory and time of training examples in files beside examples in memory, by number of pairs.
 
 Each way runs in a process of its own: it makes the examples of a file of JSON lines, or opens them, and then
-reads the batches of `batches` steps, with a permutation of all examples, as training does. Memory is the
+reads 500 batches, with a permutation of all examples, as training does. Memory is the
 process's anonymous memory after the batches, minus that before the examples; mapped pages of files, which the
 system may drop at any time, are not counted.
 """
@@ -9,7 +9,6 @@ system may drop at any time, are not counted.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import random
 import tempfile
 import time
@@ -29,14 +28,11 @@ class Settings(Benchmark):
 
     pairs: list[int] = field(default_factory=lambda: [100_000, 1_000_000, 10_000_000])
     """numbers of pairs"""
-    most: int = 1_000_000
-    """most pairs to hold in memory"""
-    batches: int = 500
-    """batches to read, of 64 pairs"""
 
 
 launch(__name__, Settings, __doc__)  # before the slow imports
 
+from parts.measuring import MiB, memory, new_process
 from studies.pages import Section, publish
 
 from paradigms.io.device import processor
@@ -44,23 +40,24 @@ from paradigms.train.order import step_batches
 from paradigms.train.rows import examples_from_rows
 from paradigms.train.stored import stored_rows
 
+MOST = 1_000_000  # pairs to hold in memory
+BATCHES = 500
 BATCH = 64
 WORDS = [f"word{n}" for n in range(20_000)]
 
 
 def main(settings: Settings) -> None:
     rows = []
-    context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as temporary:
         for count in settings.pairs:
             file = Path(temporary, f"{count}.jsonl")
             write(file, count)
             for way in ("in memory", "making files", "in files"):
-                if way == "in memory" and count > settings.most:
+                if way == "in memory" and count > MOST:
                     continue
-                with context.Pool(1) as pool:
-                    rows.append(pool.apply(measured, (way, file, settings.batches)))
-    text = f"{settings.batches} batches of {BATCH} pairs; one thread of {processor()}."
+                with new_process() as process:
+                    rows.append(process.submit(measured, way, file).result())
+    text = f"{BATCHES} batches of {BATCH} pairs; one thread of {processor()}."
     sections = {"examples": Section("Training examples in memory and in files", rows=rows)}
     publish(settings, "Stored examples", text, sections)
 
@@ -74,9 +71,8 @@ def write(file: Path, count: int) -> None:
             stream.write(json.dumps({"query": " ".join(words[:4]), "positive": " ".join(words)}) + "\n")
 
 
-def measured(way: str, file: Path, batches: int) -> dict[str, Any]:
-    """Make or open the examples of a file, and read batches."""
-    before = anonymous()
+def measured(way: str, file: Path) -> dict[str, Any]:
+    before = memory("RssAnon")
     began = time.process_time()
     if way == "in memory":
         corpus, examples = examples_from_rows(file)
@@ -84,7 +80,8 @@ def measured(way: str, file: Path, batches: int) -> dict[str, Any]:
     else:
         texts, examples = stored_rows(file, file.with_suffix(""))
     opened = time.process_time()
-    for positions in step_batches(len(examples), BATCH, batches if way != "making files" else 0, seed=0):
+    batches = 0 if way == "making files" else BATCHES
+    for positions in step_batches(len(examples), BATCH, batches, seed=0):
         batch = [examples[n] for n in positions]
         assert all(texts[example.positive].startswith(example.query) for example in batch)
     read = time.process_time()
@@ -92,12 +89,6 @@ def measured(way: str, file: Path, batches: int) -> dict[str, Any]:
         "pairs": len(examples),
         "way": way,
         "CPU s before the first batch": opened - began,
-        "ms / batch": 1000 * (read - opened) / batches if way != "making files" else None,
-        "MiB": (anonymous() - before) / 2**20,
+        "ms / batch": 1000 * (read - opened) / batches if batches else None,
+        "MiB": (memory("RssAnon") - before) / MiB,
     }
-
-
-def anonymous() -> int:
-    """Return this process's anonymous resident memory in bytes."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) * 1024

@@ -71,7 +71,6 @@ class Row:
 
 
 def rows() -> list[Row]:
-    """Return the rows of all systems."""
     exact = {"kind": "exact", "build": {}}
     rerank = {"rerank": True}
     listed = [

@@ -18,7 +18,7 @@ from dataclasses import field
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from parts.settings import Benchmark
 from studies.settings import Backbone, CollectionName, at_least, different, launch, refusing
@@ -33,7 +33,6 @@ class Settings(Benchmark, CollectionName, Backbone):
     A pair is a training query of the collection and one of its relevant documents.
     """
 
-    paradigms: list[Literal["dpr", "colbert"]] = field(default_factory=lambda: ["dpr", "colbert"])
     batches: list[int] = field(default_factory=lambda: [32, 128, 512])
     """batch sizes, in pairs, for training the upper layer; with the first one, all layers are trained too"""
     length: int = 64
@@ -42,7 +41,7 @@ class Settings(Benchmark, CollectionName, Backbone):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, batches=2, length=4, rounds=1, threads=1)
-        different(self, "paradigms", "batches")
+        different(self, "batches")
 
 
 launch(__name__, Settings, __doc__)  # before the slow imports
@@ -124,7 +123,7 @@ def cases(settings: Settings, bf16: bool) -> list[Case]:
     """Return the cases of a round: kept states by batch size, then all layers in every system."""
     systems = (OURS, PEER) if find_spec("sentence_transformers") else (OURS,)
     listed = []
-    for paradigm in settings.paradigms:
+    for paradigm in TEMPERATURES:
         for precision in ("no", "bf16") if bf16 else ("no",):
             listed += [Case(paradigm, precision, batch, 1) for batch in settings.batches]
             listed += [Case(paradigm, precision, settings.batches[0], 0, system) for system in systems]

@@ -282,7 +282,6 @@ def notes(data: ComparisonData, settings: Any, undone: set[str], share: float) -
 
 
 def of_seeds(settings: Any) -> str:
-    """State what intervals and tests cover."""
     if len(settings.seeds) == 1:
         return "One training seed: intervals and tests cover the choice of queries, not that of the seed."
     return (

@@ -76,7 +76,6 @@ def learning_picture(learned: Learning) -> Iterator[Picture]:
 
 
 def dev_queries(learned: Learning) -> str:
-    """Describe how dev queries are measured."""
     numbers = {len(dev[0]) for curve in learned.points.values() for dev in curve.values()}
     return (
         f"nDCG@10 of {' or '.join(map(str, sorted(numbers)))} dev queries, reranking BM25's first "

@@ -105,7 +105,6 @@ def filled(page: Page) -> str:
 
 
 def claims(page: Page, *names: str) -> str:
-    """Make a table of claims, and describe how the studies were run."""
     return claim_table(page, names) + "".join(source(page.study(name)) for name in names)
 
 

@@ -244,7 +244,6 @@ def _verdict_line(row: Mapping[str, Any]) -> str:
 
 
 def resampled(seeds: int) -> str:
-    """Describe what a study's intervals resample."""
     return "seeds and queries" if seeds > 1 else "queries alone (one seed)"
 
 

@@ -357,8 +357,6 @@ class FullTraining(EncoderTraining):
     """steps between checkpoints; 0: with every dev measurement"""
     keep: int = 2
     """checkpoints to keep"""
-    log_every: int = 10
-    """steps between logged losses"""
 
 
 @flags()
@@ -403,8 +401,6 @@ class PairSettings(Results, OneCollection, Training, HeadRate, Backbone, Lengths
     """encoder of DPR and of a second ColBERT, besides ColBERT over `backbone`; offline: all-MiniLM-L6-v2"""
     generative_steps: int = 1000
     """training steps of DSI, GENRE and SEAL; `steps` and `trained_layers` are those of DPR and ColBERT"""
-    generative_learning_rate: float | None = None
-    """learning rate of DSI, GENRE and SEAL; null: learning_rate"""
     passages: int = 16
     """passages per document from which DSI and GENRE learn the identifier"""
     passage_words: int = 12

@@ -123,7 +123,6 @@ def index_recall(folder: Path, k: int) -> dict[str, float]:
 
 
 def _alone(retriever: Retriever) -> Retriever:
-    """Unwrap the retriever from `AllProcesses`."""
     if isinstance(retriever, AllProcesses):
         return retriever.retriever
     if isinstance(retriever, Wrapper):

@@ -234,7 +234,6 @@ def read_by_encoders(corpus: Corpus, settings: Any) -> tuple[BM25 | None, str]:
 
 
 def built(system: SystemSettings, settings: Any) -> Paradigm:
-    """Build the untrained encoder of a system."""
     return PARADIGMS[system.paradigm](
         system.backbone or settings.backbone, **settings.options | system.options
     )

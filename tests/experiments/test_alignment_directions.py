@@ -4,25 +4,21 @@ against a slow twin; claims about planted numbers."""
 import json
 from itertools import permutations
 from pathlib import Path
-from typing import Any
 
 import alignment_directions as study
 import numpy as np
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from alignment_directions import BACKWARD, CANDIDATES, CHANCE, FORWARD, GENERATIVE, TRAINED, WHOLE
-from papers.wu2024 import trained_pairs
 from rich.console import Console
 from studies.model_runs import DEV, open_study
 
-from paradigms import PARADIGMS, load
+from paradigms import load
 from paradigms.evaluate import per_query
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED
 from tests.experiments import scripts
 from tests.experiments.scripts import pair_flags, published, run, settings
 from tests.near import assert_within_rounding
-from tests.tiny import TERMS
 
 
 @pytest.fixture(scope="module")
@@ -38,32 +34,6 @@ def test_it_leaves_tables_and_figures(finished: Path) -> None:
     systems = [row["system"] for row in json.loads((folder / "table5.json").read_text())]
     assert systems == ["BM25", FORWARD, *BACKWARD, *GENERATIVE, WHOLE, CHANCE]
     assert "Alignment directions" in (folder / "report.html").read_text()
-
-
-@pytest.mark.parametrize("half", [False, True])
-def test_alignments_of_colbert_are_computed_in_float32_where_training_is_in_bfloat16(
-    words: Path, seq2seq: dict[str, Path], tiny_bert: Path, tmp_path: Path, half: bool
-) -> None:
-    flags = pair_flags(words, seq2seq["t5"], tmp_path, precision="bf16")
-    colbert = PARADIGMS["colbert"](tiny_bert).eval()
-    found: list[tuple[str, torch.Tensor]] = []
-
-    def measure(_: object, task: str, seed: int, data: object, models: list[Any]) -> dict[str, Any]:
-        vectors = models[0].encode_queries(["the sea"]).vectors
-        found.append((AcceleratorState().mixed_precision, vectors))
-        return {"queries": []}
-
-    AcceleratorState._reset_state()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trained_pairs, "trained", lambda *_: colbert)
-        given, tasks = settings("alignment_directions", **flags), {"colbert": ("colbert",)}
-        trained_pairs.run_study(given, "Vectors", tasks, measure, lambda *_: ("", {}), half=half)
-    AcceleratorState._reset_state()
-    expected = colbert.encode_queries(["the sea"]).vectors
-    for precision, vectors in found:
-        assert precision == "bf16"
-        assert_within_rounding(vectors, expected, torch.float32, TERMS)
-    assert found
 
 
 def test_directions_against_loops_over_tokens(finished: Path, words: Path, seq2seq: dict[str, Path]) -> None:

@@ -14,7 +14,6 @@ from training import OURS, PEER, Case, Round
 from paradigms import PARADIGMS
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.order import step_batches
-from tests import needs
 from tests.near import assert_within_rounding
 from tests.tiny import TERMS, WORDS, write_collection
 
@@ -77,33 +76,6 @@ def test_our_trainer_measures_the_case(
     loss = torch.nn.functional.cross_entropy(scores, torch.arange(len(queries)))
     terms = TERMS + D[0].shape[1] + LENGTH + len(queries)
     assert_within_rounding(answer.loss, loss, torch.float32, terms, scale=float(scores.detach().max()))
-
-
-@needs.module("sentence_transformers", "sentence-transformers")
-@pytest.mark.parametrize("name", ["dpr", "colbert"])
-@pytest.mark.slow
-def test_the_peer_does_the_same_work(
-    settings: training.Settings,
-    pairs: training.Pairs,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-) -> None:
-    """The same batches in the same order, and the same loss."""
-    from datasets import Dataset
-
-    read, from_list = [], Dataset.from_list
-    monkeypatch.setattr(Dataset, "from_list", lambda rows: read.extend(rows) or from_list(rows))
-    case = Case(name, "no", BATCH)
-    ours, peer = (
-        training.measure(settings, case._replace(system=s), pairs, str(tmp_path)) for s in (OURS, PEER)
-    )
-    assert peer.rate > 0
-    batches = step_batches(len(pairs), BATCH, training.WARMUP + STEPS, seed=settings.seed)
-    drawn = [pairs[n] for batch in batches for n in batch]
-    assert read == [{"query": query, "document": document} for query, document in drawn]
-    scale = LENGTH / training.TEMPERATURES[name]
-    assert_within_rounding(peer.loss, ours.loss, torch.float32, TERMS + 100, scale=scale)
 
 
 def test_tables_pair_the_rounds() -> None:

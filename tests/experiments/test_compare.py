@@ -22,7 +22,7 @@ from tests.experiments import scripts
 from tests.experiments.scripts import SMALL
 from tests.forks import fork_group
 from tests.serve.served import needed
-from tests.tiny import built, write_headed
+from tests.tiny import write_headed
 
 SYSTEMS = [*PARADIGMS, "dsi"]
 SEEN = "dsi (unseen documents)"
@@ -97,8 +97,6 @@ def test_oracle_measures_finished_systems_before_and_after_training(
         for row in (few, full):
             assert row["reached"][0] <= row["possible"][0] <= 1 - row["neither found"]
         assert few["possible"][0] <= full["possible"][0] + full["neither found"]
-    assert {path.name for path in tmp_path.iterdir()} >= {"oracle.csv", "report.html"}
-    assert json.loads((tmp_path / "study.json").read_text())["collection"] == ""  # several, named in the rows
     with pytest.raises(SystemExit, match="no finished system has an index"):
         scripts.run("oracle", output=tmp_path, **chosen | {"systems": ["dsi"]})
 
@@ -113,7 +111,7 @@ def test_every_system_has_runs_costs_and_checkpoint(finished: Path):
         assert {q: set(d) for q, d in reranked.items()} == {q: set(d) for q, d in pool.items()}
         costs = json.loads((finished / name / "costs.json").read_text())
         assert costs["bytes/document"] > 0
-        assert costs["search ms/query"] > 0
+        assert costs["search ms/query"] >= 0  # a whole query less its encoding
         assert (costs["encode ms/query"] is None) == (name in ("bm25", "dsi"))
         if name != "bm25":
             assert costs["train s"] > 0
@@ -135,13 +133,11 @@ def test_results_are_files(finished: Path):
     first = [float(row["value"]) for row in rows if (row["system"], row["stage"], row["measure"]) == key]
     assert float(table["dpr"]["untrained"]) == pytest.approx(sum(first) / len(first))
     assert [name for name, row in table.items() if not row["untrained"]] == ["bm25", "bm25-cut", SEEN]
-    page = (finished / "report.html").read_text()
-    assert all(name in page for name in SYSTEMS)
-    assert "bm25-cut: BM25 on the first 12 tokens of each document, as dpr" in page
-    assert "nDCG@10" in (finished / "table.md").read_text()
-    drawn = {p.name for p in (finished / "pictures").iterdir()}
-    assert drawn >= {"recall.png", "cost.png"}
-    assert "What quality costs" in page
+    assert (
+        "bm25-cut: BM25 on the first 12 tokens of each document, as dpr"
+        in (finished / "report.html").read_text()
+    )
+    assert {p.name for p in (finished / "pictures").iterdir()} >= {"recall.png", "cost.png"}
     (logged,) = (finished / "wandb").glob("offline-run-*")
     media = {file.name.rsplit("_", 2)[0] for file in (logged / "files" / "media").rglob("*.*")}
     assert {"recall", "cost", "retrieve"} <= media
@@ -241,12 +237,6 @@ def test_checkpoints_widths_and_alignments_stand_side_by_side(
     changed = systems(**named | {"wide": {"paradigm": "colbert", "options": {"dim": 8}}})
     with pytest.raises(SystemExit, match=r"holds results with other settings \(dim: 16 then, 8 now"):
         run(flags | {"systems": changed})
-
-
-def test_a_paradigm_is_the_same_by_its_name_and_in_the_comparison(finished: Path, tiny_bert: Path):
-    for name in PARADIGMS:
-        compared = load_paradigm(finished / name / "checkpoint")
-        assert compared.description() == built(name, tiny_bert, **LENGTHS).description()
 
 
 def test_a_reranker_searches_what_bm25_finds(words: Path, tiny_bert: Path, tmp_path: Path):

@@ -1,4 +1,4 @@
-"""The launch configurations that ship: accelerate takes each as it is meant.
+"""The configurations that ship: accelerate and the scripts take each as it is meant.
 
 Training with them on the CPU: nodes_2.yaml in test_examples.py, fsdp.yaml in test_fsdp.py.
 """
@@ -13,7 +13,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils import DistributedType
 from papers.wu2024.trained_pairs import TRAINING
 
-from tests.experiments.scripts import from_command_line
+from tests.experiments.scripts import from_command_line, settings
 
 CONFIGS = Path(__file__).parents[2] / "experiments" / "configs"
 # file -> kind, processes, machines
@@ -46,6 +46,22 @@ def test_accelerate_takes_it_as_it_is_meant(name: str) -> None:
     if kind == "FSDP":
         assert int(arguments.fsdp_version) == 2
         assert str(arguments.fsdp_cpu_ram_efficient_loading).lower() == "false"
+
+
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [
+        ("train", "aligner_full"),
+        ("train", "several_collections"),
+        ("train", "xtr_multilingual"),
+        ("compare", "trained_paradigms"),
+        ("compare", "trainings_of_each"),
+    ],
+)
+def test_a_script_takes_its_configuration(script: str, name: str) -> None:
+    values = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+    taken = settings(script, f"--config={CONFIGS / name}.yaml")
+    assert all(getattr(taken, option) == value for option, value in values.items())
 
 
 @pytest.mark.parametrize("name", ["generative_encoder.yaml", "generative_nq320k.yaml"])

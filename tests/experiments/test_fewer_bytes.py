@@ -12,6 +12,7 @@ from studies import bucket_recall
 
 from paradigms import PARADIGMS
 from paradigms.io.command_line import folder_name
+from tests.experiments.scripts import published
 
 
 @pytest.fixture
@@ -50,8 +51,7 @@ def test_every_way_is_measured_certified_and_drawn(
     before = {file: file.stat().st_mtime_ns for file in own.rglob("*.json")}
     fewer_bytes.main(settings)
     assert before == {file: file.stat().st_mtime_ns for file in own.rglob("*.json")}
-    assert {file.name for file in out.glob("*.svg")} == {"fewer.svg", "law.svg"}
-    assert {"fewer.csv", "fewer.md", "law.csv", "report.html"} <= {f.name for f in out.iterdir()}
+    assert published(out) >= {"fewer", "law", "fewer.svg", "law.svg"}
     means = {name: json.loads((out / f"{name}.json").read_text()) for name in ("ways", "recalls")}
     assert len(means["ways"]) == len(rows)
     assert len(means["recalls"]) == 9

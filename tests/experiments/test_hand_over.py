@@ -3,16 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-import hand_over
 import pytest
 import torch
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.engines import Engine, EngineRetriever, LanceEngine, QdrantEdgeEngine
-from paradigms.find import open_index
 from paradigms.retrieve import Indexed
 from tests import needs
-from tests.experiments.scripts import run, settings
+from tests.experiments.scripts import run
 from tests.near import same_run
 from tests.tiny import WORDS
 
@@ -70,28 +68,3 @@ def test_an_interrupted_hand_over_goes_on(
     check(model, KINDS[name](str(tmp_path / "engine"), 8))
     with pytest.raises(SystemExit, match="holds results with other settings"):
         run("hand_over", engine=name, **flags | {"piece": 7})
-
-
-@needs.lancedb
-def test_processes_share_the_documents(given: tuple[Paradigm, dict[str, Any]], tmp_path: Path) -> None:
-    model, flags = given
-    stores = [open_index(tmp_path / f"index-{n}").store for n in (0, 1)]
-    chosen = settings("hand_over", engine="lancedb", **flags)
-    (tmp_path / "done").mkdir()
-
-    class Launch:
-        num_processes, is_main_process = 2, False
-
-        def __init__(self, rank: int) -> None:
-            self.process_index = rank
-
-        def wait_for_everyone(self) -> None: ...
-
-    for rank in (1, 0):
-        hand_over.load_pieces(stores, model, chosen, Launch(rank))  # type: ignore[arg-type]
-    check(model, LanceEngine(str(tmp_path / "engine"), 8))
-    with pytest.raises(SystemExit, match="options: name the collection"):
-        settings("hand_over", engine="qdrant", **flags)
-    flags["options"] = '{"collection": "notes"}'
-    with pytest.raises(SystemExit, match="a Qdrant server indexes by itself"):
-        settings("hand_over", engine="qdrant", approximate="true", **flags)

@@ -67,11 +67,9 @@ def test_the_script_reads_a_collection_and_writes_the_page(
     flags = {"checkpoint": tmp_path / "model", "collection": tmp_path / "data"}
     flags["output"] = tmp_path / "page.html"
 
-    def main(**changes: object) -> tuple[str, str]:
-        run("interpret", **flags | changes)
-        return " ".join(capsys.readouterr().out.split()), (tmp_path / "page.html").read_text()
-
-    printed, page = main(k="[1, 3]")
+    run("interpret", **flags, k="[1, 3]")
+    printed = " ".join(capsys.readouterr().out.split())
+    page = (tmp_path / "page.html").read_text()
     for found in (printed, page):
         assert all(name in found for name in ("Most salient in query q1", "Most salient in document d1"))
         assert "document d2" in found  # empty texts have no words, and do no harm
@@ -79,8 +77,5 @@ def test_the_script_reads_a_collection_and_writes_the_page(
         assert "its deviation within a document is" in found
     assert "query q1, k = 3" in printed
     assert page.count('"system":"k = 3"') + page.count('"system": "k = 3"') == 2
-    assert "q1" not in main(queries='["q2"]')[0]
     with pytest.raises(SystemExit, match="--queries: q9 not in split test"):
-        main(queries='["q9"]')
-    with pytest.raises(SystemExit, match="--checkpoint: "):
-        main(checkpoint=tmp_path)
+        run("interpret", **flags, queries='["q9"]')

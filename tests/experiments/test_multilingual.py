@@ -1,7 +1,5 @@
-"""Multilingual XTR, end to end on a tiny mT5 that lies in a folder as google/mt5-base does on the hub."""
+"""Tokens of a tiny mT5 that lies in a folder as google/mt5-base does on the hub, in several scripts."""
 
-import csv
-import gzip
 import io
 import json
 import pickle
@@ -16,10 +14,8 @@ from paradigms import Paradigm
 from paradigms.core import Tokens
 from paradigms.encoder.backbone import load_tokenizer
 from paradigms.xtr import xtr
-from tests.experiments.scripts import run
 from tests.tiny import HEADS, LAYERS, WIDTH
 
-CONFIG = Path(__file__).parents[2] / "experiments" / "configs" / "xtr_multilingual.yaml"
 PADDED = 12  # entries of the model beyond the tokenizer's, as mT5 has
 LAKES = {
     "en": "the largest lake of Africa is Lake Victoria",
@@ -103,50 +99,3 @@ def test_equal_words_are_equal_tokens_in_every_script(model: Paradigm) -> None:
     assert composed == decomposed
     outside = [tuple(row) for row in ids(model.encode_queries(OUTSIDE[:4]))]
     assert len(set(outside)) == 4  # as unknown tokens all four would be equal
-
-
-@pytest.fixture(scope="module")
-def swahili(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A language of MIRACL with a passage in each of the languages here; queries are parts of passages."""
-    folder = tmp_path_factory.mktemp("data") / "miracl-v1.0-sw"
-    for part in ("topics", "qrels"):
-        (folder / part).mkdir(parents=True)
-    rows = [{"docid": f"{name}#0", "title": name, "text": text} for name, text in LAKES.items()]
-    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    (folder / "docs-0.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
-    for split, part in (("train", slice(0, 10)), ("dev", slice(2, 12))):
-        topics = "".join(f"{n}\t{text[part]}\n" for n, text in enumerate(LAKES.values()))
-        qrels = "".join(f"{n}\tQ0\t{name}#0\t1\n" for n, name in enumerate(LAKES))
-        (folder / "topics" / f"topics.miracl-v1.0-sw-{split}.tsv").write_text(topics, encoding="utf-8")
-        (folder / "qrels" / f"qrels.miracl-v1.0-sw-{split}.tsv").write_text(qrels, encoding="utf-8")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def trained(mt5: Path, swahili: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """experiments/train.py with the configuration of this project, on the tiny mT5."""
-    output = tmp_path_factory.mktemp("trained")
-    flags = {"config": CONFIG, "backbone": mt5, "collection": swahili, "output": output, "dev_queries": 0}
-    flags |= {"steps": 30, "batch_size": 5, "evaluate_every": 30, "workers": 0, "tracker": "none"}
-    flags |= {"options.dim": 16, "options.k_train": 32}
-    flags |= {"options.query_length": 16, "options.document_length": 32}
-    run("train", **flags)
-    return output
-
-
-@pytest.mark.slow
-def test_multilingual_xtr_learns_and_is_compared_on_miracl(
-    trained: Path, swahili: Path, tmp_path: Path
-) -> None:
-    history = [json.loads(line) for line in (trained / "training" / "history.jsonl").read_text().splitlines()]
-    losses = [row["loss"] for row in history if "loss" in row]
-    assert losses[-1] < 0.1 * losses[0]
-    systems = json.dumps({"xtr": {"checkpoint": str(trained / "checkpoint")}})
-    flags = {"collection": swahili, "split": "dev", "systems": systems, "tracker": "none"}
-    flags |= {"output": tmp_path / "out", "depth": 5}
-    run("compare", **flags)
-    with (tmp_path / "out" / "retrieve.csv").open() as file:
-        means = {(row["system"], row["measure"]): float(row["mean"]) for row in csv.DictReader(file)}
-    assert {measure for _, measure in means} == {"nDCG@10", "R@100"}
-    assert means["xtr", "nDCG@10"] > 0.9
-    assert LAKES["ar"] in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")

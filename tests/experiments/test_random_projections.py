@@ -79,15 +79,12 @@ def test_shared_draws_give_the_law_of_theory(problem):
         assert abs(a - b) < 4 * np.hypot(da, db)
 
 
-def test_run_writes_everything(folder, tmp_path, capsys):
+def test_run_writes_everything(folder, tmp_path):
     settings = random_projections.Settings(
         collection=str(folder), queries=40, rank=5, length_bins=2, samples=32, output=str(tmp_path / "out")
     )
     random_projections.main(settings)
     results = {n: json.loads((tmp_path / f"out/{n}.json").read_text()) for n in ("claims", "figure3", "idf")}
-    page = (tmp_path / "out/report.html").read_text()
-    assert page.count("data:image/svg+xml;base64,") == 1
-    assert "http" not in page
     assert len(results["idf"]) == 7
     whole = results["figure3"][-1]
     assert whole["low"] < whole["exact k"] < whole["high"]
@@ -96,7 +93,3 @@ def test_run_writes_everything(folder, tmp_path, capsys):
         "the required dimension increases with document length",
         "a collection's smallest normalized margin is “much lower” for BM25 than for Boolean inner product",
     ]
-    printed = capsys.readouterr().out
-    assert "A random projection to k = " in printed
-    assert "the paper's Eq. 3 asks for" in printed
-    assert str(tmp_path / "out/report.html") in printed

@@ -14,15 +14,12 @@ HERE = Path(__file__).parent  # a folder without a checkpoint
 REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
     "alignment_adaptation": [
         ({"trained_with": '["k=3"]'}, 'trained_with: unknown "k=3"; there are "k=1", "k=2"'),
-        ({"collections": "[]"}, "collections must have at least one value"),
         ({"checkpoint": HERE}, "--checkpoint: "),
     ],
     "capacity": [
         ({"systems": '["DE-BERT-x"]'}, "systems: unknown DE-BERT-x; there are DE-BERT-k"),
         ({"hybrids": '["CROSS-ATTENTION"]'}, "hybrids: unknown CROSS-ATTENTION"),
         ({"task": "answers", "lengths": "[1000]", "tokens": 60}, r"lengths=\[1000\]"),
-        ({"samples": 1}, "samples must be at least 2"),
-        ({"train_queries": 5000, "lengths": "[30]"}, "the corpus is too small for 5,"),
     ],
     "compare": [
         ({"systems": "[dpr,bert]"}, "system bert: unknown paradigm bert; there are dpr"),
@@ -31,12 +28,10 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
         ({"systems": '{"a": {"paradigm": "dpr", "index": "i"}}'}, "system a: index needs the checkpoint"),
         ({"systems": '{"a/b": {"paradigm": "dpr"}}'}, "system 'a/b': it also names a folder"),
         ({"systems": '{"runs": {"paradigm": "dpr"}}'}, "system runs: the results folder uses this name"),
-        ({"systems": "[colbert, bm25]"}, "every comparison has BM25 already"),
         ({"baseline": "splade"}, "not among the compared systems"),
         ({"collection": "nowhere"}, "no collection 'nowhere'"),
         ({"backbone": "bert-base-uncasedd"}, "the backbone 'bert-base-uncasedd' is not a folder"),
         ({"split": "tset"}, "has no split 'tset'"),
-        ({"steps": -1}, "^steps must be at least 0, got -1"),
     ],
     "encode": [
         (
@@ -54,7 +49,6 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
     "hybrid": [
         ({"vectors": 0}, "vectors must be at least 1"),
         ({"rerank_depths": "[11]", "depth": 10}, "reach 11, but only 10 are retrieved"),
-        ({"batch_size": 64, "seeds": "[3]"}, "seed 3: a batch of 64"),
     ],
     "limit": [
         ({"relevant": 30, "largest": 60}, "relevant must be at most"),
@@ -63,23 +57,20 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
     ],
     "random_projections": [
         ({"rank": 400}, r"rank must be at most \d+"),
-        ({"split": "dev"}, "no split 'dev'; it has"),
     ],
-    "salience_pruning": [({"eps": 0}, "eps must be above 0, got 0")],
+    "salience_pruning": [({"l1": "[0]"}, "coefficients above 0")],
     "serving_costs": [
         ({"paradigms": '["bm26"]'}, "--paradigms: 'bm26'"),
     ],
     "theory_checks": [
         ({"only": "lemma_1,lemma_9"}, r"lemma_9.*there are: lemma_1"),
     ],
-    "token_retrieval": [({"batch_size": 64}, "ColBERT, batch of 64, seed 0: a batch of 64")],
     "train": [
         (
             {"backbone": "/nowhere/at/all"},
             "the backbone /nowhere/at/all is a path, and this folder does not exist",
         ),
         ({"run": "some.run", "negatives": 0}, "needs hard negatives: set --negatives"),
-        ({"run": "nowhere.run", "negatives": 1}, "nowhere.run: no such file"),
         ({"batch_size": 64}, "batch of 64 .* larger than the 27 training examples"),
         ({"teacher": "some.run", "negatives": 1}, "set both --teacher and --distil, or neither"),
         ({"teacher": "nowhere.run", "distil": "kl", "negatives": 1}, "nowhere.run is neither a run, nor a m"),

@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 import serving_costs
 
-from paradigms import PARADIGMS
-
 LENGTHS = {"query_length": 8, "document_length": 16}
 
 
@@ -36,10 +34,6 @@ def test_every_paradigm_is_measured_on_every_index(words: Path, tiny_bert: Path,
     assert 0 < found.pop(("xtr", "lemur"))["recall@10"] <= 1
     assert {engine for _, engine in found} <= set(serving_costs.PACKAGES)  # those that are installed
     assert not any(paradigm == "coil" for paradigm, _ in found)  # whose rel no engine computes
-    written = json.loads((tmp_path / "out" / "settings.json").read_text())
-    assert written["settings"]["documents"] == 40
-    assert written["machine"]["cores"] > 0
-    assert (tmp_path / "out" / "costs.md").read_text().count("\n") == len(rows) + 2
 
 
 def test_all_documents_are_measured_with_quality_and_once(
@@ -68,13 +62,3 @@ def test_all_documents_are_measured_with_quality_and_once(
     monkeypatch.setattr(serving_costs, "measure", None)
     serving_costs.main(settings)
     assert json.loads((tmp_path / "out" / "costs.json").read_text()) == again
-
-
-def test_saved_paradigms_are_measured_as_they_are(tiny_bert: Path, tmp_path: Path) -> None:
-    PARADIGMS["colbert"](tiny_bert, dim=8, **LENGTHS).save_pretrained(tmp_path / "saved")
-    settings = serving_costs.Settings(
-        load={"colbert": str(tmp_path / "saved"), "dpr": str(tmp_path / "saved")}
-    )
-    assert serving_costs.opened("colbert", settings).encoder.dim == 8
-    with pytest.raises(ValueError, match="saved holds colbert, not dpr"):
-        serving_costs.opened("dpr", settings)

@@ -1,6 +1,5 @@
 """experiments/term_matching.py: a run on a tiny T5, rates against loops, verdicts about planted numbers."""
 
-import json
 from math import exp, log
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,30 +26,10 @@ SPAN = 4
 HARD, SOFT = ("q→d", "MVDR hard"), ("q→d", "MVDR soft")
 
 
-@pytest.fixture(scope="module")
-def finished(words: Path, seq2seq: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("matching")
-    run("term_matching", **pair_flags(words, seq2seq["t5"], folder, fewest=3))
-    return folder / "results"
-
-
-def test_it_leaves_tables_and_figures(finished: Path) -> None:
+def test_it_leaves_tables_and_figures(words: Path, seq2seq: dict[str, Path], tmp_path: Path) -> None:
+    run("term_matching", **pair_flags(words, seq2seq["t5"], tmp_path))
     tables = {"claims", "query_to_document", "document_to_query", "training"}
-    assert published(finished) == tables | {"query_to_document.svg", "document_to_query.svg"}
-    found = json.loads((finished / "seed-0/term-matching.json").read_text())
-    assert [(row["direction"], row["series"]) for row in found["rates"][::2]] == SERIES
-    for row in found["rates"]:
-        sums, counts = np.array(row["totals"]).transpose(1, 0, 2)
-        assert counts.sum() > 0 or "names" in row["series"], "no token of so few documents is rare enough"
-        assert (sums <= counts + 1e-9).all()
-    every, possible = (
-        {(r["direction"], r["series"]): r["totals"] for r in found["rates"][n::2]} for n in (0, 1)
-    )
-    for key in SERIES:
-        both = np.array(every[key]), np.array(possible[key])
-        assert (both[1][:, 1] <= both[0][:, 1]).all()
-        if key[0] == "d→q":  # a token that cannot match has rate 0 either way
-            assert_within_rounding(both[0][:, 0], both[1][:, 0], torch.float32, int(both[0][:, 1].max()))
+    assert published(tmp_path / "results") == tables | {"query_to_document.svg", "document_to_query.svg"}
 
 
 def mvdr(documents: Tokens, queries: Tokens) -> Any:

@@ -49,13 +49,11 @@ def test_training_leaves_a_paradigm_its_curve_and_its_settings(trained: Path) ->
     best = last if last["dev"] >= best["dev"] - last["dev_standard_error"] else best
     progress = json.loads((trained / "training/checkpoints/step-4/progress.json").read_text())
     assert (progress["step"], progress["best_step"], progress["best"]) == (4, best["step"], best["dev"])
-    assert json.loads((trained / "config.json").read_text())["steps"] == 4
     card = (trained / "checkpoint" / "README.md").read_text()
     assert f"| after {best['step']} steps | {best['dev']:.3f} | [" in card or best["step"] == 0
     assert all(
         f"| {line} |" in card for line in ("steps | 4", "keep | 2", "weight_decay | 0.01", "processes | 1")
     )
-    assert json.loads((trained / "environment.json").read_text())["processes"] == 1
 
 
 def test_wandb_has_scalars_axes_and_lists_and_leaves_the_home_folder_empty(
@@ -152,21 +150,18 @@ def test_a_folder_is_bound_to_what_its_settings_name(
     keep_settings(train.bound(moved, load_collection(tmp_path / "moved")), tmp_path / "out", train.FREE)
 
 
-def test_settings_of_a_run_that_failed_at_once_bind_nobody(tmp_path: Path) -> None:
+def test_a_folder_is_bound_once_something_is_in_it_and_to_settings_that_existed_then(tmp_path: Path) -> None:
     (tmp_path / "wandb").mkdir()
-    keep_settings({"backbone": "/nowhere"}, tmp_path, free=set())
+    keep_settings({"backbone": "/nowhere"}, tmp_path, free=set())  # a run that failed at once
     keep_settings({"backbone": "offline"}, tmp_path, free=set())
     (tmp_path / "training").mkdir()
-    with pytest.raises(SystemExit, match=r"other settings \(backbone: offline then, x now\)"):
-        keep_settings({"backbone": "x"}, tmp_path, free=set())
-
-
-def test_results_from_before_a_setting_existed_are_resumed_while_it_is_empty(tmp_path: Path) -> None:
-    keep_settings({"steps": 1}, tmp_path, free=set())
-    (tmp_path / "training").mkdir()
-    with pytest.raises(SystemExit, match=r"other settings \(teacher: None then, colbert now\)"):
-        keep_settings({"steps": 1, "teacher": "colbert"}, tmp_path, free=set())
-    keep_settings({"steps": 1, "teacher": None, "distil": {}}, tmp_path, free=set())
+    for changed, said in (
+        ({"backbone": "x"}, "backbone: offline then, x now"),
+        ({"teacher": "y"}, "teacher"),
+    ):
+        with pytest.raises(SystemExit, match=rf"other settings \({said}"):
+            keep_settings({"backbone": "offline"} | changed, tmp_path, free=set())
+    keep_settings({"backbone": "offline", "teacher": None, "distil": {}}, tmp_path, free=set())
 
 
 def test_reranking_writes_the_run_and_its_measures(
@@ -195,9 +190,6 @@ def test_reranking_writes_the_run_and_its_measures(
     assert {row["system"] for row in rows} == {"run bm25.run", "colbert"}
     tested = [row for row in rows if row["p"]]
     assert [(row["system"], row["measure"]) for row in tested] == [("colbert", "nDCG@10")]
-    assert "| run bm25.run |" in (output / "table.md").read_text()
-    assert (output / "per_query.csv").is_file()
-    assert json.loads((output / "config.json").read_text())["depth"] == 1
 
 
 @pytest.mark.parametrize(

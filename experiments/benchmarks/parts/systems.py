@@ -336,7 +336,6 @@ STAGES: dict[str, Any] = {"truth": truth, "build": build, "search": search, "cha
 
 
 def measure(job: dict[str, Any]) -> dict[str, Any]:
-    """Run the job's stage."""
     import torch
 
     torch.set_num_threads(job["threads"])

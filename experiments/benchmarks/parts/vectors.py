@@ -153,7 +153,6 @@ def splade(texts: Sequence[str], asked: Sequence[str], sources: np.ndarray) -> t
 
 
 def entries(ids: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Combine term ids and weights into one structured array."""
     rows = np.empty(len(ids), ENTRY)
     rows["id"] = ids
     rows["weight"] = weights
@@ -167,5 +166,4 @@ def principal(states: np.ndarray, dim: int) -> np.ndarray:
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
-    """Normalise rows to length 1."""
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)

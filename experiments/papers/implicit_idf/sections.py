@@ -43,7 +43,6 @@ def study_of(cells: Cells) -> Study:
 
 
 def sections_of(cells: Cells, counts: Sequence[int]) -> dict[str, Section]:
-    """Return the page's sections, keyed by file name."""
     study = study_of(cells)
     encoders = list(dict.fromkeys(encoder for encoder, _ in cells))
     return {

@@ -25,7 +25,6 @@ class Model:
 
     @property
     def name(self) -> str:
-        """Name of the model's folder."""
         objective = "colbert" if self.k_train is None else f"xtr-k{self.k_train}"
         return f"seed-{self.seed}/{objective}-b{self.batch_size}"
 
@@ -85,7 +84,6 @@ class TokenStudy:
         )
 
     def of_size(self, k_train: float, batch_size: int) -> str:
-        """Return the name of the XTR with this k_train and batch size."""
         return label(k_train, batch_size * (batch_size != self.size))
 
     def undecided(self, sides: Sequence[str]) -> dict[str, str]:
@@ -111,7 +109,6 @@ class TokenStudy:
         return [self.study.values[measure][f"{system}, {way}, k' = {k}"] for k in self.search_tokens]
 
     def sections(self) -> dict[str, Section]:
-        """Return the page's sections, keyed by file name."""
         values = self.study.values
         shown = ["ColBERT", *self.xtrs]
         ranks = [int(side.rpartition(" ")[2]) for side in values[f"{GOLD_AT} at rank r"] if "ColBERT" in side]

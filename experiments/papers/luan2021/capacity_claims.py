@@ -228,6 +228,5 @@ def over(a: str, b: str) -> str:
 
 
 def parts_of(hybrid: str) -> tuple[str, str]:
-    """Return the names of a hybrid's dense system and BM25 variant."""
     dense, sparse = hybrid.removeprefix("HYBRID-").rsplit("-", 1)
     return dense, f"BM25-{sparse}"

@@ -42,7 +42,6 @@ class HybridStudy:
         return at_path(self.seeds, *path)
 
     def reranked(self, system: str, depth: int) -> Values:
-        """Return RR@10 after reranking the first `depth` documents."""
         return self.values("rerank", system, str(depth))
 
     def undecided(self, sides: Sequence[str]) -> dict[str, str]:

@@ -212,7 +212,6 @@ def answer(tasks: Sequence[Task]) -> Rows:
 
 
 def describe(tasks: Sequence[Task]) -> dict[str, Section]:
-    """Return the page's sections, keyed by file name."""
     strategies = [name for name in BY_KIND if all(name in task.strategies for task in tasks)]
     curves = _by_strategy(tasks, strategies)
     several = [
@@ -281,7 +280,6 @@ def _by_strategy(tasks: Sequence[Task], strategies: Sequence[str]) -> Curves:
 
 
 def _shots(task: Task) -> Rows:
-    """Make a row for each number of shots and each rule."""
     rows = []
     for (rule, shots), adaptations in sorted(task.adapted.items(), key=lambda item: item[0][1]):
         scores = np.concatenate([adaptation.adapted for adaptation in adaptations])

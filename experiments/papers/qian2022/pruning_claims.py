@@ -141,7 +141,6 @@ class PruningStudy:
         )
 
     def sections(self) -> dict[str, Section]:
-        """Return the page's sections, keyed by file name."""
         q, d = self.trained
         gates: Rows = [
             {"method": name, "seed": model["seed"]} | model["gate"] | {ON_DEV: self.on_dev(model)}

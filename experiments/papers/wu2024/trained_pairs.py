@@ -41,7 +41,7 @@ from paradigms.train.states import STATES
 TRAINING = (  # settings of the models; a folder with models of other settings is refused
     *("collection", "documents", "division", "backbone", "second", "decoder_layers", "frozen"),
     *("trained_layers", "steps", "generative_steps", "batch_size"),
-    *("learning_rate", "generative_learning_rate", "head_learning_rate"),
+    *("learning_rate", "head_learning_rate"),
     *("passages", "passage_words", "query_length", "document_length", "span", "precision"),
 )
 SAVE_EVERY = 500  # steps between checkpoints
@@ -133,8 +133,6 @@ def half_of(data: StudyData) -> StudyData:
 
 
 def generative_training(seed: int, settings: PairSettings, **more: Any) -> TrainingSettings:
-    rate = settings.generative_learning_rate
-    more = {"learning_rate": settings.learning_rate if rate is None else rate} | more
     return training_settings(more.pop("steps", settings.generative_steps), seed, settings, **more)
 
 
@@ -283,7 +281,6 @@ def unlearned_models(seeds: Sequence[Measured]) -> list[str]:
 
 
 def sample(data: StudyData, settings: PairSettings) -> str:
-    """Describe the training and test data for a summary."""
     unseen = ", unseen documents" if settings.division == "unseen" else ""
     return (
         f"{len(data.test.queries)} test queries over {len(data.collection.corpus):,} documents of "
