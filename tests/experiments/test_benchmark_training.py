@@ -14,6 +14,7 @@ from training import OURS, PEER, Case, Round
 from paradigms import PARADIGMS
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.order import step_batches
+from tests import needs
 from tests.near import assert_within_rounding
 from tests.tiny import TERMS, WORDS, write_collection
 
@@ -22,7 +23,6 @@ BATCH, STEPS, LENGTH = 8, 2, 7
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "LENGTH", LENGTH)
     monkeypatch.setattr(training, "STEPS", STEPS)
 
 
@@ -34,7 +34,11 @@ def settings(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> train
     queries = [" ".join(text.split()[:3]) for text in texts]
     folder = write_collection(tmp_path_factory.mktemp("words"), texts, queries, {"train": range(40)})
     return training.Settings(
-        collection=str(folder), backbone=str(tiny_bert), batches=[BATCH], threads=torch.get_num_threads()
+        collection=str(folder),
+        backbone=str(tiny_bert),
+        batches=[BATCH],
+        length=LENGTH,
+        threads=torch.get_num_threads(),
     )
 
 
@@ -76,6 +80,33 @@ def test_our_trainer_measures_the_case(
     loss = torch.nn.functional.cross_entropy(scores, torch.arange(len(queries)))
     terms = TERMS + D[0].shape[1] + LENGTH + len(queries)
     assert_within_rounding(answer.loss, loss, torch.float32, terms, scale=float(scores.detach().max()))
+
+
+@needs.module("sentence_transformers", "sentence-transformers")
+@pytest.mark.parametrize("name", ["dpr", "colbert"])
+@pytest.mark.slow
+def test_the_peer_does_the_same_work(
+    settings: training.Settings,
+    pairs: training.Pairs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    """The same batches in the same order, and the same loss."""
+    from datasets import Dataset
+
+    read, from_list = [], Dataset.from_list
+    monkeypatch.setattr(Dataset, "from_list", lambda rows: read.extend(rows) or from_list(rows))
+    case = Case(name, "no", BATCH)
+    ours, peer = (
+        training.measure(settings, case._replace(system=s), pairs, str(tmp_path)) for s in (OURS, PEER)
+    )
+    assert peer.rate > 0
+    batches = step_batches(len(pairs), BATCH, training.WARMUP + STEPS, seed=settings.seed)
+    drawn = [pairs[n] for batch in batches for n in batch]
+    assert read == [{"query": query, "document": document} for query, document in drawn]
+    scale = LENGTH / training.TEMPERATURES[name]
+    assert_within_rounding(peer.loss, ours.loss, torch.float32, TERMS + 100, scale=scale)
 
 
 def test_tables_pair_the_rounds() -> None:
