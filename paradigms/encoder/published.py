@@ -19,7 +19,7 @@ from paradigms.io.checks import json_or_empty, parse_json, read_json
 
 MODULES = "modules.json"
 MODEL = "config_sentence_transformers.json"
-LENGTH = "sentence_bert_config.json"
+TRANSFORMER = "sentence_bert_config.json"
 POOLING = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
 OLD = re.compile(r"pooling_mode_(?P<mode>\w+?)(_tokens?)?")  # a key of the older form
 DOCUMENTS = ("document", "passage", "corpus")  # names of the document prompt; the first one present counts
@@ -46,7 +46,7 @@ def as_published(backbone: str | Path, settings: EncoderSettings, fixed: Collect
                 published["pooling"] = pooling(place)
         except ValueError as error:
             raise ValueError(f"{backbone}: {error}; set the pooling yourself") from error
-    longest = json_or_empty(folder / LENGTH).get("max_seq_length")
+    longest = json_or_empty(folder / TRANSFORMER).get("max_seq_length")
     for name in ("query_length", "document_length"):
         published[name] = min(longest or getattr(settings, name), getattr(settings, name))
     changes = {k: v for k, v in published.items() if k not in fixed and v != getattr(settings, k)}
@@ -140,7 +140,7 @@ def _folder(backbone: str | Path) -> Path | None:
         return Path(backbone)
     from huggingface_hub import snapshot_download
 
-    files = [MODULES, "*Pooling/*", MODEL, LENGTH, "config.json"]
+    files = [MODULES, "*Pooling/*", MODEL, TRANSFORMER, "config.json"]
     with suppress(Exception):  # loading the backbone raises the error
         return Path(snapshot_download(str(backbone), allow_patterns=files))
     return None

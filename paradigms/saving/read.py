@@ -20,7 +20,7 @@ from paradigms.baselines.cross_attention import SequenceClassifier
 from paradigms.bge_m3 import bge_m3
 from paradigms.coil import coil
 from paradigms.encoder.backbone import load_model, load_tokenizer, positions, pretrained, quiet
-from paradigms.encoder.published import MODEL, MODULES, modules, pooling, prompts
+from paradigms.encoder.published import MODEL, MODULES, TRANSFORMER, modules, pooling, prompts
 from paradigms.encoder.settings import LONGEST
 from paradigms.encoder.text import EncoderSettings, TextEncoder
 from paradigms.io.checks import json_or_empty, naming, read_json
@@ -156,7 +156,7 @@ def read_sentence_transformers(folder: Path) -> Paradigm:
     """Read one of the library's three kinds of models, or PyLate's."""
     config = json_or_empty(folder / MODEL)
     parts = chain(folder)
-    settings = json_or_empty(parts.backbone / "sentence_bert_config.json")
+    settings = json_or_empty(parts.backbone / TRANSFORMER)
     if settings.get("do_lower_case"):
         check_lower_case(parts.backbone)
     # PyLate 1.6 over version 5.3 writes no model_type.

@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 from paradigms.align import EqualIds
 from paradigms.bge_m3 import BgeM3
 from paradigms.encoder.backbone import pretrained
-from paradigms.encoder.published import MODEL, MODULES
+from paradigms.encoder.published import MODEL, MODULES, TRANSFORMER
+from paradigms.encoder.published import POOLING as PUBLISHED
 from paradigms.encoder.text import EncoderSettings, TextEncoder
 from paradigms.io.files import write_json
 from paradigms.model import Paradigm
@@ -31,7 +32,7 @@ TYPES = {
     "SpladePooling": f"{PACKAGE}.sparse_encoder.modules.splade_pooling.SpladePooling",
     "MultiVectorMask": f"{PACKAGE}.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask",
 }
-POOLING = {"cls": "cls", "mean": "mean", "max": "max", "last": "lasttoken"}
+POOLING = {ours: theirs for theirs, ours in PUBLISHED.items()}
 SIMILARITY = {"one": "maxsim", "query_tokens": "meanmaxsim"}  # Z -> the sum of maxima or their mean
 
 
@@ -79,7 +80,7 @@ def write_sentence_transformers(model: Any, folder: Path) -> None:
             weights = {f"linear.{k}": w.contiguous() for k, w in encoder.projection.state_dict().items()}
             save_file(weights, folder / path / "model.safetensors")
     write_json(folder / MODULES, rows)
-    write_json(folder / "sentence_bert_config.json", transformer_config(settings, sparse))
+    write_json(folder / TRANSFORMER, transformer_config(settings, sparse))
     write_json(folder / MODEL, model_config(model, multi))
     register_markers(encoder, folder)
 
