@@ -69,10 +69,7 @@ class Corpus(Sequence[str]):
 
     @classmethod
     def of(cls, texts: "Texts") -> "Corpus":
-        """Make a corpus from document id → text, or from a list, whose ids are "0", "1" and so on.
-
-        A `Corpus` is returned unchanged.
-        """
+        """Make a corpus from `Texts`."""
         if isinstance(texts, Corpus):
             return texts
         if not isinstance(texts, Mapping):
@@ -124,8 +121,7 @@ class Corpus(Sequence[str]):
     def first(self, id: str) -> int:
         """Return the position of the first document with the text of document `id`.
 
-        Training compares documents by this position: a copy of a relevant document is relevant. Raises
-        KeyError if the id is unknown.
+        Training compares documents by this position: a copy of a relevant document is relevant.
         """
         return self.position(self.copies.get(id, id))
 
@@ -193,9 +189,8 @@ class Collection:
     """A named corpus with its splits.
 
     measures: the measures reported in the collection's paper; systems are compared by the first one.
-    fingerprint: sha256 of documents in order, queries, judgements and answers. A title and its text are
-    hashed as one string. Results that refer to documents by position stay valid as long as the fingerprint is
-    the same.
+    fingerprint: sha256 of documents in order, queries, judgements and answers; a title and its text are
+    hashed as one string.
     """
 
     name: str

@@ -13,10 +13,9 @@ CHOICES = ("auto", "leave_out", "keep")
 def own_documents(corpus: Corpus, split: Split, choice: str = "auto") -> frozenset[str]:
     """Return the ids of queries that are also documents.
 
-    choice: "auto" = ids that a query and a document share, unless the document is judged relevant. If fewer
-    than half of these documents contain their query, no ids are returned, because numeric ids may coincide
-    (Cranfield, SciFact). "leave_out" = all shared ids, as BEIR does. "keep" = no ids. Raises ValueError for
-    any other choice.
+    choice: "auto" = ids that a query and a document share, unless the document is judged relevant; none if
+    fewer than half of these documents contain their query, because numeric ids may coincide (Cranfield).
+    "leave_out" = all shared ids, as BEIR does. "keep" = no ids.
     """
     queries = split.queries
     if choice not in CHOICES:

@@ -68,8 +68,7 @@ class Lines(Sequence[str]):
 def read_documents(paths: Sequence[Path], parse: Parse) -> tuple[Iterator[Document], Stored | None]:
     """Stream the documents in files, and return a function that reads them on demand once the stream ends.
 
-    The function is None if any file is a .gz. parse: converts a line to a document, and raises ValueError if
-    the line is invalid. Raises FileNotFoundError if a file is missing.
+    The function is None if any file is a .gz.
     """
     offsets = array("q")
 

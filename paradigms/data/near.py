@@ -21,9 +21,8 @@ def near_copies(texts: list[str], threshold: float, originals: int | None = None
     """Flag texts x with J = |x ∩ y| / |x ∪ y| ≥ threshold for an earlier text y that is not itself a copy.
 
     x and y are sets of word triples. originals: the first `originals` texts never count as copies, and the
-    other texts are compared only with these. Prefix filtering (Chaudhuri et al., ICDE 2006) is exact: if
-    elements are sorted in one order, rarest first, sets with J ≥ t share an element among the first |x| −
-    ⌈t·|x|⌉ + 1 elements of each set.
+    others are compared only with these. Prefix filtering (Chaudhuri et al., ICDE 2006) is exact: of elements
+    in one order, sets with J ≥ t share one among the first |x| − ⌈t·|x|⌉ + 1 of each set.
     """
     triples_of = _word_triples(texts)
     every = np.concatenate([*triples_of, np.empty(0, np.int64)])

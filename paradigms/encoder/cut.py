@@ -42,10 +42,7 @@ def count_cut(encoder: Encoder, texts: Sequence[str]) -> Cut:
 
 
 def read_part(encoder: Encoder, texts: Sequence[str]) -> list[str]:
-    """Cut each document after the last token that the encoder reads.
-
-    If the tokenizer cannot map tokens to characters, the text is decoded from the tokens.
-    """
+    """Cut each document after the last token that the encoder reads."""
     tokenizer, layout, room = _room(encoder)
     if not tokenizer.is_fast:
         rows = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]

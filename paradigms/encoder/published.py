@@ -102,10 +102,7 @@ def modules(folder: Path) -> list[tuple[str, Path]]:
 
 
 def pooling(folder: Path) -> str:
-    """Read the pooling mode from a module's configuration, in its older or newer format.
-
-    Raises ValueError unless the module has exactly one mode, and the mode is known.
-    """
+    """Read the one pooling mode from a module's configuration, in its older or newer format."""
     config = read_json(folder / "config.json")
     if not config.get("include_prompt", True):
         raise ValueError("pooling leaves the prompt out")

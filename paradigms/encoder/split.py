@@ -132,10 +132,7 @@ class SplitBackbone:
 
 
 def _find_layers(backbone: nn.Module) -> tuple[nn.Module, str, list[nn.Module]]:
-    """Find the backbone's list of layers: (parent module, name of the list in it, layers).
-
-    Raises ValueError unless there is exactly one list.
-    """
+    """Find the backbone's one list of layers: (parent module, name of the list in it, layers)."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     lists = [

@@ -29,11 +29,10 @@ class Watch:
     def state(self) -> tuple[Any, ...]:
         """Return a value that differs if a tensor was moved, or changed as a whole, by any means.
 
-        The state consists of each tensor's address, strides and version, and of values read from it. Versions
-        show the slightest change that autograd sees. Other changes, such as those through `.data` or NumPy
-        and the steps of fused optimizers, are seen if they reach one of the `SAMPLED` values of a tensor.
-        These are equally spaced: every contiguous 60th of the tensor contains one. For the 101 weights of a
-        BERT with 6 layers, this takes 80 to 90 µs (AMD EPYC, Zen 5).
+        The state consists of each tensor's address, strides and version, and of values read from it. Changes
+        that autograd does not see, such as those through `.data` or NumPy and the steps of fused optimizers,
+        are seen if they reach one of the `SAMPLED` values of a tensor, which are equally spaced. For the 101
+        weights of a BERT with 6 layers, this takes 80 to 90 µs (AMD EPYC, Zen 5).
         """
         places = tuple(
             (w.data_ptr(), w.stride(), 0 if w.is_inference() else w._version) for w in self.tensors

@@ -150,8 +150,7 @@ class LibraryEncoder(Encoder):
     def _patches(self, image: Any, ids: list[int]) -> tuple[int, int, list[int]]:
         """Return an image's columns and rows of patches, and the patches' token positions, row by row.
 
-        The patches are the tokens with the one id that occurs as often as the grid has cells. If there is no
-        such id, or if the processor's grid is unknown, the list of positions is empty.
+        The patches are the tokens with the one id that occurs as often as the grid has cells, if any.
         """
         if image is None:
             return 1, 0, []

@@ -320,10 +320,7 @@ def is_dpr(folder: Path) -> bool:
 
 
 def read_dpr(folder: Path) -> Paradigm:
-    """Read one of DPR's two encoders and use it for both sides; `loading.load` joins two into a pair.
-
-    The vector is the state of [CLS], or its projection if the checkpoint has one.
-    """
+    """Read one of DPR's two encoders and use it for both sides; `loading.load` joins two into a pair."""
     import transformers
 
     architecture = (read_json(folder / "config.json").get("architectures") or ["none"])[0]
