@@ -40,11 +40,6 @@ class Settings(Output, Checkpoint, Computing):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, piece=1)
-        name = {"qdrant": "collection", "postgres": "schema", "clickhouse": "database"}.get(self.engine)
-        if name and name not in self.options:
-            raise SystemExit(
-                f'options: name the {name}, such as {{"{name}": "notes"}}: a server may hold several'
-            )
         if self.approximate and self.engine == "qdrant":
             raise SystemExit("a Qdrant server indexes by itself: leave out approximate")
 
@@ -55,15 +50,7 @@ from accelerate import Accelerator
 
 from paradigms import Paradigm, load
 from paradigms.data.texts import INDEX
-from paradigms.engines import (
-    ClickHouseEngine,
-    Engine,
-    LanceEngine,
-    PgvectorEngine,
-    QdrantEdgeEngine,
-    QdrantEngine,
-    hand_over,
-)
+from paradigms.engines import COLLECTIONS, Engine, hand_over, open_engine
 from paradigms.find import Store, open_index
 from paradigms.identity import identity
 from paradigms.io.checks import json_or_empty
@@ -82,6 +69,10 @@ def main(settings: Settings) -> None:
     )
     if folders and accelerator.num_processes > 1:
         raise SystemExit(f"only one process may open a folder of {settings.engine}: launch one process")
+    name = COLLECTIONS.get(settings.engine)
+    if name and name not in settings.options:
+        example = f'{{"{name}": "notes"}}'
+        raise SystemExit(f"options: name the {name}, such as {example}: a server may hold several")
     with refusing():
         paradigm = as_paradigm(load(settings.checkpoint), settings.checkpoint)
         stores = [open_index(folder_of(folder), verify=False).store for folder in settings.indexes]
@@ -135,16 +126,4 @@ def load_pieces(stores: list[Store], paradigm: Paradigm, settings: Settings, lau
 
 
 def opened(settings: Settings, paradigm: Paradigm) -> Engine:
-    encoder = paradigm.encoder.settings
-    options = dict(settings.options)
-    options["single"] = {encoder.query_vectors, encoder.document_vectors} == {"pooled"}
-    dim = paradigm.encoder.dim
-    if settings.engine == "qdrant":
-        return QdrantEngine(dim, url=settings.place, **options)
-    kinds: dict[str, Any] = {
-        "lancedb": LanceEngine,
-        "postgres": PgvectorEngine,
-        "qdrant_edge": QdrantEdgeEngine,
-        "clickhouse": ClickHouseEngine,
-    }
-    return kinds[settings.engine](settings.place, dim, **options)
+    return open_engine(f"{settings.engine}:{settings.place}", paradigm, **settings.options)

@@ -167,6 +167,13 @@ class InMemory(Engine):
     def _add(self, ids, documents, texts):
         self.documents |= zip(ids, documents, strict=True)
 
+    def stored(self, ids=None):
+        return dict.fromkeys(self.documents, 0)
+
+    def delete(self, ids): ...
+
+    def _describe(self, metadata): ...
+
     def _top(self, query, k, among):
         scores = {id: float((d @ query.T).max(0).sum()) for id, d in self.documents.items()}
         return sorted(scores.items(), key=lambda item: -item[1])[:k]

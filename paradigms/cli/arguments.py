@@ -73,6 +73,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": f"kind of index: {', '.join(INDEX_KINDS)}, or one of a plug-in (default: compressed, with 4 "
         "bits a number, for token vectors such as ColBERT's; inverted for terms; else exact)",
     },
+    "--engine": {
+        "default": "",
+        "metavar": "ENGINE:PLACE",
+        "help": "store the vectors in clickhouse, lancedb, qdrant_edge, qdrant or postgres, in a folder or "
+        "at an address; several addresses of clickhouse, with commas between them, are shards",
+    },
+    "--engine-options": {
+        "default": "{}",
+        "metavar": "JSON",
+        "help": 'more arguments of the engine\'s class, such as \'{"database": "notes"}\'',
+    },
     "--model": {
         "default": "",
         "help": f"checkpoint: a folder or a name on the hub (default: {PARADIGM} over {OFFLINE})",
@@ -162,7 +173,8 @@ QUERIES = "--queries --split --identical-ids"
 COMMANDS = {
     "index": (
         "Encode a source's documents into a folder that search, explain, compare and dimensions read.",
-        f"source --output --kind --model --paradigm {READING} --precision --words --passages --anew",
+        f"source --output --kind --engine --engine-options --model --paradigm {READING} --precision --words "
+        "--passages --anew",
     ),
     "search": (
         "Find the best documents of an indexed folder, or of a saved generative model, for each query.",

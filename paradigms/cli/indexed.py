@@ -4,19 +4,25 @@ corpus.jsonl contains the documents in BEIR format, and index/ is a `Store`. sea
 last; until then, .begun has its content. An update is one commit of the store, whose manifest then names the
 fingerprint of the updated documents. They lie beside corpus.jsonl until they replace it, so a search finds
 all documents of one state at any time.
+
+An engine (`paradigms.engines`) may store the vectors in place of index/. It cannot change all documents at
+once, so an update removes search.json first, and a search reports an unfinished update.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import re
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, compress
 from pathlib import Path
 from shlex import quote
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 
@@ -30,9 +36,11 @@ from paradigms.data.collection import Document
 from paradigms.data.pieces import Pieces
 from paradigms.data.texts import CORPUS, INDEX, MARKER, WORDS, visible
 from paradigms.encoder.backbone import for_search as encoding_only
+from paradigms.engines import COLLECTIONS, EngineRetriever, index_corpus, open_engine
 from paradigms.find import INDEXES, Index, open_index
 from paradigms.find.recall import Approximate, Choice
-from paradigms.io.checks import read_settings
+from paradigms.identity import identity
+from paradigms.io.checks import parse_json, read_settings
 from paradigms.io.device import chosen_device
 from paradigms.io.files import locked, replace_file, write_json
 from paradigms.loading import as_paradigm, load
@@ -115,6 +123,8 @@ class Origin(Checkpoint):
     words: int  # per passage; 0: the source is not cut
     fingerprint: str  # of the documents
     passages: bool = False  # whether the index holds passages of the documents in corpus.jsonl
+    engine: str = ""  # ENGINE:PLACE that stores the vectors, if not index/
+    engine_options: dict[str, Any] = field(default_factory=dict)
 
     def command(self, folder: Path) -> str:
         """Return the command that builds or updates the folder."""
@@ -124,7 +134,9 @@ class Origin(Checkpoint):
             "--paradigm": self.paradigm,
             "--document-model": self.document_model,
             "--model-layout": self.model_layout,
-            "--kind": self.kind,
+            "--kind": "" if self.engine else self.kind,
+            "--engine": self.engine,
+            "--engine-options": json.dumps(self.engine_options) if self.engine_options else "",
             "--words": str(self.words or ""),
         }
         listed = "".join(f" {name} {quote(value)}" for name, value in options.items() if value)
@@ -138,7 +150,7 @@ class SearchFolder:
     folder: Path
     origin: Origin
     corpus: Corpus
-    index: Indexed | Merged  # of pieces.corpus
+    index: Indexed | Merged | EngineRetriever  # of pieces.corpus
     pieces: Pieces
     best: int  # number of passages per document whose scores are summed
 
@@ -177,7 +189,9 @@ def index_source(settings: argparse.Namespace, folder: Path) -> tuple[SearchFold
     checkpoint = Checkpoint.of(settings)
     paradigm = as_paradigm(checkpoint.open(pickled=settings.pickled), checkpoint.model)
     former = None if settings.anew else _former(folder)
+    engine, options = _engine(settings, former, folder)
     kind = settings.kind or (kind_of(paradigm) if former is None else former.kind)
+    kind = engine.partition(":")[0] or kind
     passages = settings.passages and not is_text(settings.source)
     words = words_of(settings.source, settings.words, words_that_fit(paradigm), passages)
     problems = Problems()
@@ -193,13 +207,17 @@ def index_source(settings: argparse.Namespace, folder: Path) -> tuple[SearchFold
         words=words,
         passages=passages,
         fingerprint="",
+        engine=engine,
+        engine_options=options,
     )
     with locked(folder, make=True):
         if settings.anew:
             finished.unlink(missing_ok=True)
         elif former is not None:
             _check_origin(folder, former, origin)
-        if finished.is_file():
+        if engine:
+            _fill_engine(folder, origin, rows, paradigm, settings, former)
+        elif finished.is_file():
             update(folder, origin, rows, paradigm, settings.precision)
         else:
             write_json(begun, asdict(origin))
@@ -217,6 +235,56 @@ def index_source(settings: argparse.Namespace, folder: Path) -> tuple[SearchFold
             write_json(finished, asdict(replace(origin, fingerprint=digest.hexdigest())))
         begun.unlink(missing_ok=True)
         return open_folder(folder, paradigm), problems
+
+
+def _engine(settings: argparse.Namespace, former: Origin | None, folder: Path) -> tuple[str, dict[str, Any]]:
+    """Return the engine and its options, by default those of the former build."""
+    if not settings.engine:
+        return ("", {}) if former is None else (former.engine, former.engine_options)
+    if settings.kind:
+        raise ValueError("--engine stores the vectors: leave out --kind")
+    name, _, place = settings.engine.partition(":")
+    if "://" not in place:
+        place = os.path.abspath(place)
+    elif any(urlsplit(one).password for one in place.split(",")):
+        raise ValueError("--engine has a password, which would be stored: give it by an environment variable")
+    options: dict[str, Any] = parse_json(settings.engine_options, "--engine-options")
+    if name in COLLECTIONS:
+        options = {COLLECTIONS[name]: re.sub(r"\W", "_", folder.stem)} | options
+    return f"{name}:{place}", options
+
+
+def _fill_engine(
+    folder: Path,
+    origin: Origin,
+    rows: Iterable[Document],
+    paradigm: Paradigm,
+    settings: argparse.Namespace,
+    former: Origin | None,
+) -> None:
+    """Write the source's documents to corpus.jsonl and to the engine. Prints the number of changes.
+
+    former: None for a new folder, whose engine must be empty, or is emptied by --anew.
+    """
+    if former is not None and former.source != origin.source:
+        raise FileExistsError(
+            f"{folder} holds documents of {former.source}: choose another --output and collection, or add "
+            "--anew"
+        )
+    with closing(open_engine(origin.engine, paradigm, **origin.engine_options)) as engine:
+        engine.check(paradigm)
+        if settings.anew:
+            engine.delete(engine.stored())
+        elif former is None and engine.stored():
+            raise ValueError(f"{engine.place} has documents: name another collection, or add --anew")
+        write_json(folder / BEGUN, asdict(origin))
+        (folder / MARKER).unlink(missing_ok=True)
+        digest = Digest()
+        write_corpus(digest.passing(rows), folder / CORPUS)
+        corpus = Pieces(read_corpus(folder / CORPUS), origin.words if origin.passages else 0).corpus
+        encoded, gone = index_corpus(engine, paradigm, corpus, precision=settings.precision, progress=True)
+    write_json(folder / MARKER, asdict(replace(origin, fingerprint=digest.hexdigest())))
+    show.tell(f"{engine.place} is up to date: {encoded:,} encoded, {gone:,} deleted")
 
 
 def update(
@@ -331,6 +399,9 @@ def open_folder(
         raise FileNotFoundError(
             f"{folder} is not an index of `{program()} index SOURCE`: it has no {MARKER}{hint}"
         )
+    origin = read_settings(Origin, folder / MARKER)
+    if origin.engine:
+        return _open_engine(folder, origin, paradigm or origin.open(pickled=pickled), best)
     before: tuple[Any, ...] = ()
     while True:
         origin = read_settings(Origin, folder / MARKER)
@@ -353,6 +424,18 @@ def open_folder(
     return SearchFolder(folder, origin, corpus, Indexed(index, paradigm, pieces.corpus), pieces, best)
 
 
+def _open_engine(folder: Path, origin: Origin, paradigm: Paradigm, best: int) -> SearchFolder:
+    digest = Digest()
+    corpus = read_corpus(folder / CORPUS, digest)
+    if digest.hexdigest() != origin.fingerprint:
+        raise ValueError(f"{folder / CORPUS} changed after it was indexed: index the source again")
+    pieces = Pieces(corpus, origin.words if origin.passages else 0)
+    engine = open_engine(origin.engine, paradigm, **origin.engine_options)
+    engine.check_made(identity(paradigm.encoder))
+    retriever = EngineRetriever(engine, paradigm, pieces.corpus)
+    return SearchFolder(folder, origin, corpus, retriever, pieces, best)
+
+
 def open_folders(folders: Sequence[str | Path], *, pickled: bool = False, best: int = 1) -> SearchFolder:
     """Open several folders, built with one model from different documents, as one folder (`open_folder`).
 
@@ -366,7 +449,10 @@ def open_folders(folders: Sequence[str | Path], *, pickled: bool = False, best: 
     for other in opened:
         if (other.origin.passages, other.origin.words) != (first.origin.passages, first.origin.words):
             raise ValueError(f"the passages of {other.folder} and {first.folder} differ in length")
-    merged = Merged([one.index for one in opened if isinstance(one.index, Indexed)])
+    parts = [one.index for one in opened if isinstance(one.index, Indexed)]
+    if len(parts) < len(opened):
+        raise ValueError("an index in an engine is searched alone: shards are addresses of one engine")
+    merged = Merged(parts)
     corpus = Corpus.joined([one.corpus for one in opened])
     pieces = Pieces(corpus, first.pieces.words)
     origin = replace(first.origin, source="")
@@ -394,6 +480,7 @@ def _check_origin(folder: Path, former: Origin, origin: Origin) -> None:
     The source and the model may have other names, because their contents are compared.
     """
     pairs = {name: (getattr(former, name), getattr(origin, name)) for name in ("kind", "words", "passages")}
+    pairs["engine"] = former.engine, origin.engine
     changed = [f"{name} ({old}, not {new})" for name, (old, new) in pairs.items() if old != new]
     if changed:
         raise FileExistsError(

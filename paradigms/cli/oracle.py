@@ -127,7 +127,8 @@ def run_oracle(settings: argparse.Namespace) -> None:
     opened = open_folder(settings.folder, pickled=settings.pickled)
     if opened.origin.passages:
         raise ValueError(f"{settings.folder} holds passages, and judgements name documents: index them whole")
-    assert isinstance(opened.index, Indexed)  # of one folder
+    if not isinstance(opened.index, Indexed):
+        raise ValueError(f"{settings.folder} is an index of {opened.origin.engine}: index without --engine")
     model = opened.index.model
     store = opened.index.index.store
     check(model, store.longest)

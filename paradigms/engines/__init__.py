@@ -1,15 +1,47 @@
 """Search engines for indexes too large for one machine: ClickHouse, LanceDB, Qdrant, PostgreSQL.
 
-`hand_over` writes a store's vectors to an engine. The engine then ranks documents by Σⱼ maxᵢ dᵢᵀqⱼ, exactly
-or with an approximate index; ClickHouse ranks by rel with nearly every A (`sql.ALIGNED`).
+`index_corpus` encodes texts into an engine, and `hand_over` writes a store's vectors to one. The engine then
+ranks documents by Σⱼ maxᵢ dᵢᵀqⱼ, exactly or with an approximate index; ClickHouse ranks by rel with nearly
+every A (`sql.ALIGNED`).
 
-    engine = LanceEngine("s3://bucket/table", dim=store.dim)
-    hand_over(store, model, engine)
-    EngineRetriever(engine, model).search(queries, 10)
+    engine = open_engine("lancedb:s3://bucket/table", model)
+    index_corpus(engine, model, corpus)
+    EngineRetriever(engine, model, corpus).search(queries, 10)
 """
 
-from paradigms.engines.base import Engine, EngineRetriever, hand_over
+from collections.abc import Callable
+from typing import Any
+
+from paradigms.engines.base import Engine, EngineRetriever, hand_over, index_corpus
 from paradigms.engines.clickhouse import ClickHouseEngine
 from paradigms.engines.lance import LanceEngine
 from paradigms.engines.pgvector import PgvectorEngine
 from paradigms.engines.qdrant import QdrantEdgeEngine, QdrantEngine
+from paradigms.model import Paradigm
+
+ENGINES: dict[str, Callable[..., Engine]] = {
+    "clickhouse": ClickHouseEngine,
+    "lancedb": LanceEngine,
+    "qdrant": QdrantEngine,
+    "qdrant_edge": QdrantEdgeEngine,
+    "postgres": PgvectorEngine,
+}
+# The argument that names a collection, for engines that hold several.
+COLLECTIONS = {"clickhouse": "database", "qdrant": "collection", "postgres": "schema"}
+
+
+def open_engine(address: str, model: Paradigm, **options: Any) -> Engine:
+    """Open an engine for a model's vectors.
+
+    address: ENGINE:PLACE, such as clickhouse:folder, with a key of `ENGINES`. options: more arguments of the
+    engine's class. Raises ValueError if the engine or an option is unknown or missing.
+    """
+    name, _, place = address.partition(":")
+    if name not in ENGINES or not place:
+        raise ValueError(f"{address!r} is no engine and its place; engines are {', '.join(ENGINES)}")
+    settings = model.encoder.settings
+    single = {settings.query_vectors, settings.document_vectors} == {"pooled"}
+    try:
+        return ENGINES[name](place, model.encoder.dim, single=single, **options)
+    except TypeError as error:
+        raise ValueError(f"{name}: {error}") from error

@@ -3,9 +3,10 @@
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,9 @@ from paradigms.align import UNBOUNDED
 from paradigms.core import Tokens
 from paradigms.data import Corpus, Run, best_first, check_queries
 from paradigms.data.results import any_queries
+from paradigms.encoder.precision import AUTO
 from paradigms.explanation import Explanation
+from paradigms.find.kinds import exact
 from paradigms.identity import Identity, differing, identity
 from paradigms.io.checks import check_texts, naming
 from paradigms.io.progress import progress_bar
@@ -28,6 +31,7 @@ from paradigms.store.shards import text_digest
 from paradigms.store.view import other_texts
 
 BLOCK = 1 << 16  # padded tokens written at once
+DOCUMENTS = 1 << 12  # encoded before they are written
 
 Vectors = Float[np.ndarray, "_ h"]
 
@@ -45,16 +49,18 @@ class Engine(ABC):
 
     single: whether each document and query has exactly one vector. place: how error messages name
     the engine, for example by its folder. made: what made the stored vectors (`paradigms.identity`), or None
-    if no model has claimed the engine. Subclasses define `_add` and `_top`, whose arguments have already been
-    checked. `_top` returns ids, scores and the digests of texts that `_add` received, or ids and scores alone
-    if the engine does not store digests. Subclasses read `made` when they open, and define `_record` to store
-    it.
+    if no model has claimed the engine. where: name -> value that the metadata (`describe`) of every document
+    that a search returns must have. Subclasses define `_add`, `_describe` and `_top`, whose arguments have
+    already been checked. `_top` returns ids, scores and the digests of texts that `_add` received, or ids and
+    scores alone if the engine does not store digests. Subclasses read `made` when they open, and define
+    `_record` to store it.
     """
 
     dim: int
     single: bool
     place: str = "the engine"
     made: Identity | None = None
+    where: Mapping[str, str] = MappingProxyType({})
 
     def claim(self, made: Identity) -> None:
         """Record what makes the vectors, before a model's vectors are added (`hand_over`).
@@ -62,7 +68,7 @@ class Engine(ABC):
         Raises ValueError if the stored vectors were made otherwise, or if nothing recorded what made them.
         """
         if self.made is None:
-            if self.has_documents():
+            if self.stored():
                 raise ValueError(
                     f"{self.place} has documents, and does not record which model made them: use another "
                     "place"
@@ -77,8 +83,23 @@ class Engine(ABC):
         if self.made is not None and (other := differing(self.made, made)):
             raise ValueError(f"{self.place} has vectors of another model ({other}): use another place")
 
-    def has_documents(self) -> bool:
-        return bool(self.top(np.eye(1, self.dim, dtype=np.float32), 1))
+    @abstractmethod
+    def stored(self, ids: Collection[str] | None = None) -> dict[str, int]:
+        """Map stored documents to the digests of their texts. ids: None means all documents."""
+
+    @abstractmethod
+    def delete(self, ids: Collection[str]) -> None:
+        """Delete documents and their metadata; ids that are not stored are ignored."""
+
+    def describe(self, metadata: Mapping[str, Mapping[str, str]]) -> None:
+        """Set the metadata of stored documents, id -> {name: value}, which `where` reads.
+
+        A document that is replaced keeps its metadata. Raises ValueError if a document is not stored.
+        """
+        if missing := metadata.keys() - self.stored(metadata.keys()).keys():
+            raise ValueError(f"{self.place}: there is no document {min(missing)!r}")
+        with naming(self.place):
+            self._describe(metadata)
 
     def add(
         self, ids: Sequence[str], documents: Sequence[Vectors], texts: Sequence[int] | None = None
@@ -140,7 +161,7 @@ class Engine(ABC):
         with naming(self.place):
             return [Hit(*row) for row in self._top(query, k, among)] if len(query) else []
 
-    def close(self) -> None:  # noqa: B027  most engines have nothing to release
+    def close(self) -> None:  # noqa: B027  some engines have nothing to release
         """Release locks and connections."""
 
     def _record(self, made: str) -> None:  # noqa: B027  an engine in memory has nothing to store
@@ -148,6 +169,9 @@ class Engine(ABC):
 
     @abstractmethod
     def _add(self, ids: Sequence[str], documents: Sequence[Vectors], texts: Sequence[int]) -> None: ...
+
+    @abstractmethod
+    def _describe(self, metadata: Mapping[str, Mapping[str, str]]) -> None: ...
 
     @abstractmethod
     def _top(self, query: Vectors, k: int, among: Collection[str] | None) -> Sequence[tuple[Any, ...]]: ...
@@ -187,19 +211,47 @@ def hand_over(
     return count
 
 
+def index_corpus(
+    engine: Engine, model: Paradigm, corpus: Corpus, *, precision: str = AUTO, progress: bool = False
+) -> tuple[int, int]:
+    """Make an engine's documents those of a corpus; return how many were encoded and how many deleted.
+
+    A document whose text the engine has is not encoded again, so the same call resumes after an interruption.
+    Raises ValueError if the engine cannot score the model's vectors or has vectors of another model.
+    """
+    engine.check(model)
+    engine.claim(identity(model.encoder, anew=True))
+    stored = engine.stored()
+    gone = stored.keys() - set(corpus.ids)
+    engine.delete(gone)
+    texts = zip(corpus.ids, corpus, strict=True)
+    fresh = [n for n, (id, text) in enumerate(texts) if stored.get(id) != text_digest(text)]
+    with progress_bar(progress) as bar:
+        task = bar.add_task(f"index {model.name}", total=len(fresh))
+        for start in range(0, len(fresh), DOCUMENTS):
+            part = corpus.only([corpus.ids[n] for n in fresh[start : start + DOCUMENTS]])
+            store = Store.build(exact(), model, part.ids, part, precision=precision)
+            hand_over(store, model, engine)
+            emptied = set(part.ids).difference(store.names(store.with_tokens()))
+            engine.delete(emptied & stored.keys())
+            bar.advance(task, len(part))
+    return len(fresh), len(gone)
+
+
 @dataclass(frozen=True, eq=False)
 class EngineRetriever:
     """Search and rerank the documents in an engine by rel.
 
     model: the model that encoded the documents; a search raises ValueError if another model did. corpus: the
     documents' texts, for `explain`; a search raises ValueError if a document that it finds had another text
-    when it was encoded. Raises ValueError if the engine cannot score the model's vectors
-    (`check_maxima`).
+    when it was encoded. documents: ids to search; None means all. Raises ValueError if the engine cannot
+    score the model's vectors (`Engine.check`).
     """
 
     engine: Engine
     model: Paradigm
     corpus: Corpus | None = None
+    documents: Collection[str] | None = None
 
     def __post_init__(self) -> None:
         self.engine.check(self.model)
@@ -211,7 +263,12 @@ class EngineRetriever:
     @any_queries
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
         check_texts(queries, "query")
-        return self._ranked(f"search {self.model.name}", queries, dict.fromkeys(queries, k), {}, progress)
+        among = {} if self.documents is None else dict.fromkeys(queries, self.documents)
+        return self._ranked(f"search {self.model.name}", queries, dict.fromkeys(queries, k), among, progress)
+
+    def only(self, ids: Iterable[str]) -> "EngineRetriever":
+        """Return a retriever restricted to these documents. Ids that are not stored are ignored."""
+        return replace(self, documents=list(ids))
 
     def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
         """Score the run's documents by rel. Documents that the engine does not store score −∞."""
@@ -226,7 +283,10 @@ class EngineRetriever:
     def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
         text = text_of(self.corpus, document)
         self.rerank({"": query}, {"": {document: 0.0}})  # checks the text
-        return [self.model.explain(query, text)]
+        pool = None
+        if others and "pool" in self.model.reads:
+            pool = self.model.encode_documents([text_of(self.corpus, other) for other in others])
+        return [self.model.explain(query, text, pool)]
 
     def _ranked(
         self,
@@ -274,3 +334,9 @@ def check_maxima(model: Paradigm, engine: Engine) -> None:
         raise ValueError(f"{recipe.name} has several vectors per document, but this engine takes one")
     if model.encoder.dim != engine.dim:
         raise ValueError(f"{recipe.name} has {model.encoder.dim} dimensions, the engine {engine.dim}")
+
+
+def check_numbers(numbers: str, types: Collection[str]) -> None:
+    """Raise ValueError unless an engine stores vectors with this type of numbers."""
+    if numbers not in types:
+        raise ValueError(f"numbers={numbers!r}: choose one of {', '.join(types)}")

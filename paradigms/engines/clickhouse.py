@@ -4,16 +4,24 @@ Extra `clickhouse`. A row of the table `tokens` is a document token: its vector,
 row of `documents` names the version of the document's tokens: a write is complete once that row is there, and
 searches read named versions only. `chdb` is ClickHouse as a library: one folder in a process, and one process
 for a folder. A server is spoken to over HTTP.
+
+Several servers are shards. Each stores and scores the documents that a hash of their ids assigns to it. If A
+reads the pool, each query token's largest similarities are merged from all shards before any shard scores, so
+scores do not depend on the number of shards.
 """
 
 import json
+import os
 import re
 import time
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import Any, Protocol
 from urllib.error import HTTPError
 from urllib.parse import unquote, urlencode, urlsplit
 from urllib.request import Request, urlopen
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -21,7 +29,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from paradigms.align import PoolExcess, PoolTopK, QueryToDocument, pool_count
 from paradigms.core import Tokens
-from paradigms.engines.base import Engine, Hit, Vectors
+from paradigms.engines.base import Engine, Hit, Vectors, check_numbers
 from paradigms.engines.sql import check_alignment, imputed, relevance, similarities, vector_of
 from paradigms.impute import IMPUTATIONS
 from paradigms.io.checks import naming
@@ -74,9 +82,11 @@ class Server:
         parts = urlsplit(place)
         self.address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
         self.headers = {"Content-Type": "application/octet-stream"}
-        if parts.username:
-            self.headers["X-ClickHouse-User"] = unquote(parts.username)
-            self.headers["X-ClickHouse-Key"] = unquote(parts.password or "")
+        user = unquote(parts.username or os.environ.get("CLICKHOUSE_USER", ""))
+        if user:
+            password = os.environ.get("CLICKHOUSE_PASSWORD", "") if parts.password is None else parts.password
+            self.headers["X-ClickHouse-User"] = user
+            self.headers["X-ClickHouse-Key"] = unquote(password)
 
     def query(self, sql: str) -> Any:
         import pyarrow as pa
@@ -109,11 +119,14 @@ class Server:
 class ClickHouseEngine(Engine):
     """Documents in a ClickHouse database, with the token ids and saliences that A may read.
 
-    place: a folder, or the address of a server's HTTP interface, such as http://user:password@host:8123.
-    single: whether each document has one vector. database: name of the database, created if it does not
-    exist. numbers: type of the stored vectors, one of `NUMBERS`. candidates: number of documents to score,
-    the nearest ones by the cosine of their mean vector with the query's; 0 scores all. where: SQL on the
-    column `metadata`, a Map of strings, that documents must fulfil, such as "metadata['language'] = 'en'".
+    place: a folder, the address of a server's HTTP interface, such as http://user:password@host:8123, or the
+    addresses of several shards, always in the same order, with commas between them. A user and a password may
+    also come from CLICKHOUSE_USER and CLICKHOUSE_PASSWORD. single: whether each document has one vector.
+    database: name of the database, created if it does not exist. numbers: type of the stored vectors, one of
+    `NUMBERS`. candidates: number of documents to score in each shard, the nearest ones by the cosine of their
+    mean vector with the query's; 0 scores all. condition: SQL on the column `metadata`, a Map of strings,
+    that documents must fulfil beside `where`, such as "metadata['year'] > '2020'". settings: settings of the
+    new tables (MergeTree), such as {"storage_policy": "cold"}.
 
     Raises ValueError if the database has vectors of another type.
     """
@@ -127,18 +140,24 @@ class ClickHouseEngine(Engine):
         database: str = "paradigms",
         numbers: str = "Float32",
         candidates: int = 0,
-        where: str = "",
+        condition: str = "",
+        settings: Mapping[str, str | int] | None = None,
     ) -> None:
-        if numbers not in NUMBERS:
-            raise ValueError(f"numbers={numbers!r}: choose one of {', '.join(NUMBERS)}")
-        self.place = f"{ADDRESS.sub('', place).rpartition('@')[2]}/{database}"  # without a password
+        check_numbers(numbers, NUMBERS)
+        places = place.split(",") if ADDRESS.match(place) else [place]
+        bare = (ADDRESS.sub("", one).rpartition("@")[2] for one in places)  # without a password
+        self.place = f"{','.join(bare)}/{database}"
         self.dim = dim
         self.single = single
         self.numbers = numbers
         self.candidates = candidates
-        self.where = where
+        self.condition = condition
+        options = "".join(f", {name} = {_literal(value)}" for name, value in (settings or {}).items())
+        options = f" SETTINGS {options[2:]}" if options else ""
         with naming(self.place):
-            self.connection: Connection = Server(place) if ADDRESS.match(place) else Folder(place)
+            self.shards: list[Connection] = [
+                Server(one) if ADDRESS.match(one) else Folder(one) for one in places
+            ]
             name = f"`{database}`"
             self.tokens = f"{name}.tokens"
             self.documents = f"{name}.documents"
@@ -149,38 +168,48 @@ class ClickHouseEngine(Engine):
                 f"CREATE TABLE IF NOT EXISTS {self.tokens} (document String, version UInt64, place UInt32, "
                 f"token Int64, salience {precise}, vector Array({numbers}), "
                 "INDEX weighed salience TYPE minmax) ENGINE = MergeTree ORDER BY (document, version, place)"
+                f"{options}"
             )
             self.run(
                 f"CREATE TABLE IF NOT EXISTS {self.documents} (document String, version UInt64, "
                 "edition UInt64, text Int64, pooled Array(Float32), metadata Map(String, String)) "
-                "ENGINE = ReplacingMergeTree(edition) ORDER BY document"
+                f"ENGINE = ReplacingMergeTree(edition) ORDER BY document{options}"
             )
             self.run(f"CREATE TABLE IF NOT EXISTS {self.makers} (made String) ENGINE = MergeTree ORDER BY ()")
             types = {row["name"]: row["type"] for row in self.rows(f"DESCRIBE TABLE {self.tokens}")}
             if types.get("vector") != f"Array({numbers})":
                 raise ValueError(f"its vectors are {types.get('vector')}, not Array({numbers}): say numbers=")
-            [width] = self.rows(f"SELECT max(length(vector)) AS most FROM {self.tokens}")
-            if width["most"] not in (0, dim):
-                raise ValueError(f"its vectors have {width['most']} numbers, not {dim}: use another database")
+            widths = self.rows(f"SELECT max(length(vector)) AS most FROM {self.tokens}")
+            if other := {row["most"] for row in widths} - {0, dim}:
+                raise ValueError(f"its vectors have {max(other)} numbers, not {dim}: use another database")
             recorded = self.rows(f"SELECT made FROM {self.makers}")
             self.made = json.loads(recorded[0]["made"]) if recorded else None
 
-    def run(self, sql: str) -> Any:
-        """Run a statement, and return its rows as a table of pyarrow, or None if it has none."""
-        return self.connection.query(sql)
+    def run(self, sql: str) -> list[Any]:
+        """Run a statement in every shard, and return its rows as tables of pyarrow."""
+        if len(self.shards) == 1:
+            tables = [self.shards[0].query(sql)]
+        else:
+            with ThreadPoolExecutor(len(self.shards)) as threads:
+                tables = list(threads.map(lambda shard: shard.query(sql), self.shards))
+        return [table for table in tables if table is not None]
 
     def rows(self, sql: str) -> list[dict[str, Any]]:
-        table = self.run(sql)
-        return [] if table is None else list(table.to_pylist())
+        """Return the rows of all shards."""
+        return [row for table in self.run(sql) for row in table.to_pylist()]
+
+    def insert(self, table: str, rows: Any) -> None:
+        """Insert rows of pyarrow, with a column `document`, into the shards of their documents."""
+        owners = np.array([crc32(id.encode()) for id in rows["document"].to_pylist()]) % len(self.shards)
+        for n, shard in enumerate(self.shards):
+            if (mine := owners == n).any():
+                shard.insert(table, rows.filter(mine))
 
     def check(self, model: Paradigm) -> None:
         """Raise ValueError unless there is SQL for the model's A, and its dimension is the engine's."""
         check_alignment(model.recipe.align)
         if model.encoder.dim != self.dim:
             raise ValueError(f"{model.recipe.name} has {model.encoder.dim} dimensions, the engine {self.dim}")
-
-    def has_documents(self) -> bool:
-        return bool(self.rows(f"SELECT 1 FROM {self.tokens} LIMIT 1"))
 
     def write(self, ids: Sequence[str], documents: Tokens, texts: Sequence[int] | None = None) -> int:
         """Store documents [1, n, i, h] as `add` does, with ids and saliences.
@@ -207,7 +236,7 @@ class ClickHouseEngine(Engine):
             former = {row["document"]: row for row in self._stored(written)}
             # Above the former ones even if this machine's clock is behind the one that wrote them.
             version = max([time.time_ns(), *(row["version"] + 1 for row in former.values())])
-            self.connection.insert(
+            self.insert(
                 self.tokens,
                 pa.table(
                     {
@@ -249,13 +278,12 @@ class ClickHouseEngine(Engine):
         for table in (self.documents, self.tokens) if ids else ():
             self.run(f"DELETE FROM {table} WHERE document IN ({names})")
 
-    def describe(self, metadata: Mapping[str, Mapping[str, str]]) -> None:
-        """Set the metadata of stored documents, id -> {name: value}, which `where` reads."""
-        with naming(self.place):
-            stored = self._stored(metadata)
-            if missing := metadata.keys() - {row["document"] for row in stored}:
-                raise ValueError(f"there is no document {min(missing)!r}")
-            self._name([row | {"metadata": list(metadata[row["document"]].items())} for row in stored])
+    def stored(self, ids: Collection[str] | None = None) -> dict[str, int]:
+        return {row["document"]: row["text"] for row in self._stored(ids, "document, text")}
+
+    def _describe(self, metadata: Mapping[str, Mapping[str, str]]) -> None:
+        stored = self._stored(metadata)
+        self._name([row | {"metadata": list(metadata[row["document"]].items())} for row in stored])
 
     def rank(self, query: Tokens, recipe: Recipe, k: int, among: Collection[str] | None = None) -> list[Hit]:
         real = query.mask[0, 0]
@@ -280,11 +308,13 @@ class ClickHouseEngine(Engine):
             else:
                 scored = relevance(query, recipe.align, recipe.normalise, rows, floors, weighed)
             best = self.rows(f"SELECT * FROM ({scored}) ORDER BY score DESC, document LIMIT {k}")
-            texts = {row["document"]: row["text"] for row in self._stored([row["document"] for row in best])}
+            best = sorted(best, key=lambda row: (-row["score"], row["document"]))[:k]
+            texts = self.stored([row["document"] for row in best])
         return [Hit(row["document"], row["score"], texts.get(row["document"], 0)) for row in best]
 
     def close(self) -> None:
-        self.connection.close()
+        for shard in self.shards:
+            shard.close()
 
     def _record(self, made: str) -> None:
         self.run(f"INSERT INTO {self.makers} SELECT {_text(made)}")
@@ -301,10 +331,10 @@ class ClickHouseEngine(Engine):
         tokens = Tokens(vectors, torch.ones(1, 1, len(query), dtype=torch.bool))
         return self.rank(tokens, Recipe("maxsim", QueryToDocument(), "one"), k, among)
 
-    def _stored(self, ids: Collection[str]) -> list[dict[str, Any]]:
+    def _stored(self, ids: Collection[str] | None, columns: str = "*") -> list[dict[str, Any]]:
         """Return the rows of `documents`."""
-        names = ", ".join(map(_text, ids)) or "''"
-        return self.rows(f"SELECT * FROM {self.documents} FINAL WHERE document IN ({names})")
+        where = "" if ids is None else f" WHERE document IN ({', '.join(map(_text, ids)) or _text('')})"
+        return self.rows(f"SELECT {columns} FROM {self.documents} FINAL{where}")
 
     def _name(self, rows: Sequence[dict[str, Any]]) -> None:
         """Insert rows of `documents`, which take the place of those with the same ids and these editions."""
@@ -320,13 +350,15 @@ class ClickHouseEngine(Engine):
             "metadata": pa.map_(pa.string(), pa.string()),
         }
         columns = {name: pa.array([(row | edition)[name] for row in rows], t) for name, t in types.items()}
-        self.connection.insert(self.documents, pa.table(columns))
+        self.insert(self.documents, pa.table(columns))
 
     def _current(self, query: Tokens, among: Collection[str] | None) -> str:
         """Return SQL that limits rows to the documents to score, and to their named versions."""
-        chosen = self.where or "1"
+        pairs = self.where.items()
+        conditions = [f"metadata[{_text(name)}] = {_text(value)}" for name, value in pairs]
+        chosen = " AND ".join([*conditions, f"({self.condition or 1})"])
         if among is not None:
-            chosen = f"document IN ({', '.join(map(_text, among))})"
+            chosen += f" AND document IN ({', '.join(map(_text, among))})"
         elif self.candidates:
             mean = vector_of(query.vectors[0, 0].double().mean(0).tolist(), "Float32")
             latest = "" if self._indexed() else " FINAL"  # which would not use the index
@@ -345,8 +377,7 @@ class ClickHouseEngine(Engine):
             raise ValueError("an alignment of equal ids needs the token ids of queries and documents")
 
     def _count(self, rows: str) -> int:
-        [pool] = self.rows(f"SELECT count() AS tokens FROM ({rows})")
-        return int(pool["tokens"])
+        return sum(row["tokens"] for row in self.rows(f"SELECT count() AS tokens FROM ({rows})"))
 
     def _retrieved(self, rows: str, query: Tokens, recipe: Recipe) -> torch.Tensor:
         """Return each query token's largest similarities [j, k], as many as the recipe retrieves."""
@@ -361,13 +392,18 @@ class ClickHouseEngine(Engine):
         if not count:
             return torch.empty(len(names), 0, dtype=torch.float64)
         lists = ", ".join(f"groupArraySorted({count})(-{name}) AS {name}" for name in names)
-        [row] = self.rows(f"SELECT {lists} FROM (SELECT {', '.join(names)} FROM ({rows}))")
-        return -torch.tensor([row[name] for name in names], dtype=torch.float64)
+        parts = self.rows(f"SELECT {lists} FROM (SELECT {', '.join(names)} FROM ({rows}))")
+        merged = [sorted(chain.from_iterable(row[name] for row in parts))[:count] for name in names]
+        return -torch.tensor(merged, dtype=torch.float64)
 
 
 def _text(value: str) -> str:
     escaped = value.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
+
+
+def _literal(value: str | int) -> str:
+    return _text(value) if isinstance(value, str) else str(value)
 
 
 def _lists(vectors: torch.Tensor) -> Any:

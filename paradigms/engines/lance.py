@@ -2,16 +2,17 @@
 
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from paradigms.engines.base import Engine, Vectors
+from paradigms.engines.base import Engine, Vectors, check_numbers
 from paradigms.io.checks import naming
 
 TABLE, MADE, DOT, COSINE = "documents", "made_by", "dot", "cosine"
+NUMBERS = ("float32", "float16")
 UNIT = 1e-2  # tolerated difference of a vector's length from 1
 SAMPLE = 1000  # documents whose vectors' lengths are checked before indexing
 
@@ -20,7 +21,8 @@ class LanceEngine(Engine):
     """Documents in a LanceDB table.
 
     place: a folder, or an address such as s3://bucket/path. single: whether each document has one vector.
-    nprobes: number of index lists to read per search. storage_options: LanceDB's options for an object store,
+    numbers: type of stored numbers, float32 or float16. nprobes: number of index lists to read per search.
+    storage_options: LanceDB's options for an object store,
     such as endpoint and region; LanceDB also reads AWS_ENDPOINT, AWS_ACCESS_KEY_ID and similar variables from
     the environment.
 
@@ -35,6 +37,7 @@ class LanceEngine(Engine):
         dim: int,
         *,
         single: bool = False,
+        numbers: str = "float32",
         nprobes: int = 20,
         storage_options: dict[str, str] | None = None,
     ) -> None:
@@ -42,19 +45,22 @@ class LanceEngine(Engine):
         import pyarrow as pa
 
         self.place, self.dim, self.single, self.nprobes = place, dim, single, nprobes
-        vector = pa.list_(pa.float32(), dim)
+        check_numbers(numbers, NUMBERS)
+        self.numbers = np.dtype(numbers)
+        vector = pa.list_(pa.from_numpy_dtype(self.numbers), dim)
         vectors = vector if single else pa.list_(vector)
-        schema = pa.schema({"id": pa.string(), "vector": vectors, "text": pa.int64()})
+        columns = {"id": pa.string(), "vector": vectors, "text": pa.int64()}
+        schema = pa.schema(columns | {"metadata": pa.list_(pa.string())})  # of "name=value"
         with naming(place):
             self.database = database = lancedb.connect(place, storage_options=storage_options)
             try:
                 self.table: Any = database.create_table(TABLE, schema=schema, exist_ok=True)
             except ValueError:  # another schema, which LanceDB does not name
                 self.table = database.open_table(TABLE)
-            columns, expected = _columns(self.table.schema), _columns(schema)
-            if columns != expected:
+            stored, expected = _columns(self.table.schema), _columns(schema)
+            if stored != expected:
                 raise ValueError(
-                    f"{place} has a table {TABLE!r} with the columns {columns}, not {expected}: use another "
+                    f"{place} has a table {TABLE!r} with the columns {stored}, not {expected}: use another "
                     "place"
                 )
             with suppress(ValueError):  # no such table
@@ -72,9 +78,22 @@ class LanceEngine(Engine):
     def _add(self, ids: Sequence[str], documents: Sequence[Vectors], texts: Sequence[int]) -> None:
         rows = [
             {"id": id, "vector": d[0] if self.single else list(d), "text": text}
-            for id, d, text in zip(ids, documents, texts, strict=True)
+            for id, d, text in zip(ids, (d.astype(self.numbers) for d in documents), texts, strict=True)
         ]
         self.table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows)
+
+    def stored(self, ids: Collection[str] | None = None) -> dict[str, int]:
+        search = self.table.search() if ids is None else self.table.search().where(_listed(ids))
+        rows = search.select(["id", "text"]).limit(None).to_list() if ids is None or ids else []
+        return {row["id"]: row["text"] for row in rows}
+
+    def delete(self, ids: Collection[str]) -> None:
+        if ids:
+            self.table.delete(_listed(ids))
+
+    def _describe(self, metadata: Mapping[str, Mapping[str, str]]) -> None:
+        rows = [{"id": id, "metadata": _entries(values)} for id, values in metadata.items()]
+        self.table.merge_insert("id").when_matched_update_all().execute(rows)
 
     def _record(self, made: str) -> None:
         self.database.create_table(MADE, [{"made": made}])
@@ -84,11 +103,14 @@ class LanceEngine(Engine):
             _check_unit("the query", query)
         vectors = query[0] if self.single else query
         search = self.table.search(np.ascontiguousarray(vectors)).distance_type(self.metric)
+        conditions = [f"array_has(metadata, {_text(entry)})" for entry in _entries(self.where)]
         if among is None:
             search = search.nprobes(self.nprobes).refine_factor(10)
         else:
-            names = ", ".join("'" + id.replace("'", "''") + "'" for id in among)
-            search = search.where(f"id IN ({names})", prefilter=True).bypass_vector_index()
+            conditions.append(_listed(among))
+            search = search.bypass_vector_index()
+        if conditions:
+            search = search.where(" AND ".join(conditions), prefilter=True)
         rows = search.limit(k).to_list()
         # Distances are Σⱼ (1 − dᵀqⱼ).
         return [(row["id"], len(query) - row["_distance"], row["text"]) for row in rows]
@@ -120,6 +142,18 @@ def _check_unit(what: str, vectors: np.ndarray) -> None:
             f"{what} has a vector of length {lengths[np.abs(lengths - 1).argmax()]:.3g}: LanceDB's index of "
             "many vectors per document compares cosines, which equal inner products only at length 1"
         )
+
+
+def _entries(metadata: Mapping[str, str]) -> list[str]:
+    return [f"{name}={value}" for name, value in metadata.items()]
+
+
+def _listed(ids: Collection[str]) -> str:
+    return f"id IN ({', '.join(map(_text, ids))})" if ids else "false"
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
 
 
 def _columns(schema: Any) -> dict[str, str]:

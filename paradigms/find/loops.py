@@ -11,6 +11,9 @@ from paradigms.scoring.tiles import at, prefetch
 
 AHEAD = 16  # distance, in entries, from the entry being read to the one being prefetched
 BINS = 1024  # bins of the histograms that replace sorting similarities and bounds
+STEPS = 512  # entries of ABOVE per standard deviation
+# The normal distribution function Φ at n / STEPS, for n from −6 · STEPS to 6 · STEPS.
+ABOVE = np.array([0.5 * math.erfc(-n / STEPS / math.sqrt(2)) for n in range(-6 * STEPS, 6 * STEPS + 1)])
 
 
 @no_type_check
@@ -85,15 +88,11 @@ def blurred(histogram, wanted, spread):
     if spread < 0.5 or wanted == 0:
         return place(histogram, wanted)
     bins = histogram.shape[0]
-    above = np.empty(
-        3 * bins
-    )  # above[2 * bins + d]: the share of a bin that noise leaves above the bin d lower
+    # above[2 * bins + d]: the share of a bin that noise leaves above the bin d lower
+    above = np.empty(3 * bins)
+    step, last = STEPS / spread, ABOVE.shape[0] - 1
     for n in range(3 * bins):
-        deviations = (2 * bins - n) / spread
-        if abs(deviations) < 6:  # erfc is slow, and beyond this it differs from 0 or 2 by 2e-9
-            above[n] = 0.5 * math.erfc(deviations / math.sqrt(2))
-        else:
-            above[n] = 0.0 if deviations > 0 else 1.0
+        above[n] = ABOVE[max(0, min(last, last // 2 + int(round((n - 2 * bins) * step))))]
     low, high = 0, 2 * bins  # the expected number above `low` is at least `wanted`, or low is 0
     while high - low > 1:
         middle, total = (low + high) // 2, 0.0

@@ -29,6 +29,7 @@ from paradigms.generative.dsi import dsi
 from paradigms.retrieve import Indexed, fuse
 from paradigms.store import Store
 from paradigms.store.columns import FolderWriter
+from tests import needs
 from tests.near import assert_same, assert_within_rounding
 from tests.saving.test_read import dpr_towers, write_like_xtr
 from tests.tiny import TERMS, write_checkpoint, write_collection
@@ -423,6 +424,51 @@ def test_fusion_at_the_terminal(judged, models, capsys, source):
     found = [(row["query"], row["id"], row["score"]) for row in rows]
     assert found == [(q, d, s) for q, scores in fuse(runs[::-1]).items() for d, s in scores.items()]
     assert "--dev chooses the weights" in refused("compare", "one", "--split", "test", "--dev", "dev")
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [pytest.param("lancedb", marks=needs.lancedb), pytest.param("clickhouse", marks=needs.clickhouse)],
+)
+def test_an_engine_takes_the_place_of_an_index(source, models, capsys, tmp_path_factory, engine):
+    # ClickHouse as a library opens one folder in a process.
+    place = tmp_path_factory.getbasetemp() / engine
+    name = "xtr" if engine == "clickhouse" else "colbert"
+    command = ["index", "notes", "--model", models[name], "--output", "engine.index"]
+    address = f"{engine}:{place}"
+    assert f"as {name}, {engine}" in printed(capsys, *command, "--engine", address)[1]
+    index("notes", models[name], "--kind", "exact")
+    query = "warm fire"
+
+    def ranked(folder):
+        rows = found_by(capsys, "search", folder, query)
+        return {row["id"]: row["score"] for row in rows}
+
+    assert ranked("engine.index") == pytest.approx(ranked("notes.index"), abs=1e-3)
+    assert not Path("engine.index/index").exists()
+    (source / "fire.txt").write_text("a warm sea")
+    (source / "snow.txt").unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Store, "build", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        interrupts(*command)
+    assert "has not ended" in refused("search", "engine.index", query)
+    assert "1 encoded, 0 deleted" in printed(capsys, *command)[1]
+    index("notes", models[name], "--kind", "exact")
+    assert ranked("engine.index") == pytest.approx(ranked("notes.index"), abs=1e-3)
+    out, _ = printed(capsys, "explain", "engine.index", query, "--document", "fish.txt:1")
+    assert "sea" in out
+    Path("ids").write_text("fish.txt:1")
+    rows = found_by(capsys, "search", "engine.index", query, "--among", "ids")
+    assert [row["id"] for row in rows] == ["fish.txt:1"]
+    assert "engine.index" in printed(capsys, "compare", "engine.index", "notes.index", "--query", query)[0]
+    other = "index", "notes", "--output", "other", "--model", models[name], "--engine"
+    assert "leave out --kind" in refused(*other, address, "--kind", "exact")
+    assert "has a password" in refused(*other, "clickhouse:http://me:secret@localhost")
+    assert "engines are clickhouse" in refused(*other, "unknown:folder")
+    assert "'nothing'" in refused(*other, address, "--engine-options", '{"nothing": 1}')
+    if engine == "lancedb":
+        assert "has documents" in refused(*other, address)
+    assert "searched alone" in refused("search", "engine.index", "notes.index", query)
 
 
 def test_a_search_among_some_documents(judged, models, capsys):

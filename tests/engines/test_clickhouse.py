@@ -1,7 +1,8 @@
 """ClickHouse scores by every A that is SQL as `core.rel` does, in this process and over HTTP."""
 
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Lock, Thread
 from urllib.parse import parse_qsl, urlsplit
 
 import pyarrow as pa
@@ -11,7 +12,8 @@ import torch
 from paradigms import PARADIGMS
 from paradigms.align import AllPairs, Buckets, Entropic, EqualIds, Idf, PoolTopK, QueryToDocument
 from paradigms.core import Tokens, similarity
-from paradigms.engines import EngineRetriever, hand_over
+from paradigms.data import Corpus
+from paradigms.engines import EngineRetriever, hand_over, index_corpus
 from paradigms.engines.clickhouse import ClickHouseEngine
 from paradigms.find import Index, Store, kinds
 from paradigms.impute import IMPUTATIONS, imputed_rel
@@ -110,11 +112,11 @@ def test_filters_candidates_and_deletions(engine_of):
     engine.describe({id: {"language": "de" if id in "ac" else "it's"} for id in "abcd"})
     query = vectors[:1].numpy()
     assert [id for id, _ in engine.top(query, 4)] == ["a", "b", "c", "d"]
-    engine.where = r"metadata['language'] = 'it\'s'"
+    engine.condition = r"metadata['language'] = 'it\'s'"
     assert [id for id, _ in engine.top(query, 4)] == ["b", "d"]
     engine.candidates = 1
     assert [id for id, _ in engine.top(query, 4)] == ["b"]
-    engine.where = ""
+    engine.condition = ""
     assert [id for id, _ in engine.top(query, 4)] == ["a"]
     engine.approximate()
     engine.approximate()
@@ -145,7 +147,8 @@ def test_a_write_is_complete_or_changes_nothing(engine_of, monkeypatch):
     engine = engine_of(2)
     engine.write(["a", "b"], tokens([1.0, 0.0], [0.0, 1.0]))
     engine.describe({"a": {"language": "en"}})
-    insert = engine.connection.insert
+    [connection] = engine.shards
+    insert = connection.insert
 
     def failing(table, rows):
         if table == engine.documents:
@@ -154,7 +157,7 @@ def test_a_write_is_complete_or_changes_nothing(engine_of, monkeypatch):
 
     query = torch.tensor([[1.0, 0.0]]).numpy()
     with monkeypatch.context() as patch:
-        patch.setattr(engine.connection, "insert", failing)
+        patch.setattr(connection, "insert", failing)
         for change in (
             lambda: engine.write(["a", "c"], tokens([0.5, 0.0], [2.0, 0.0])),
             lambda: engine.describe({"a": {}}),
@@ -168,10 +171,10 @@ def test_a_write_is_complete_or_changes_nothing(engine_of, monkeypatch):
         ("a", 0.5, 0),
         ("b", 0, 0),
     ]
-    engine.where = "metadata['language'] = 'en'"
+    engine.where = {"language": "en"}
     assert engine.top(query, 3) == [("a", 0.5)]  # which a replacement keeps
     with pytest.raises(ValueError, match="has documents, and does not record which model"):
-        engine_of(2, where="document = 'none'").claim({"weights": "1"})
+        engine_of(2, condition="document = 'none'").claim({"weights": "1"})
 
 
 def test_many_documents_and_long_queries(engine_of):
@@ -218,13 +221,15 @@ def test_what_it_cannot_take_is_refused(tiny_bert, engine_of):
         engine.rank(tokens([1.0] * 4, ids=[3]), Recipe("coil", EqualIds(), "one"), 1)
     assert engine_of(4, single=True).single
     with pytest.raises(ValueError, match="no_such_column"):
-        engine_of(4, where="no_such_column").top(torch.ones(1, 4).numpy(), 1)
+        engine_of(4, condition="no_such_column").top(torch.ones(1, 4).numpy(), 1)
 
 
 @pytest.fixture
-def server(folder):
-    """ClickHouse's HTTP interface over the library: statements, and rows for one in the address."""
+def servers(folder):
+    """ClickHouse's HTTP interface over the library: three addresses, each with databases of its own."""
     engine = ClickHouseEngine(folder, H)
+    [connection] = engine.shards
+    lock = Lock()
     asked = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -232,13 +237,17 @@ def server(folder):
             body = self.rfile.read(int(self.headers["Content-Length"]))
             parameters = dict(parse_qsl(urlsplit(self.path).query))
             asked.append((self.headers["X-ClickHouse-User"], self.headers["X-ClickHouse-Key"]))
+            renamed = f"over_http_{self.server.server_port}"
             try:
-                if "query" in parameters:
-                    rows = pa.ipc.open_stream(body).read_all()
-                    engine.connection.insert(parameters["query"].split(" INTO ")[1].split(" FORMAT")[0], rows)
-                    answer = b""
-                else:
-                    answer = engine.connection.session.query(body.decode(), "ArrowStream").bytes() or b""
+                with lock:
+                    if "query" in parameters:
+                        rows = pa.ipc.open_stream(body).read_all()
+                        table = parameters["query"].split(" INTO ")[1].split(" FORMAT")[0]
+                        connection.insert(table.replace("over_http", renamed), rows)
+                        answer = b""
+                    else:
+                        sql = body.decode().replace("over_http", renamed)
+                        answer = connection.session.query(sql, "ArrowStream").bytes() or b""
                 self.send_response(200)
             except RuntimeError as error:
                 self.send_response(404)
@@ -249,19 +258,51 @@ def server(folder):
         def log_message(self, *arguments):
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        Thread(target=http.serve_forever, daemon=True).start()
-        yield f"http://reader:secret%40@127.0.0.1:{http.server_port}", asked
-        http.shutdown()
+    with ExitStack() as stack:
+        addresses = []
+        for _ in range(3):
+            http = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+            Thread(target=http.serve_forever, daemon=True).start()
+            stack.callback(http.shutdown)
+            addresses.append(f"http://reader:secret%40@127.0.0.1:{http.server_port}")
+        yield addresses, asked
 
 
-def test_a_server_is_asked_over_http(server, engine_of):
-    address, asked = server
-    engine = ClickHouseEngine(address, 2, database="over_http")
+def test_a_server_is_asked_over_http(servers):
+    [address, *_], asked = servers
+    engine = ClickHouseEngine(address, 2, database="over_http", settings={"index_granularity": 128})
     engine.write(["a", "b"], Tokens(torch.eye(2)[None, :, None], torch.ones(1, 2, 1, dtype=torch.bool)))
     assert engine.top(torch.tensor([[0.0, 1.0]]).numpy(), 1) == [("b", pytest.approx(1.0))]
     assert set(asked) == {("reader", "secret@")}
     assert "secret" not in engine.place
-    engine.where = "nothing"
+    [created] = engine.rows(f"SHOW CREATE TABLE {engine.tokens}")
+    assert "index_granularity = 128" in created["statement"]
+    engine.condition = "nothing"
     with pytest.raises(ValueError, match=r"127\.0\.0\.1:\d+/over_http: .*nothing"):
         engine.top(torch.eye(2).numpy(), 1)
+
+
+@pytest.mark.parametrize("name", ["colbert", "xtr", "aligner", "imputed"])
+def test_three_shards_answer_as_one(tiny_bert, servers, engine_of, name):
+    addresses, _ = servers
+    torch.manual_seed(0)
+    options = {"search_tokens": 30} if name in ("xtr", "imputed") else {}
+    model = PARADIGMS["xtr" if name == "imputed" else name](tiny_bert, **LENGTHS, **options)
+    if name == "xtr":
+        model = model.with_alignment("PoolExcess(k=40)")  # which gathers
+    documents = Corpus.of(texts(60, 0))
+    one = engine_of(model.encoder.dim)
+    three = ClickHouseEngine(",".join(addresses), model.encoder.dim, database="over_http")
+    for engine in (one, three):
+        index_corpus(engine, model, documents)
+    counts = [row["n"] for row in three.rows(f"SELECT count() AS n FROM {three.documents} FINAL")]
+    assert sum(counts) == 60
+    assert min(counts) > 0
+    three.describe({"0/1": {"kind": "a"}, "0/2": {"kind": "a"}})
+    three.delete(["0/1"])
+    one.delete(["0/1"])
+    queries = texts(3, 1)
+    expected = EngineRetriever(one, model).search(queries, 10)
+    same_run(EngineRetriever(three, model).search(queries, 10), expected)
+    three.where = {"kind": "a"}
+    assert EngineRetriever(three, model).search({"q": "fish"}, 10)["q"].keys() <= {"0/2"}
