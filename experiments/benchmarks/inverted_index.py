@@ -36,10 +36,10 @@ import numpy as np
 import scipy.sparse
 import torch
 from parts.measuring import medians
+from serving_costs import as_tokens
 from studies.pages import Section, publish
 
 from paradigms.align import EqualIds
-from paradigms.core import Tokens
 from paradigms.find import Index, Store, kinds
 from paradigms.io.device import processor
 from paradigms.recipe import Recipe
@@ -140,23 +140,10 @@ def drawn_weights(count: int, settings: Settings, random: np.random.Generator) -
     return random.exponential(MEAN, count).clip(0.01, LARGEST).astype(np.float32)
 
 
-def tokens_of(rows: Sparse) -> Tokens:
-    """Convert the rows of a matrix to tokens [1, n, l, 1] with ids."""
-    lengths = np.diff(rows.indptr)
-    mask = np.arange(lengths.max()) < lengths[:, None]
-    ids = np.zeros(mask.shape, np.int64)
-    weights = np.zeros(mask.shape, np.float32)
-    ids[mask] = rows.indices
-    weights[mask] = rows.data
-    vectors = torch.from_numpy(weights)[None, ..., None]
-    there = torch.from_numpy(mask)[None]
-    return Tokens(vectors, there, torch.from_numpy(ids)[None])
-
-
 def built(documents: Sparse, bits: int) -> Index:
     count = documents.shape[0]
     parts = (
-        ([str(n) for n in range(s, min(s + PART, count))], tokens_of(documents[s : s + PART]))
+        ([str(n) for n in range(s, min(s + PART, count))], as_tokens(documents[s : s + PART], 0))
         for s in range(0, count, PART)
     )
     kind = kinds.inverted(bits)
@@ -173,7 +160,7 @@ def nbytes(documents: Sparse) -> int:
 
 
 def inverted(index: Index, queries: Sparse) -> Callable[[], Answers]:
-    tokens = tokens_of(queries).map(lambda t: t.transpose(0, 1))
+    tokens = as_tokens(queries, 1)
     return lambda: np.array([list(ranked.values()) for ranked in index.search_tokens(RECIPE, tokens, K)])
 
 

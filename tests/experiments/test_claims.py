@@ -62,22 +62,10 @@ def test_every_contrast_can_turn(paper: str, row: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("paper", PAPERS)
 def test_rows_say_what_they_test(paper: str) -> None:
-    keys = {
-        "place",
-        "claim",
-        "control",
-        "contrast",
-        "measure",
-        "least",
-        "within",
-        "limits",
-        "about",
-        "only",
-        "printed",
-    }
+    keys = {"place", "claim", "control", "contrast", "measure", "least", "within", "limits", "about", "only"}
     for family, rows in printed(paper)["claims"].items():
         for row in rows:
-            assert row.keys() <= keys | {"counted", "takes", "verdict", "by"}, family
+            assert row.keys() <= keys | {"printed", "counted", "takes", "verdict", "by"}, family
             assert ("control" in row) != ({"place", "claim"} <= row.keys()), row
             assert {"contrast", "counted", "takes", "verdict"} & row.keys(), row
             if row.get("least", 0) < 0 or "within" in row:  # a loss or equality: compared with what?
@@ -113,12 +101,8 @@ def test_a_contrast_that_cannot_be_read_is_refused_with_its_row(contrast: str) -
 
 def test_limits_follow_from_the_factors() -> None:
     values = {"m": {"a": level(0.1), "b": level(0.2), "c": level(0.3)}}
-    row = {
-        "place": "§1",
-        "claim": "c",
-        "measure": "m",
-        "contrast": ["a − b", "a + b − 2 · c", "− a", "1/2 · a"],
-    }
+    contrasts = ["a − b", "a + b − 2 · c", "− a", "1/2 · a"]
+    row = {"place": "§1", "claim": "c", "measure": "m", "contrast": contrasts}
     ((_, found),) = Study(values).claims("lee2023", [row])
     assert [claim.limits for claim in found] == [(-1, 1), (-2, 2), (-1, 0), (0, 0.5)]
     assert [claim.exchangeable for claim in found] == [True, False, False, False]
