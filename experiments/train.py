@@ -108,6 +108,11 @@ class Settings(Results, OneCollection, FullTraining, Options, Seed):
     """recompute the activations of the backbone's layers in the backward pass: less memory, more time"""
     gathered_weights: Literal["float32", "bf16"] = "float32"
     """weights that shards (fsdp.yaml) gather for each layer; bf16: half the traffic, with precision bf16"""
+    adapted_weights: Literal["float32", "bf16"] = "float32"
+    """weights below adapters (--options '{"lora_rank": 16}'); bf16: half the memory, with precision bf16"""
+    attention: str = ""
+    """transformers' implementation of attention: eager, sdpa, flex_attention, flash_attention_2 or
+    flash_attention_3; empty: its choice"""
     matmul_precision: str = ""
     """precision of float32 products on a GPU: high multiplies as TF32, which the fast kernels of in-batch
     scoring need; empty: torch's default, highest"""

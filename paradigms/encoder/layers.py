@@ -79,6 +79,7 @@ def without_adapters(module: nn.Module, *, merged: bool = True) -> dict[str, Ten
     for name, part in module.named_modules():
         if merged and isinstance(part, BaseTunerLayer):
             layer: Any = copy.deepcopy(part)
-            layer.cpu().merge()
+            kind = torch.promote_types(layer.get_base_layer().weight.dtype, torch.float32)
+            layer.cpu().to(kind).merge()
             weights[f"{name}.weight"] = layer.get_base_layer().weight.detach()
     return weights

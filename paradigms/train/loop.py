@@ -30,6 +30,7 @@ from paradigms.io.checks import Range
 from paradigms.io.progress import progress_bar
 from paradigms.train.losses import AtLeast0, AtLeast1, LossSettings, Objective, Positive, PositiveOrNone
 from paradigms.train.parallel import (
+    adapted,
     by_main,
     ending_all,
     gathered,
@@ -81,6 +82,10 @@ class TrainingSettings(LossSettings):
     # Weights that shards gather for each layer: bf16 sends half the bytes. It rounds biases, norms' weights
     # and gradients besides the factors of products, which precision bf16 rounds anyway.
     gathered_weights: Literal["float32", "bf16"] = "float32"
+    # Weights below adapters (`lora_rank`), which are not trained: bf16 takes half the memory and rounds them.
+    adapted_weights: Literal["float32", "bf16"] = "float32"
+    # transformers' implementation of attention; "" = its choice, sdpa in most models
+    attention: Literal["", "eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3"] = ""
     # torch.set_float32_matmul_precision during training: "high" multiplies float32 as TF32 on GPUs with
     # TF32, which the kernels of `scoring.fused` need. "" = leave the process's setting unchanged.
     matmul_precision: Literal["", "highest", "high", "medium"] = ""
@@ -137,8 +142,14 @@ def train(
     accelerator = accelerator or Accelerator()
     began = time.monotonic()
     _check_negatives(objective.configure(settings), settings, accelerator)
-    if settings.gathered_weights == "bf16" and not (sharded() and accelerator.mixed_precision == "bf16"):
+    half = accelerator.mixed_precision == "bf16"
+    if settings.gathered_weights == "bf16" and not (sharded() and half):
         raise ValueError("gathered_weights=bf16 needs shards (fsdp.yaml) and precision bf16")
+    if settings.adapted_weights == "bf16" and (sharded() or not (half and adapted(paradigm))):
+        raise ValueError(
+            "adapted_weights=bf16 needs adapters (lora_rank), precision bf16 and no shards (gpus.yaml)"
+        )
+    attend(paradigm, settings.attention)
     freeze(paradigm, settings.trained_layers)
     with locked_by_main(folder, accelerator), _multiplying(settings.matmul_precision):
         run = _Run(paradigm, objective, settings, folder, accelerator, dev)
@@ -185,7 +196,11 @@ class _Run:
         paradigm.zero_grad()  # a run that failed between a backward pass and its step leaves gradients
         torch.manual_seed(s.seed * 1_000_003 + accelerator.process_index)
         self.model, full = prepare(
-            paradigm, accelerator, recompute=s.recompute, gathered_weights=s.gathered_weights
+            paradigm,
+            accelerator,
+            recompute=s.recompute,
+            gathered_weights=s.gathered_weights,
+            adapted_weights=s.adapted_weights,
         )
         optimizer = torch.optim.AdamW(
             _parameter_groups(paradigm, s),
@@ -456,6 +471,16 @@ def freeze(paradigm: Trainable, trained_layers: int) -> None:
         raise ValueError(f"trained_layers={trained_layers}: {paradigm.name} has {why}; set it to 0")
     for encoder in encoders:
         encoder.freeze(trained_layers)
+
+
+def attend(paradigm: Trainable, attention: str) -> None:
+    """Set transformers' implementation of attention; "" changes nothing. Raises ValueError if it fails."""
+    backbones = [part for part in paradigm.modules() if hasattr(part, "set_attn_implementation")]
+    try:
+        for backbone in backbones if attention else ():
+            backbone.set_attn_implementation(attention)
+    except (ImportError, ValueError) as error:
+        raise ValueError(f"attention={attention!r}: {error}") from error
 
 
 @contextmanager

@@ -50,14 +50,19 @@ def built(build: Callable[[], Model], accelerator: Accelerator) -> Model:
 
 
 def prepare(
-    paradigm: Model, accelerator: Accelerator, *, recompute: bool = False, gathered_weights: str = "float32"
+    paradigm: Model,
+    accelerator: Accelerator,
+    *,
+    recompute: bool = False,
+    gathered_weights: str = "float32",
+    adapted_weights: str = "float32",
 ) -> tuple[nn.Module, Model]:
     """Return (module to call in training, paradigm to save and measure), prepared for this launch.
 
     The second item is the paradigm itself or, if the launch shards it, the main process's copy without
     weights, which `RunState.full_model` fills. Create the optimizer after this call. recompute: layers store
-    only their inputs and recompute activations in the backward pass. gathered_weights: as in
-    `TrainingSettings`.
+    only their inputs and recompute activations in the backward pass. gathered_weights,
+    adapted_weights: as in `TrainingSettings`.
     """
     for layer in paradigm.layers:
         layer.gradient_checkpointing = recompute  # type: ignore[assignment]
@@ -68,6 +73,8 @@ def prepare(
                 "gathered_weights is a setting of shards: launch with fsdp.yaml, or leave it out"
             )
         unwrap(paradigm, accelerator)  # an earlier run that failed may have left it wrapped
+        for layer in adapted(paradigm) if adapted_weights == "bf16" else ():
+            layer.to(torch.bfloat16)
         return accelerator.prepare(paradigm), paradigm
     if isinstance(paradigm, FSDPModule):
         raise ValueError(f"this {paradigm.name} was sharded by an earlier run: load or build it again")
@@ -107,10 +114,17 @@ def _exchange(module: nn.Module, exchanged: Callable[[Tensor], Tensor]) -> None:
 
 
 def unwrap(paradigm: Trainable, accelerator: Accelerator) -> None:
-    """Undo `Accelerator.prepare`, because its precision applies to one training run only."""
+    """Undo `prepare`, because its precision applies to one training run only."""
+    for layer in adapted(paradigm):
+        layer.to(torch.promote_types(layer.weight.dtype, torch.float32))  # type: ignore[arg-type]
     accelerator.unwrap_model(paradigm, keep_fp32_wrapper=False)
     # accelerate keeps this mark, and would skip a model that has it.
     paradigm._is_accelerate_prepared = False  # type: ignore[assignment]
+
+
+def adapted(paradigm: nn.Module) -> list[nn.Module]:
+    """Return the layers below the adapters of a model."""
+    return [part.base_layer for part in paradigm.modules() if hasattr(part, "lora_A")]  # type: ignore[misc]
 
 
 def gathered(tensor: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ SCRIPTS = {
 
 
 def test_the_page_lists_what_several_processes_share() -> None:
-    page = (ROOT / "paradigms" / "train" / "README.md").read_text()
+    page = (ROOT / "paradigms" / "train" / "SCALE.md").read_text()
     (row,) = re.findall(r"^\| shared by all processes \| (.*) \|$", page, re.MULTILINE)
     assert re.findall(r"`(\w+\.py)`", row) == [name for name, shared in SCRIPTS.items() if shared]
 

@@ -46,23 +46,6 @@ def test_losses_are_their_formulas_with_exact_gradients(loss) -> None:
         assert_same(gradient, (student.softmax(-1) - teacher.softmax(-1)) / 5)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"loss": "mse"}, "loss='mse'; there are kl, margin_mse"),
-        ({"weight": "1"}, "weight='1'; it must be float"),
-        ({"weight": 0.0}, "weight must be above 0, got 0.0"),
-        ({"temperature": 0.0}, "temperature must be above 0, got 0.0"),
-    ],
-)
-def test_what_is_no_distillation_is_refused(settings: dict, message: str) -> None:
-    made = Distillation()
-    for name, value in settings.items():
-        object.__setattr__(made, name, value)  # the type checker of the tests would refuse some of them first
-    with pytest.raises(ValueError, match=message):
-        made.__post_init__()
-
-
 def test_a_batch_knows_each_querys_own_documents(tiny_bert: Path) -> None:
     objective = Contrastive(build("dpr", tiny_bert), CORPUS, EXAMPLES)
     unscored = [EXAMPLES[0], replace(EXAMPLES[1], teacher=())]  # scores that nothing learns may be missing

@@ -14,27 +14,18 @@ from studies import model_runs
 from studies.model_runs import Job, run_jobs
 
 from paradigms.baselines.bm25 import BM25
-from paradigms.data import Collection, Corpus, Problems, Run, Split
+from paradigms.data import Collection, Problems, Run
 from paradigms.find import Store, kinds
 from paradigms.store import shards
-from paradigms.train import generative, negatives
+from paradigms.train import negatives
 from paradigms.train.parallel import by_main
 from tests import launch
 from tests.near import same_run
 from tests.train.test_mining import CORPUS, SPLIT, dense
 
-COLLECTION: Any = SimpleNamespace(name="none", corpus=Corpus(["d"], ["text"]))
-
 
 def full_disk(*given: Any, **named: Any) -> Any:
     raise OSError("no space left")
-
-
-def fails_for_both(action: Callable[[], Any], accelerator: Accelerator) -> None:
-    """The processes reach their meeting points in the same order and stay in step."""
-    begins = "no space" if accelerator.is_main_process else "process 0 failed: no space"
-    with pytest.raises(OSError, match=begins):
-        action()
 
 
 def one_acts(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
@@ -55,18 +46,6 @@ def one_acts(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
         by_main(unheard_of, accelerator)
 
 
-def pairs_cannot_be_kept(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
-    def load() -> Any:
-        ones = {"q": {"d": 1.0}}
-        return SimpleNamespace(rerank=lambda queries, run, progress: ones)
-
-    scores = negatives.scored_once(folder / "teacher.run", load, {}, accelerator)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(negatives, "remove_folder", full_disk)
-        fails_for_both(lambda: scores({"q": ["d"]}), accelerator)
-    assert scores({"q": ["d"]}) == {"q": {"d": 1.0}}
-
-
 def shares_the_teachers_work(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
     asked: list[str] = []
 
@@ -82,28 +61,6 @@ def shares_the_teachers_work(accelerator: Accelerator, backbone: Path, folder: P
     assert asked == [f"q{n}" for n in range(accelerator.process_index, 5, 2)]  # each its share
     assert scores(wanted) == scores({})
     assert len(asked) <= 3
-
-
-def small_models_cannot_be_made(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
-    nothing = Split({}, {})
-    collection = Collection("none", COLLECTION.corpus, {"train": nothing, "dev": nothing}, Problems(), "")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generative, "small_t5", full_disk)
-        fails_for_both(
-            lambda: generative.t5_folder("small", collection, folder / "t5", 0, accelerator), accelerator
-        )
-
-
-def mined_run_cannot_be_kept(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
-    nothing = Split({}, {})
-    model = SimpleNamespace(to=lambda device: model, name="none")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "load", lambda run: model)
-        patch.setattr(negatives, "mine", lambda *given, **named: {})
-        patch.setattr(negatives, "write_run", full_disk)
-        fails_for_both(
-            lambda: train.mined_run(str(backbone), COLLECTION, nothing, folder, accelerator), accelerator
-        )
 
 
 def shares_the_mining(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
@@ -202,10 +159,7 @@ def studies_cannot_save_or_measure(accelerator: Accelerator, backbone: Path, fol
 
 CHECKS = (
     one_acts,
-    pairs_cannot_be_kept,
     shares_the_teachers_work,
-    small_models_cannot_be_made,
-    mined_run_cannot_be_kept,
     shares_the_mining,
     writes_parts_alone,
     opens_sources,
