@@ -475,7 +475,7 @@ def freeze(paradigm: Trainable, trained_layers: int) -> None:
 
 def attend(paradigm: Trainable, attention: str) -> None:
     """Set transformers' implementation of attention; "" changes nothing. Raises ValueError if it fails."""
-    backbones = [part for part in paradigm.modules() if hasattr(part, "set_attn_implementation")]
+    backbones: list[Any] = [part for part in paradigm.modules() if hasattr(part, "set_attn_implementation")]
     try:
         for backbone in backbones if attention else ():
             backbone.set_attn_implementation(attention)
