@@ -8,13 +8,10 @@ Williamson 1995), so
 
     P(Hᵢ = h) = C(planes, h) (θᵢ/π)^h (1 − θᵢ/π)^(planes − h),    P(same bucket) = (1 − θᵢ/π)^planes.
 
-The joint law of several tokens also depends on the angles between the tokens. It is computed exactly for one
-token and for two (`pair_shares`). `expected_shares` approximates the law by assuming independent distances,
-and gives the mean and variance of one repetition; the central limit theorem then gives the recall of many
-repetitions (`expected_recall`).
+The joint law of several tokens also depends on the angles between the tokens. `expected_shares` approximates
+it by assuming independent distances, and gives the mean and variance of one repetition; the central limit
+theorem then gives the recall of many repetitions (`expected_recall`).
 """
-
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -23,31 +20,6 @@ from scipy import special
 from theory import checks
 from theory.checks import Array
 from theory.recall import at_least
-
-_ROUNDING = 1e-6  # rounding error of angles computed by arccos, in radians
-
-
-def collision(angles: ArrayLike, planes: int) -> Any:
-    """P(same bucket) = (1 − θ/π)^planes for two vectors at the angle θ in [0, π]."""
-    share = 1 - checks.interval(angles, "angles", 0, np.pi) / np.pi
-    return checks.plain(share ** int(checks.whole(planes, "planes", least=0)))
-
-
-def pair_shares(first: ArrayLike, second: ArrayLike, between: ArrayLike, planes: int) -> Any:
-    """E[1[bucket(1) = bucket(q)] / |bucket(q)|] for the first of two tokens, exactly.
-
-    Empty buckets are not filled, so a document without tokens in q's bucket scores 0. first, second: angles
-    θ₁, θ₂ between the two tokens and q. between: angle θ₁₂ between the tokens. All three vectors lie on one
-    side of a plane with probability 1 − (θ₁ + θ₂ + θ₁₂)/(2π).
-    """
-    a, b, c = (checks.interval(x, "angles", 0, np.pi) for x in (first, second, between))
-    possible = (np.abs(a - b) <= c + _ROUNDING) & (c <= np.minimum(a + b, 2 * np.pi - a - b) + _ROUNDING)
-    if not np.all(possible):
-        raise ValueError(
-            "first, second and between are not the angles of three vectors; allowed: |θ₁ − θ₂| ≤ θ₁₂"
-        )
-    together = np.maximum(0, 1 - (a + b + c) / (2 * np.pi)) ** planes
-    return checks.plain(np.asarray(collision(a, planes)) - together / 2)
 
 
 def expected_shares(angles: ArrayLike, planes: int, *, fill: bool = True) -> Array:

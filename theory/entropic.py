@@ -137,7 +137,7 @@ def iterate(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, iterations: int
     The iteration is coordinate ascent on the dual (the paper says descent), and all iterates are returned. a
     grows towards the exact shift, so a truncated run undershoots: Σλ_T ≤ k. In terms of w = exp(−a/ε), one
     iteration is w ← (1/k)Σ min(w, e^{s_i/ε}). It converges linearly, at rate n1/k once the capped set is
-    right, and is never slower (`contraction`).
+    right, and is never slower.
 
     Eq. 5 is followed literally for k ≥ m, too: λ_T only tends to 1, whereas `solve` gives 1 at once.
     iterations must be ≥ 1.
@@ -172,26 +172,10 @@ def convergence_rate(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike) -> Arr
     return solve(scores, k, epsilon).capped / budget
 
 
-def contraction(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, iterations: int) -> Array:
-    """e_{t+1}/e_t, e_t = exp((a* − a_t)/ε) − 1: the measured rate of every step of Eq. 5.
-
-    Returns [iterations − 1, ...]. By concavity, the rate is at most n1/k at every step and equals n1/k after
-    enough steps. The rate is NaN if e_t is within rounding of 0 or beyond the float64 range. Raises the
-    errors of `convergence_rate`; iterations must be ≥ 2.
-    """
-    checks.whole(iterations, "iterations", least=2)
-    convergence_rate(scores, k, epsilon)
-    gap = solve(scores, k, epsilon).shift - iterate(scores, k, epsilon, iterations).shift
-    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-        excess = np.expm1(gap / np.asarray(epsilon, dtype=float))
-        rate = excess[1:] / excess[:-1]
-    return np.where((excess[1:] > 1e-6) & np.isfinite(excess[:-1]), rate, np.nan)
-
-
 def sufficient_iterations(scores: ArrayLike, k: ArrayLike, epsilon: ArrayLike, tolerance: float) -> Array:
     """T with Σλ_T ≥ (1 − tolerance)k for Eq. 5: T = 1 + ⌈ln(e_1/tolerance) / ln(k/n1)⌉, [...].
 
-    T follows from 1 − Σλ_T/k ≤ e_T ≤ (n1/k)^{T−1} e_1, with e_t as in `contraction`. The first excess
+    T follows from 1 − Σλ_T/k ≤ e_T ≤ (n1/k)^{T−1} e_1, with e_t = exp((a* − a_t)/ε) − 1. The first excess
     e_1 = exp((a* − a_1)/ε) − 1 grows exponentially with the spread of s over ε, so “a few iterations” suffice
     only if scores lie within a few ε of one another. Raises the errors of `convergence_rate`, and ValueError
     unless 0 < tolerance < 1.

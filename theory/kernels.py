@@ -112,17 +112,6 @@ def positive_features(vectors: ArrayLike, projections: ArrayLike) -> Array:
     return np.exp(X @ W.T - (X**2).sum(1, keepdims=True) / 2) / np.sqrt(len(W))
 
 
-def kernel_relative_deviation(x: ArrayLike, y: ArrayLike, features: int) -> float:
-    """√Var[φ(x)ᵀφ(y)] / exp(xᵀy) = √((e^{‖x+y‖²} − 1)/m): relative error of m independent positive features.
-
-    The formula is derived here from the Gaussian moment generating function. Orthogonal features have at most
-    this error (Choromanski et al. 2021, Theorem 2). For two equal unit vectors, ‖x+y‖ = 2 and the error is
-    .46 with 256 features. x, y: [h].
-    """
-    total = checks.vector(x, "x", axes=1, nonzero=False) + checks.vector(y, "y", axes=1, nonzero=False)
-    return float(np.sqrt(np.expm1(total @ total) / checks.whole(features, "features")))
-
-
 def _vectors(documents: ArrayLike, queries: ArrayLike) -> tuple[Array, Array]:
     D = checks.vector(documents, "documents", axes=2, nonzero=False)
     Q = checks.vector(queries, "queries", axes=2, nonzero=False)

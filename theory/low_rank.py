@@ -54,18 +54,9 @@ def row_bound(spread: ArrayLike) -> float | Array:
     """‖A − R‖_∞ ≤ 2 tanh(δ/4), [...]: the corrected Lemma 5.1.
 
     The bound is derived here: softmax(x) and softmax(x + e) differ by at most tanh(δ/4) in total variation if
-    the entries of e lie within δ of one another. Raises ValueError if δ is negative or not finite.
+    the entries of e lie within δ ≥ 0 of one another.
     """
     return checks.plain(2 * np.tanh(_spread(spread) / 4))
-
-
-def frobenius_bound(spread: ArrayLike, rows: ArrayLike) -> float | Array:
-    """‖A − R‖_F ≤ √(2M) tanh(δ/4), [...], for M rows: the corrected Lemma 5.1.
-
-    A difference of two distributions at total variation t has Euclidean norm at most √2·t. Raises ValueError
-    if δ is negative or not finite, or if M is not a whole number ≥ 1.
-    """
-    return checks.plain(np.sqrt(2 * checks.whole(rows, "rows")) * np.tanh(_spread(spread) / 4))
 
 
 def norm_bound(documents: ArrayLike, queries: ArrayLike, weight: ArrayLike | None = None) -> float | Array:

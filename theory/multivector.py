@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from theory import checks
 from theory.checks import Array
-from theory.projections import normalized_margin, pairwise_error
+from theory.projections import normalized_margin
 
 # All conditions hold with i = 0. Margins: single-vector 1/√2, same-segment 1, cross 1/√201.
 COUNTEREXAMPLE: dict[str, Array] = {
@@ -95,21 +95,6 @@ def maxscore_margin(query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> fl
     not positive if the best segment of d1 does not win.
     """
     return float(cross_margins(query, better, worse).min(axis=1).max())
-
-
-def maxscore_error_bound(k: float, query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> float:
-    """P(max_i ⟨Aq, Ad1^(i)⟩ ≤ max_j ⟨Aq, Ad2^(j)⟩) ≤ min_i Σ_j p(k, μ_ij), over i with all μ_ij > 0.
-
-    For Gaussian A, this is the union bound over the segments of d2, for the best fixed segment of d1. Raises
-    ValueError if no segment of d1 beats all segments of d2 before the projection.
-    """
-    margins = cross_margins(query, better, worse)
-    ahead = margins[(margins > 0).all(axis=1)]
-    if len(ahead) == 0:
-        raise ValueError(
-            "no segment of better beats every segment of worse; allowed: documents with such a segment"
-        )
-    return float(np.sum(np.atleast_2d(pairwise_error(k, ahead)), axis=1).min())
 
 
 def simulated_maxscore_error(

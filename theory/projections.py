@@ -4,8 +4,8 @@ Luan, Eisenstein, Toutanova, Collins, "Sparse, Dense, and Attentional Representa
 TACL 2021, section 2. The query q scores documents by ⟨q, d⟩, and after the projection by ⟨Aq, Ad⟩. A is k × v
 with independent entries, N(0, 1/k) ("gaussian") or ±1/√k ("rademacher"). Notation: δ = d1 − d2, bars mark
 unit vectors, ε = ⟨q̄, δ̄⟩ is the normalized margin, and h(ε) = ε²/2 − ε³/3. A ranking error is
-⟨Aq, Ad1⟩ ≤ ⟨Aq, Ad2⟩ for a pair with ε > 0. A tie has probability 0 for Gaussian A, but not for Rademacher A,
-where each function states whether ties count as errors.
+⟨Aq, Ad1⟩ ≤ ⟨Aq, Ad2⟩ for a pair with ε > 0. A tie counts as an error; its probability is 0 for Gaussian A,
+but not for Rademacher A.
 
 The bounds come from the paper. The exact laws are derived here: given Aq, the rows of A restricted to the
 orthogonal complement of q are still independent Gaussians, so a Gaussian error is an event about one Student
@@ -150,20 +150,12 @@ def _approximation(margin: Array, beta: Array) -> Array:
     return np.asarray(z_squared * (1 - margin**2) / margin**2 + (z_squared + 1) / 2)
 
 
-def _lemma1(margin: Array, beta: Array) -> Array:
-    return np.asarray(2 / distortion(margin) * np.log(4 / beta))
-
-
-def _corollary1(margin: Array, beta: Array) -> Array:
-    return np.asarray(12 / margin**2 * np.log(4 / beta))
-
-
 METHODS: dict[str, Callable[[Array, Array], Array]] = {
     "exact": _exact,
     "exact_real": _exact_real,
     "approximation": _approximation,
-    "lemma1": _lemma1,
-    "corollary1": _corollary1,
+    "lemma1": lambda margin, beta: np.asarray(2 / distortion(margin) * np.log(4 / beta)),
+    "corollary1": lambda margin, beta: np.asarray(12 / margin**2 * np.log(4 / beta)),
 }
 
 
@@ -209,22 +201,11 @@ def boolean_required_dimension(
     return required_dimension(margin, beta, "corollary1" if method == "corollary2" else method)
 
 
-def concentration(query: ArrayLike, better: ArrayLike, worse: ArrayLike) -> Any:
-    """κ = Σ_j q̄_j² δ̄_j², which, with k and ε, determines the variance under a Rademacher projection.
-
-    The arguments are dense, [..., v], and broadcast. Raises the same errors as `normalized_margin`.
-    """
-    q, delta = _query_and_difference(query, better, worse)
-    q, delta = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, delta))
-    return checks.plain(np.sum((q * delta) ** 2, axis=-1))
-
-
-def rademacher_error_two_sparse(k: ArrayLike, margin: ArrayLike, *, ties: bool = True) -> Any:
+def rademacher_error_two_sparse(k: ArrayLike, margin: ArrayLike) -> Any:
     """P(error) of a Rademacher projection for q̄ = e1, δ̄ = (ε, √(1−ε²)), exactly.
 
     A row contributes (ε ± √(1−ε²))/k with equal chance, so the error is a binomial tail. It is not monotone
-    in k, and it is zero for ε > 1/√2. ties: count ⟨Aq, Ad1⟩ = ⟨Aq, Ad2⟩ as an error, as Lemma 1 does. k must
-    be whole.
+    in k, and it is zero for ε > 1/√2. k must be whole.
     """
     k, margin = checks.whole(k, "k"), checks.margins(margin)
     with np.errstate(divide="ignore"):
@@ -233,7 +214,7 @@ def rademacher_error_two_sparse(k: ArrayLike, margin: ArrayLike, *, ties: bool =
     limit = 0.5 * k * np.maximum(1 - ratio, -1.0)
     nearest = np.round(limit)
     tied = np.abs(limit - nearest) <= 1e-12 * k
-    most = np.where(tied, nearest - (0 if ties else 1), np.floor(limit))
+    most = np.where(tied, nearest, np.floor(limit))
     return checks.plain(np.where(most < 0, 0.0, special.bdtr(np.maximum(most, 0), k.astype(np.int64), 0.5)))
 
 
@@ -269,7 +250,6 @@ def simulated_error(
     worse: ArrayLike,
     *,
     ensemble: Ensemble = "rademacher",
-    ties: bool = True,
     samples: int = 10_000,
     seed: int = 0,
 ) -> tuple[float, float]:
@@ -292,6 +272,6 @@ def simulated_error(
         rows = rng.standard_normal(shape) if ensemble == "gaussian" else 2.0 * rng.integers(0, 2, shape) - 1
         projected = rows @ pair
         inner = np.sum(projected[..., 0] * projected[..., 1], axis=-1)
-        errors += int(np.sum(inner <= 0 if ties else inner < 0))
+        errors += int(np.sum(inner <= 0))
     estimate = errors / count
     return estimate, float(np.sqrt(estimate * (1 - estimate) / count))

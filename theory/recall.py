@@ -85,22 +85,11 @@ def markov_union_bound(k: ArrayLike, margins: ArrayLike, r: int) -> Any:
     return _per_dimension(lambda n: markov_union(np.asarray(pairwise_error(n, ordered)), r), k)
 
 
-def independent_documents(k: ArrayLike, margins: ArrayLike, r: int) -> Any:
-    """P(R ≥ r) for n independent errors with probabilities p(k, μ_i): an approximation, not a bound.
-
-    One shared projection makes the errors dependent, mostly positively, so the value is too large at r = 1
-    and too small at large r. margins: [n].
-    """
-    ordered, r = _ordered(margins, r)
-    return _per_dimension(lambda n: at_least(np.asarray(pairwise_error(n, ordered)), r), k)
-
-
 BOUNDS: dict[str, Callable[[ArrayLike, ArrayLike, int], Any]] = {
     "eq3": lemma2_bound,
     "lemma1_sum": lemma1_sum_bound,
     "t_union": t_union_bound,
     "markov_union": markov_union_bound,
-    "independent": independent_documents,
 }
 
 
@@ -110,9 +99,8 @@ def required_dimension_recall(
     """Return the real k ≥ 1 at which a bound on P(R ≥ r), computed from the n margins [n], falls to β.
 
     method: "eq3" (the paper's bound), "lemma1_sum", "t_union" and "markov_union" give smaller and smaller k,
-    all sufficient for Gaussian A; the k of "eq3" and "lemma1_sum" is also sufficient for Rademacher A.
-    "independent" is an approximation. The result is 1 if k = 1 suffices. `required_dimension_recall_exact`
-    gives the k of the exact law.
+    all sufficient for Gaussian A; the k of "eq3" and "lemma1_sum" is also sufficient for Rademacher A. The
+    result is 1 if k = 1 suffices. `required_dimension_recall_exact` gives the k of the exact law.
     """
     if method not in BOUNDS:
         raise ValueError(f"method = {method!r}; allowed: {', '.join(BOUNDS)}")
@@ -220,12 +208,6 @@ def required_dimension_recall_exact(thresholds: ArrayLike, beta: float = 0.05) -
     (failure, error), (beyond, _) = (recall_failure(k, thresholds) for k in (root, root + step))
     slope = (failure - beyond) / step
     return root, float(error / slope) if slope > 0 else (np.inf if error > 0 else 0.0)
-
-
-def quick_required_dimension(thresholds: ArrayLike, beta: float = 0.05) -> float:
-    """k ≈ ½ + Q_{1−β}(T_r)²: the solution of P(R ≥ r) = β if χ_k is replaced by its centre √(k − ½)."""
-    quantile = np.quantile(np.sqrt(_squares(thresholds)), 1 - checks.probability(beta))
-    return float(0.5 + quantile**2)
 
 
 def orthogonal_recall_failure(k: float, margins: ArrayLike, r: int) -> float:

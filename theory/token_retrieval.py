@@ -5,8 +5,9 @@ contains the tokens of all documents in order. Â_ij = 1 if j is among the k lar
 pool. The score of a document uses only the document's columns.
 
 Everywhere below, `similarities` P is [n, t] and finite; `owners` [t] gives the document 0 … C−1 of each
-column, and every document owns at least one column. This module is a readable reference; the fast
-implementations are tested against it.
+column, and every document owns at least one column; `k` is whole and at least 1. Temperatures τ are positive;
+the paper has τ = 1. Scalars give floats. Other arguments raise ValueError. This module is a readable
+reference; the fast implementations are tested against it.
 """
 
 import numpy as np
@@ -23,7 +24,6 @@ def retrieved(similarities: ArrayLike, k: int) -> NDArray[np.bool_]:
     """Â [n, t], True for exactly the min(k, t) largest similarities of each row; ties: the earlier column.
 
     Lee et al. 2023, §3.1 (k_train, over the batch) and Eq. 3 (k', over the corpus), under exact search.
-    Raises ValueError if k < 1 or k is not whole, or if the similarities are not a finite matrix.
     """
     P = checks.vector(similarities, "similarities", axes=2, nonzero=False)
     count = int(checks.whole(k, "k"))
@@ -43,7 +43,7 @@ def xtr_scores(similarities: ArrayLike, owners: ArrayLike, k: int) -> Array:
     """f_XTR = (1/Z) Σ_i max{P_ij : j retrieved} over rows that retrieved a token of the document, [C].
 
     Lee et al. 2023, Eq. 2, with unretrieved similarities at −∞ before the maximum. Z is the number of such
-    rows. If there are none, Z is a small number and f_XTR = 0. Raises the same errors as `retrieved`.
+    rows. If there are none, Z is a small number and f_XTR = 0.
     """
     best, seen = _retrieved_maxima(similarities, owners, k)
     return np.where(seen, best, 0.0).sum(0) / _normaliser(seen)
@@ -60,10 +60,7 @@ def xtr_scores_as_printed(similarities: ArrayLike, owners: ArrayLike, k: int) ->
 
 
 def imputed_similarities(similarities: ArrayLike, k: int) -> Array:
-    """m_i = the k'-th largest similarity of each query token, or the smallest if the pool is smaller, [n].
-
-    Lee et al. 2023, §3.2. Raises the same errors as `retrieved`.
-    """
+    """m_i = the k'-th largest similarity of query token i, or the smallest if there are fewer, [n] (§3.2)."""
     P = checks.vector(similarities, "similarities", axes=2, nonzero=False)
     return np.where(retrieved(P, k), P, np.inf).min(1)
 
@@ -72,21 +69,10 @@ def imputed_scores(similarities: ArrayLike, owners: ArrayLike, k: int) -> Array:
     """f_XTR' = (1/n) Σ_i (max over retrieved j of P_ij, or m_i if row i retrieved no token), [C].
 
     Lee et al. 2023, Eq. 4, with m_i from `imputed_similarities`, which may be negative. The score is defined
-    for every document, but retrieval ranks only the `candidates`. Raises the same errors as `retrieved`.
+    for every document, but retrieval ranks only the `candidates`.
     """
     best, seen = _retrieved_maxima(similarities, owners, k)
     return np.where(seen, best, imputed_similarities(similarities, k)[:, None]).mean(0)
-
-
-def imputed_scores_as_printed(similarities: ArrayLike, owners: ArrayLike, k: int) -> Array:
-    """(1/n) Σ_i max_j [Â_ij P_ij + (1 − Â_ij) m_i], [C]: Eq. 4 of Lee et al. 2023 taken literally.
-
-    The result equals `imputed_scores`, because no retrieved similarity is below m_i. The paper's condition
-    m_i ≥ 0 is not needed.
-    """
-    P, owner = _pool(similarities, owners)
-    filled = np.where(retrieved(P, k), P, imputed_similarities(P, k)[:, None])
-    return _row_maxima(filled, owner).mean(0)
 
 
 def candidates(similarities: ArrayLike, owners: ArrayLike, k: int) -> NDArray[np.bool_]:
@@ -108,19 +94,8 @@ def imputation_gap(similarities: ArrayLike, owners: ArrayLike, k: int) -> Array:
     return np.where(seen, 0.0, shortfall).mean(0)
 
 
-def non_candidate_bound(similarities: ArrayLike, k: int) -> float:
-    """(1/n) Σ_i m_i: no document outside the candidates has a larger f_ColBERT, if search is exact.
-
-    Only other candidates can outscore a candidate whose f_ColBERT reaches this bound.
-    """
-    return float(imputed_similarities(similarities, k).mean())
-
-
 def cross_entropy(scores: ArrayLike, positive: int, temperature: float = 1.0) -> float:
-    """L_CE = −ln P⁺, where P⁺ = softmax(f/τ) of the positive document (Lee et al. 2023, §2.1, where τ = 1).
-
-    scores: f, [C]. Raises ValueError if `positive` is outside 0 … C−1 or τ ≤ 0.
-    """
+    """L_CE = −ln P⁺, P⁺ = softmax(f/τ) of the positive document, for scores f [C] (Lee et al. 2023, §2.1)."""
     scaled = _scaled(scores, positive, temperature)
     return float(logsumexp(scaled) - scaled[positive])
 
@@ -131,8 +106,7 @@ def colbert_gradient(
     """∂L_CE/∂P [n, t] under f_ColBERT.
 
     The gradient is −(1−P⁺)/(nτ) on the row maxima of the positive document and +P⁻/(nτ) on the row maxima of
-    each negative document (Lee et al. 2023, appendix A, where τ = 1). Ties go to the earlier column. Raises
-    the same errors as `cross_entropy`.
+    each negative document (Lee et al. 2023, appendix A). Ties go to the earlier column.
     """
     P, owner = _pool(similarities, owners)
     everything = np.ones(P.shape, dtype=bool)
@@ -145,9 +119,9 @@ def xtr_gradient(
     """∂L_CE/∂P [n, t] under f_XTR.
 
     The gradient is −(1−P⁺)/(Z⁺τ) on the retrieved maxima of the positive document and +P⁻/(Z⁻τ) on the
-    retrieved maxima of each negative document (Lee et al. 2023, appendix A, where τ = 1). The set of
-    retrieved tokens, and hence Z, is taken as locally constant. A document without a retrieved token has
-    f_XTR = 0 and gradient 0; the paper leaves both undefined. Raises the same errors as `cross_entropy`.
+    retrieved maxima of each negative document (Lee et al. 2023, appendix A). The set of retrieved tokens, and
+    hence Z, is taken as locally constant. A document without a retrieved token has f_XTR = 0 and gradient 0;
+    the paper leaves both undefined.
     """
     P, owner = _pool(similarities, owners)
     return _gradient(P, owner, retrieved(P, k), xtr_scores(P, owner, k), positive, temperature)
@@ -168,9 +142,8 @@ def gradient_mass(gradient: ArrayLike, owners: ArrayLike) -> Array:
 def positive_probability_limit(batch: ArrayLike, temperature: ArrayLike = 1.0) -> float | Array:
     """max P⁺ = 1 / (1 + (B−1) e^{−2/τ}) for scores in [−1, 1] (cosines) and B documents in the batch.
 
-    The limit is derived here for the loss of Lee et al. 2023, §2.1, which has no temperature. B includes the
-    positive document. B ≥ 2 and τ > 0 broadcast; scalars give a float. Raises ValueError outside these
-    ranges.
+    The limit is derived here for the loss of Lee et al. 2023, §2.1. B includes the positive document. B ≥ 2
+    and τ broadcast.
     """
     negatives = checks.whole(batch, "batch", least=2) - 1
     return checks.plain(1 / (1 + negatives * np.exp(-2 / checks.positive(temperature, "temperature"))))
@@ -180,7 +153,7 @@ def largest_temperature(batch: ArrayLike, probability: ArrayLike) -> float | Arr
     """τ = 2 / ln((B−1) P/(1−P)): the largest τ at which cosines can give the positive document probability P.
 
     This is the inverse of `positive_probability_limit`. The result is +inf if P ≤ 1/B, which every τ allows.
-    B ≥ 2 and P in (0, 1) broadcast; scalars give a float.
+    B ≥ 2 and P in (0, 1) broadcast.
     """
     negatives = checks.whole(batch, "batch", least=2) - 1
     wanted = checks.probability(probability, "probability")
@@ -195,8 +168,7 @@ def level_loss(
     """L_CE = ln(1 + (B−1) e^{(f⁻−f⁺)/τ}) if the positive document scores f⁺ and all B−1 negatives score f⁻.
 
     This is the failure case of Lee et al. 2023, §3: at f⁺ = .8, f⁻ = .2 the paper calls the loss close to 0,
-    which requires a small τ. All arguments broadcast; scalars give a float. Raises ValueError if B < 2, τ ≤ 0
-    or a score is not finite.
+    which requires a small τ. All arguments broadcast; B ≥ 2.
     """
     negatives = checks.whole(batch, "batch", least=2) - 1
     gap = _finite(negative, "negative") - _finite(positive, "positive")
@@ -223,7 +195,7 @@ def scoring_cost(
     C(r̄ + n).
 
     Returns candidates, colbert and xtr (FLOPs), ratio, and gathered_bytes (the float32 vectors that ColBERT
-    loads). Raises ValueError if an argument is below 1.
+    loads).
     """
     n = float(checks.whole(query_tokens, "query_tokens"))
     tokens = float(checks.whole(retrieved_tokens, "retrieved_tokens"))

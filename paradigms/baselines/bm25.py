@@ -256,10 +256,6 @@ class BM25(Guessed):
             settings = read_json(file)
             ids = settings.pop("ids")
             texts = settings.pop("texts", None)
-            if texts is None:
-                raise ValueError(
-                    "an older version saved it, without a checksum of the texts: index them anew"
-                )
             if ids != corpus.ids or texts != _checksum(corpus):
                 raise ValueError(f"it indexes other documents than these {len(corpus):,}: index these anew")
             index = bm25s.BM25.load(folder, show_progress=False, allow_pickle=False)

@@ -294,10 +294,16 @@ def cross_attention(
     pooling: by default "mean" for a T5, "last" for a decoder, and "cls" for other encoders
     (`published.default_pooling`).
     """
-    pooling = pooling or default_pooling(backbone) or "cls"
-    settings: dict[str, Any] = {"query_length": query_length, "document_length": document_length}
-    settings |= {"pooling": pooling, "lora_rank": lora_rank, "lora_targets": lora_targets, "dora": dora}
-    pooled: dict[str, Any] = {"query_vectors": "pooled", "document_vectors": "pooled"}
-    return CrossAttention(
-        TextEncoder(backbone, EncoderSettings(**settings, **pooled, dim=None, normalize=False))
+    settings = EncoderSettings(
+        query_length=query_length,
+        document_length=document_length,
+        query_vectors="pooled",
+        document_vectors="pooled",
+        pooling=pooling or default_pooling(backbone) or "cls",
+        dim=None,
+        normalize=False,
+        lora_rank=lora_rank,
+        lora_targets=lora_targets,
+        dora=dora,
     )
+    return CrossAttention(TextEncoder(backbone, settings))

@@ -191,7 +191,7 @@ def decode(
     after = _after(decoder)
     rate = (config.dropout if after else config.dropout_rate) * decoder.training
     weights_rate = config.attention_dropout * decoder.training if after else rate
-    drop: Drop = partial(nn.functional.dropout, p=rate) if rate else _unchanged
+    drop: Drop = partial(nn.functional.dropout, p=rate) if rate else nn.Identity()
     before = past[0][0].shape[2] if past else 0
     if after:
         table = decoder.embed_positions
@@ -278,7 +278,8 @@ def _attended(
         return attend(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale), mask
     scores = scale * q @ k.mT
     masked = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-    weights = _softmax(masked).detach()
+    wide = torch.promote_types(masked.dtype, torch.float32)
+    weights = masked.softmax(-1, dtype=wide).to(masked.dtype).detach()
     return weights @ v, weights
 
 
@@ -296,10 +297,6 @@ def _activated(act: nn.Module, x: Tensor) -> Tensor:
     """act(x), with T5's gelu as one torch operation; transformers uses eight."""
     one = type(act).__name__ == "NewGELUActivation"
     return nn.functional.gelu(x, approximate="tanh") if one else act(x)
-
-
-def _unchanged(x: Tensor) -> Tensor:
-    return x
 
 
 def _normed(norm: Any) -> Norm:
@@ -357,10 +354,6 @@ def _bias(decoder: Any, before: int, inputs: Tensor, memory: Memory) -> Float[Te
 
 def _heads(x: Tensor, attention: Attention) -> Tensor:
     return x.view(*x.shape[:-1], attention.heads, -1)  # unflatten takes four times as long
-
-
-def _softmax(scores: Tensor) -> Tensor:
-    return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
 
 
 def _take(

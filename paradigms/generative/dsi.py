@@ -84,10 +84,6 @@ def semantic(
     """
     if branching < 2:
         raise ValueError(f"branching must be at least 2, got {branching}")
-    if not documents or len(vectors) != len(documents):
-        raise ValueError(
-            f"expected one vector per document, got {len(vectors)} for {len(documents)} documents"
-        )
     with np.errstate(over="ignore"):
         X = np.asarray(vectors, dtype=np.float32)
     broken = ~np.isfinite(X).all(1)

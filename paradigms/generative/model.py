@@ -68,7 +68,6 @@ class Generative(Trainable):
         """
         super().__init__()
         check_places(settings, identifiers)
-        _check_parts(settings, identifiers, clusters, sets)
         self.settings = settings
         self.identifiers = identifiers
         self.states: LowerStates | None = None  # of a frozen encoder; see `keep_states`
@@ -121,7 +120,7 @@ class Generative(Trainable):
         plain = (settings.tokens, settings.softmax) == ("backbone", "vocabulary")
         if plain and not base.has_decoder(backbone):  # a new decoder is untrained
             settings = replace(settings, softmax="identifiers")
-        if settings.refresh and settings.frozen:  # older saved models with both still load
+        if settings.refresh and settings.frozen:
             raise ValueError(f"refresh={settings.refresh}: a frozen encoder's vectors stay in their clusters")
         check_places(settings, identifiers)
         clusters = sets = None
@@ -496,20 +495,6 @@ class Generative(Trainable):
     def _heads(self) -> dict[str, Tensor]:
         """The weights outside the backbone."""
         return {n: t.contiguous() for n, t in self.state_dict().items() if not n.startswith("backbone.")}
-
-
-def _check_parts(
-    settings: GenerativeSettings, identifiers: Identifiers, clusters: Clusters | None, sets: TokenSets | None
-) -> None:
-    """Raise ValueError unless clusters and sets are given if, and only if, the settings need them."""
-    if (settings.tokens == "clusters") != (clusters is not None):
-        raise ValueError(
-            f"tokens='clusters' and clusters go together, got {settings.tokens!r} and {clusters}"
-        )
-    if clusters is not None and not np.array_equal(clusters.surface[clusters.labels], identifiers.tokens):
-        raise ValueError("the clusters belong to other identifiers")
-    if (settings.set_size > 0) != (sets is not None):
-        raise ValueError(f"set_size={settings.set_size} and sets go together, got {sets}")
 
 
 def _difference(scores: list[Tensor]) -> Tensor:

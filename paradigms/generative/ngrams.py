@@ -165,18 +165,23 @@ class NGramIndex:
     def find(self, grams: Iterable[Sequence[int]]) -> Int[np.ndarray, "n 3"]:
         """Look up the states of n-grams; lo = hi if an n-gram is absent."""
 
+        rows: Any = self.rows  # an array is no Sequence
+
         @cache
         def narrowed(lo: int, hi: int, depth: int, token: int) -> tuple[int, int]:
-            arguments: Any = self.rows, token, lo, hi
-            key: Any = {"key": lambda begin: self.text[begin + depth]}
-            return bisect_left(*arguments, **key), bisect_right(*arguments, **key)
+            def after(begin: int) -> int:
+                return int(self.text[begin + depth])
+
+            low = bisect_left(rows, token, lo, hi, key=after)
+            return low, bisect_right(rows, token, low, hi, key=after)
 
         states = []
         for gram in grams:
-            rows = 0, len(self.rows)
+            lo = 0
+            hi = len(self.rows)
             for depth, token in enumerate(gram):
-                rows = narrowed(*rows, depth, token)
-            states.append([*rows, len(gram)])
+                lo, hi = narrowed(lo, hi, depth, token)
+            states.append([lo, hi, len(gram)])
         return np.array(states, dtype=np.int64).reshape(-1, 3)
 
     @cached_property

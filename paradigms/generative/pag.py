@@ -18,5 +18,4 @@ def pag(backbone: str | Path, corpus: Corpus, *, set_size: int = 32, **settings:
 
     set_size: number of tokens in a document's set (64 in the paper). settings: further arguments of `ripor`.
     """
-    options: dict[str, Any] = {"name": "pag", "set_size": set_size}
-    return ripor(backbone, corpus, **options | settings)
+    return ripor(backbone, corpus, **{"name": "pag", "set_size": set_size} | settings)

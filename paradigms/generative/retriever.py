@@ -9,6 +9,7 @@ import torch
 
 from paradigms.data import Run, best_first, check_queries
 from paradigms.data.results import any_queries
+from paradigms.encoder.batches import by_length
 from paradigms.explanation import Explanation
 from paradigms.generative.beam import beam_search
 from paradigms.generative.interaction import decompose
@@ -68,10 +69,11 @@ class GenerativeRetriever:
         documents = self.model.identifiers.documents
         together = HYPOTHESES.get(self.model.device.type, MANY_HYPOTHESES) // settings.beams
         step = min(max(1, together), QUERIES)
+        search = self._search_ngrams if self.model.identifiers.end is None else self._search_names
         run: Run = {query: {} for query in queries}
         with progress_bar(progress) as bar:
             for batch in bar.track(_batches(queries, queries, step), description=f"search {settings.name}"):
-                results = self._search([queries[query] for query in batch])
+                results = search([queries[query] for query in batch])
                 for query, scores in zip(batch, results, strict=True):
                     run[query] = best_first({documents[n]: score for n, score in scores.items()}, k)
         return run
@@ -191,13 +193,8 @@ class GenerativeRetriever:
         )
         return [explanation]
 
-    def _search(self, texts: list[str]) -> Iterator[dict[int, float]]:
-        """Yield document number -> score for each query."""
-        if self.model.identifiers.end is None:
-            return self._search_ngrams(texts)
-        return self._search_names(texts)
-
     def _search_names(self, texts: list[str]) -> Iterator[dict[int, float]]:
+        """Yield document number -> score for each query."""
         model = self.model
         sources = model.tokenize(texts)
         plan = model.set_scores(sources)
@@ -238,6 +235,5 @@ class GenerativeRetriever:
 
 
 def _batches(ids: Iterable[str], queries: Mapping[str, str], size: int) -> list[list[str]]:
-    """Divide queries into batches of at most `size` queries with similar lengths."""
-    order = sorted(ids, key=lambda query: len(queries[query]))
-    return [order[start : start + size] for start in range(0, len(order), size)]
+    names = list(ids)
+    return [[names[n] for n in part] for part in by_length([len(queries[id]) for id in names], rows=size)]

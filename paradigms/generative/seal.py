@@ -6,7 +6,6 @@ documents for T5-SEAL with that code, 5 beams and no titles. An n-gram is repres
 `NGramIndex`.
 """
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 import string
 from collections.abc import Sequence
 from itertools import product

@@ -15,7 +15,6 @@ from theory import (
     cells,
     cosine,
     entropic,
-    kernels,
     low_rank,
     multivector,
     projections,
@@ -70,7 +69,6 @@ BROKEN = [  # our statement, how to break it, and a theorem that must notice
     (answerable, "one_vector", lambda value: value._replace(answerable=True), "answerable_queries"),
     (cells, "log_patterns", lambda value: 0.5 * value, "cells_of_patterns"),
     (cosine, "cosine_error", lambda value: 0.6 * value + 0.4, "cosine_law"),
-    (kernels, "positive_features", lambda value: 1.5 * value, "kernel_of_positive_features"),
     (buckets, "expected_shares", lambda value: 0.5 * value, "bucket_shares_of_many"),
 ]
 

@@ -117,9 +117,7 @@ def test_frozen_states_are_kept_once_for_all_models_of_an_encoder(folders, tmp_p
     expected = first.encode(sources)
     # States that were rounded to float16, once.
     assert_within_rounding(kept[sources.counts], expected[sources.counts], torch.float16, 1)
-    sizes = [GenerativeRetriever(genre(base, folders)).size_in_bytes() for base in ("bert", "bert frozen")]
-    encoder = sum(weight.nbytes for weight in (*first.encoder.parameters(), *first.encoder.buffers()))
-    assert sizes[0] - sizes[1] == encoder
+
     with pytest.raises(ValueError, match="trains its encoder"):
         genre("bert", folders).keep_states(tmp_path)
 

@@ -76,8 +76,8 @@ def test_the_digest_follows_what_names_what() -> None:
     ("changes", "message"),
     [
         ({"documents": ["a", "b", "b"]}, "must differ"),
-        ({"offsets": np.array([0, 3, 2, 6])}, "must ascend"),
-        ({"offsets": np.array([1, 2, 3, 6])}, "3 identifiers need 4 offsets, 0 to 6"),
+        ({"offsets": np.array([0, 3, 2, 6])}, "3 identifiers need 4 ascending offsets, 0 to 6"),
+        ({"offsets": np.array([1, 2, 3, 6])}, "3 identifiers need 4 ascending offsets, 0 to 6"),
         ({"offsets": np.array([0, 2, 2, 6])}, "document 'b' has an empty identifier"),
         ({"starts": np.array([2, 2])}, "starts must ascend strictly within .0, 6."),
         ({"end": 7}, "document 'b' holds the token 7; they lie in .0, 9., and 7 only ends"),

@@ -15,13 +15,12 @@ from transformers import AutoTokenizer
 from paradigms.data import Corpus
 from paradigms.generative import grouped_kmeans as kmeans
 from paradigms.generative.backbone import token_vectors
-from paradigms.generative.decoder import decode
 from paradigms.generative.grouped_kmeans import grouped_kmeans
-from paradigms.generative.identifiers import END, START, Identifiers, Targets, atomic, text, titles, tokenize
+from paradigms.generative.identifiers import END, Identifiers, atomic, text, titles, tokenize
 from paradigms.generative.model import Generative
 from paradigms.generative.np_decoding import cluster_tokens
 from paradigms.generative.settings import GenerativeSettings
-from tests.near import assert_same, assert_within_rounding
+from tests.near import assert_within_rounding
 from tests.tiny import TERMS
 
 TITLES = ["the old house", "the house", "old wood", "the cat", "a cat in the old house", "the the the"]
@@ -182,9 +181,6 @@ def test_what_has_no_vectors_in_context_is_refused(folder: Path, corpus: Corpus,
         build(folder, corpus, atomic(corpus.ids))
     with pytest.raises(ValueError, match=r"0 starts, 1 ends.*contain 0"):
         build(folder, corpus, replace(named, tokens=np.zeros_like(named.tokens)))
-    clusters = build(folder, corpus, named).clusters
-    with pytest.raises(ValueError, match="got 'backbone' and Clusters"):
-        Generative(GenerativeSettings("x"), folder, named, clusters)
 
 
 def test_a_pairs_target_is_written_with_the_clusters_of_its_document(folder, corpus, tokenizer, model):
@@ -201,20 +197,6 @@ def test_a_pairs_target_is_written_with_the_clusters_of_its_document(folder, cor
             assert spans.written(document, target) == labels[first : first + 4]
         window = spans.identifiers.windows(document, 4)[0]
         assert spans.names(document)[0] == spans.clusters.labels[window].tolist()
-
-
-def test_place_softmax_is_over_every_cluster_of_the_places_tokens(folder, corpus, tokenizer):
-    model = build(folder, corpus, titles(corpus, tokenizer, 20), softmax="place").double()
-    clusters = model.clusters
-    rows = [model.identifiers.target(n) for n in range(len(TITLES))]
-    starts = Targets.pad([[[START]]])
-    with torch.no_grad():
-        _, memory = model.begin(model.tokenize(QUERIES[:1]))
-        states = decode(model.backbone.decoder, model.embed(starts.inputs), memory)
-        found = model.next_scores([states], starts.inputs)[0, 0]
-    allowed = {c for c, token in enumerate(clusters.surface) if token in {row[0] for row in rows}}
-    assert set(found.isfinite().nonzero()[:, 0].tolist()) == allowed
-    assert_same(found.logsumexp(0), 0.0, scale=1)
 
 
 def test_a_refresh_clusters_the_encoders_new_vectors(model: Generative, corpus: Corpus) -> None:

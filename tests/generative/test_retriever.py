@@ -14,6 +14,7 @@ from paradigms import GENERATIVE
 from paradigms.align import AllPairs, one
 from paradigms.core import Tokens, rel
 from paradigms.data import Corpus
+from paradigms.generative import model as model_module
 from paradigms.generative import retriever as module
 from paradigms.generative.decoder import decode
 from paradigms.generative.identifiers import END, START, Identifiers, Targets, atomic
@@ -157,7 +158,9 @@ def test_a_querys_ngram_in_clusters_is_that_of_an_occurrence(seq2seq):
 POOL = {"q3": {"d4": 0.0, "d0": 1.0}, "q1": dict.fromkeys([f"d{n}" for n in range(6)], 0.0), "q0": {}}
 
 
-def test_rerank_gives_the_pool_rel_under_the_models_scorer(seq2seq):
+@pytest.mark.parametrize("tokens", [1, 7, 1000])
+def test_rerank_gives_the_pool_rel_under_the_models_scorer(seq2seq, monkeypatch, tokens):
+    monkeypatch.setitem(model_module.TOKENS, "cpu", tokens)  # padded tokens at once
     scorers = get_args(ScoreName)
     model = generative(seq2seq["t5-v1.1"], named(NAMES), score="logit")
     runs = GenerativeRetriever(model).rankings(QUERIES, POOL, scorers)

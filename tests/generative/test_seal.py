@@ -5,24 +5,18 @@ import heapq
 import math
 import random
 from itertools import product
-from typing import get_args
 
 import numpy as np
 import pytest
-import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from paradigms.generative import model as module
 from paradigms.generative import seal
-from paradigms.generative.decoder import decode
-from paradigms.generative.identifiers import Targets
 from paradigms.generative.ngrams import NGramIndex
-from paradigms.generative.outputs import ScoreName
 from paradigms.generative.seal import gram_weights, query_states, seal_scores
 from tests.generative.test_ngrams import csr
 from tests.near import assert_same
-from tests.tiny_generative import Sequences, generative, texts
+from tests.tiny_generative import Sequences
 
 Gram = tuple[int, ...]
 A, B, C = [1, 2, 3, 4, 2], [2, 3, 6, 7, 8], [9] * 5  # N = 15
@@ -143,28 +137,3 @@ def test_keys_are_found_after_a_space_which_byte_level_tokenizers_write_into_tok
     index = index_of([[the, red, fish]])
     states = query_states(tokenizer, index, "red fish")
     assert sorted(states.tolist()) == sorted(index.find([[red], [fish], [red, fish]]).tolist())
-
-
-def test_sequence_scores_are_the_models_however_they_are_batched(seq2seq, monkeypatch):
-    scorers = get_args(ScoreName)
-    model = generative(seq2seq["t5-v1.1"], texts([[5]]))
-    sources = model.tokenize(["the lazy dog", "", "corn and milk for a cow"])
-    sequences = [[[7], [8, 9, 10], [3] * 6, [4, 4]], [], [[9, 9]]]
-    with torch.inference_mode():
-        filled = [own + [[1]] * (4 - len(own)) for own in sequences]
-        targets = Targets.pad(filled)
-        expected = np.stack([model(sources, targets, s).sum(-1).numpy() for s in scorers], 1)
-    sizes: list[tuple[int, int]] = []
-
-    def decoded(decoder, inputs, memory):
-        sizes.append(inputs.shape[1:3])
-        return decode(decoder, inputs, memory)
-
-    monkeypatch.setattr(module, "decode", decoded)
-    for places in (1, 7, 1000):
-        monkeypatch.setattr(module, "TOKENS", {"cpu": places})
-        sizes.clear()
-        found = model.sequence_scores(sources, sequences, *scorers)
-        for own, row in zip(found, expected, strict=True):
-            assert_same(own, row[:, : own.shape[1]])
-        assert all(n == 1 or n * m <= places for n, m in sizes)

@@ -78,23 +78,6 @@ def test_a_single_beam_follows_the_document_that_the_plan_puts_far_ahead(seq2seq
         assert float(planned[int(next(iter(found))[1:])]) == pytest.approx(float(planned.max()), rel=1e-12)
 
 
-def test_the_set_part_of_training_is_that_of_search_and_has_its_gradient(seq2seq):
-    """Of candidates [b, n], and of documents shared by all queries [1, n]."""
-    model = planning(seq2seq["t5"], frozen=True)
-    sources = model.tokenize(list(QUERIES.values()))
-    documents = torch.tensor([[0, 6, 3], [5, 2, 2], [1, 1, 4]])
-    whole = torch.tensor(model.set_scores(sources))
-    targets = model.targets([[model.target(d) for d in row] for row in documents.tolist()])
-    parts = model(sources, targets, documents=documents)
-    assert_same(parts[..., -1], whole.gather(1, documents))
-    assert_same(parts[..., :-1], model(sources, targets))
-    shared = model.set_part(model.memories(sources)[0], torch.arange(7)[None])
-    assert_same(shared, whole)
-    assert model.sets is not None
-    (gradient,) = torch.autograd.grad(shared.sum(), model.sets.vectors)
-    assert gradient.abs().sum() > 0
-
-
 def test_a_set_holds_the_rare_tokens_of_its_text(tiny_bert):
     """Frequent in the text and rare in the corpus; ties go to the smaller number."""
     corpus = Corpus(["a", "b", "c"], ["the fox the fox dog dog", "the dog", ""])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from theory.buckets import collision, expected_recall, expected_shares, pair_shares
+from theory.buckets import expected_recall, expected_shares
 
 
 def by_enumeration(angles: list[float], planes: int, fill: bool) -> np.ndarray:
@@ -31,14 +31,6 @@ def test_expected_shares_are_those_of_independent_distances(angles: list[float],
         np.testing.assert_allclose(found, by_enumeration(angles, planes, fill), atol=1e-9)
         if fill:
             assert found.sum() == pytest.approx(1)
-
-
-def test_a_collision_is_one_of_every_plane() -> None:
-    np.testing.assert_allclose(collision([0, np.pi / 4, np.pi], 2), [1, 0.5625, 0])
-    assert pair_shares(0.5, np.pi, np.pi - 0.5, 3) == pytest.approx(
-        collision(0.5, 3)
-    )  # the other never comes
-    assert pair_shares(0.5, 0.5, 0.0, 3) == pytest.approx(collision(0.5, 3) / 2)  # the same token twice
 
 
 def test_expected_recall_is_that_of_normal_scores() -> None:

@@ -44,5 +44,8 @@ def test_projections_are_orthogonal_gaussian():
     np.testing.assert_array_equal(W, kernels.orthogonal_projections(6, 20_000, 3))
 
 
-def test_golden_deviation():
-    assert kernels.kernel_relative_deviation([1, 0], [1, 0], 256) == pytest.approx(0.45756723, rel=1e-7)
+def test_positive_features_are_those_of_the_exponential_kernel():
+    rng = np.random.default_rng(0)
+    x, y = 0.3 * rng.standard_normal((2, 1, 4))
+    features = random_features(4, 200_000, 0)
+    assert (features(x) @ features(y).T).item() == pytest.approx(np.exp(x @ y.T).item(), rel=0.02)

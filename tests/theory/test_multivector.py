@@ -20,13 +20,6 @@ def test_counterexample_numbers():
     assert M.maxscore_margin(**M.COUNTEREXAMPLE) == pytest.approx(1 / math.sqrt(201), rel=1e-14)
 
 
-def test_error_bound_takes_the_best_fixed_segment():
-    query, better, worse = [1.0, 0, 0], [[1.0, 1, 0], [2.0, 0, 0]], [[0.0, 0, 1], [0.0, 1, 0]]
-    by_segment = pairwise_error(16, M.cross_margins(query, better, worse)).sum(axis=1)
-    assert by_segment[1] < by_segment[0]
-    assert M.maxscore_error_bound(16, query, better, worse) == pytest.approx(by_segment[1], rel=1e-14)
-
-
 def test_conditions_are_named():
     q, better, worse = (M.COUNTEREXAMPLE[x] for x in ("query", "better", "worse"))
     slanted = better + np.array([[0, 0, 1], [0, 0, 0]])

@@ -173,22 +173,6 @@ def sufficient_iterations(rng: np.random.Generator, samples: int) -> Evidence:
     return Evidence(worst, len(ratios), tightness=tight, detail="tightness: needed T / this T")
 
 
-@theorem("Eq. 5 converges linearly at rate n1/k, and never slower", "derived here", RELAXED)
-def iteration_rate(rng: np.random.Generator, samples: int) -> Evidence:
-    worst = 0.0
-    ratios = []
-    for s, k, epsilon in relaxed_problems(rng, min(samples, 200)):
-        rate = entropic.convergence_rate(s, k, epsilon)
-        measured = entropic.contraction(s, k, epsilon, 60)
-        measured = measured[np.isfinite(measured)]
-        if measured.size and rate > 0:
-            worst = max(worst, excess(measured, rate))
-            ratios.append(measured[-1] / rate)
-    tight = float(np.median(ratios))
-    detail = f"last measured rate / (n1/k): median {tight:.6f}"
-    return Evidence(worst, len(ratios), tolerance=1e-6, tightness=tight, detail=detail)
-
-
 @theorem(
     "the relaxed gates sum to k, and those above .01 are at least k in number",
     f"{ALIGNER}, §3.2",
@@ -239,14 +223,3 @@ def hard_limit(rng: np.random.Generator, samples: int) -> Evidence:
         limit = entropic.entropic_top_k(tied, k, 1e-4)
         worst = max(worst, float(np.abs(limit - entropic.hard_top_k(tied, k)).max()))
     return Evidence(worst, count)
-
-
-@theorem("a mask of −∞ and k of the real length equal truncation; padding with 0 does not", "design", RELAXED)
-def padding(rng: np.random.Generator, samples: int) -> Evidence:
-    worst = 0.0
-    for s, k, epsilon in relaxed_problems(rng, min(samples, 200)):
-        padded = entropic.entropic_top_k(np.append(s, [-np.inf] * 3), k, epsilon)
-        worst = max(worst, float(np.abs(padded[:-3] - entropic.entropic_top_k(s, k, epsilon)).max()))
-    lost = entropic.entropic_top_k([0.4, 0, 0, 0, 0, 0, 0, 0], 2, 0.05)[:3].sum()
-    detail = f"scores (.4, 0, 0) padded with five 0, k = 2: {lost:.2f} of the budget stays with real tokens"
-    return Evidence(worst, min(samples, 200), detail=detail)

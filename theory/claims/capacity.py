@@ -218,21 +218,6 @@ def drawn_shares(
 
 
 @theorem(
-    "E[A₁] = (1 − θ₁/π)^k − ½(1 − (θ₁ + θ₂ + θ₁₂)/2π)^k for a document of two tokens",
-    "SimHash buckets, k planes",
-    "no filling",
-)
-def bucket_shares_of_two(rng: np.random.Generator, samples: int) -> Evidence:
-    worst = 0.0
-    draws = 10 * samples
-    for planes in (1, 2, 4, 6):
-        unit, angles = drawn(rng, 2)
-        law = buckets.pair_shares(angles[0, 1], angles[0, 2], angles[1, 2], planes)
-        worst = max(worst, deviations(drawn_shares(rng, unit, planes, draws, fill=False)[0], draws, law))
-    return Evidence(worst, 4 * draws, tolerance=DEVIATIONS, unit="s.e.")
-
-
-@theorem(
     "expected A with Hamming distances taken as independent: exact for two tokens with "
     "θ₁₂ = θ₁ + θ₂ − 2θ₁θ₂/π, and for tokens orthogonal to the query and to each other",
     "SimHash buckets, k planes",

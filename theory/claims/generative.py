@@ -8,7 +8,7 @@ import numpy as np
 from scipy.special import log_softmax, logsumexp
 
 from theory import kernels, low_rank
-from theory.claims import GENERATIVE, Evidence, apart, excess, median_ratio, theorem
+from theory.claims import GENERATIVE, Evidence, apart, excess, theorem
 
 
 def attention_factors(
@@ -123,17 +123,6 @@ def lemma_5_1(rng: np.random.Generator, samples: int) -> Evidence:
     return Evidence(max(worst, golden), count, tolerance=1e-7, tightness=tight, detail=detail, **options)
 
 
-@theorem("‖A − 1·softmax(r)ᵀ‖_F ≤ √(2M) tanh(δ/4)", "Lemma 5.1 corrected", "none")
-def lemma_5_1_frobenius(rng: np.random.Generator, samples: int) -> Evidence:
-    errors = []
-    bounds = list[Any]()
-    for factors in attention_factors(rng, min(samples, 500)):
-        S = low_rank.attention_scores(*factors)
-        errors.append(np.linalg.norm(low_rank.alignment(S) - low_rank.rank_one(S)))
-        bounds.append(low_rank.frobenius_bound(low_rank.spread(S), len(S)))
-    return Evidence(excess(errors, bounds), len(errors), tightness=median_ratio(errors, bounds))
-
-
 @theorem(
     "R = 1rᵀ, r = d̄ᵀWQ, is within 4γC‖W‖ of A",
     f"{GENERATIVE}, appendix B",
@@ -182,32 +171,6 @@ def lemma_5_2(rng: np.random.Generator, samples: int) -> Evidence:
     detail = f"d = (1, −ln 2), q = (1, 2): rel = {rel:.4f} but tr(FᵀF) = 0, so that no p helps; "
     detail += f"elu(1)·elu(−1) = {negative:.3f}"
     return Evidence(ours, 1, printed=abs(rel - term), detail=detail)
-
-
-@theorem(
-    "E φ(x)ᵀφ(y) = exp(xᵀy), relative deviation √((e^{‖x+y‖²}−1)/m)",
-    "positive random features",
-    "ω ~ N(0, I), independent",
-)
-def kernel_of_positive_features(rng: np.random.Generator, samples: int) -> Evidence:
-    # φ(x)ᵀφ(y) is lognormal, and draws estimate its moments badly: use Gauss-Hermite quadrature over ω in R³.
-    h = 3
-    m = 16
-    worst = 0.0
-    instances = min(samples, 10)
-    nodes, weights = np.polynomial.hermite_e.hermegauss(30)
-    W = np.stack(np.meshgrid(*[nodes] * h), -1).reshape(-1, h)
-    p = np.prod(np.meshgrid(*[weights / weights.sum()] * h), 0).ravel()
-    for _ in range(instances):
-        x, y = unit_tokens(rng, 2, h)
-        products = kernels.positive_features(x[None], W) * kernels.positive_features(y[None], W)
-        one = products[0] * len(W)  # φ(x)ᵀφ(y) of one feature ω, without the factor 1/√len(W)
-        mean = p @ one
-        seen = np.sqrt(p @ (one - mean) ** 2 / m) / mean
-        deviation = kernels.kernel_relative_deviation(x, y, m)
-        worst = max(worst, apart(mean, np.exp(x @ y)), apart(seen, deviation))
-    detail = f"relative deviation at m = {m}: {seen:.3f} by quadrature, {deviation:.3f} predicted"
-    return Evidence(worst, instances, tolerance=1e-9, detail=detail)
 
 
 @theorem(

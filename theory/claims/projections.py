@@ -71,14 +71,10 @@ def lemma_1_with_constant_2(rng: np.random.Generator, samples: int) -> Evidence:
     return replace(evidence, violation=max(evidence.violation, beyond))
 
 
-def every_row(v: int) -> np.ndarray:
-    """Return all 2^v possible rows of a Rademacher matrix, which are equally likely, up to scale."""
-    return 2 * (np.arange(2**v)[:, None] >> np.arange(v) & 1) - 1
-
-
 def whole_number_error(k: int, q: np.ndarray, delta: np.ndarray) -> float:
     """P(⟨Aq, Aδ⟩ ≤ 0) for Rademacher A, by an exact k-fold convolution of one row's contribution."""
-    rows = every_row(len(q))
+    v = len(q)
+    rows = 2 * (np.arange(2**v)[:, None] >> np.arange(v) & 1) - 1  # all rows, equally likely, up to scale
     products = (rows @ q) * (rows @ delta)
     row = np.bincount(products - products.min()) / len(products)
     total = np.ones(1)
@@ -258,29 +254,6 @@ def corollary_2(rng: np.random.Generator, samples: int) -> Evidence:
 
 
 @theorem(
-    "the error of a Rademacher projection is not a function of k and ε: a row has variance 1 + ε² − 2Σ q̄²δ̄²",
-    f"beside {LUAN}, Figure 2, whose bins are of ε",
-    "k × v projection",
-)
-def rademacher_variance(rng: np.random.Generator, samples: int) -> Evidence:
-    signs = every_row(8)
-    worst = 0.0
-    instances = min(samples, 200)
-    for _ in range(instances):
-        q, better, worse = rng.standard_normal((3, 8)) * (rng.random((3, 8)) < 0.6) + np.eye(3, 8)
-        if (margin := projections.normalized_margin(q, better, worse)) <= 0:
-            better, worse, margin = worse, better, -margin
-        delta = (better - worse) / np.linalg.norm(better - worse)
-        product = (signs @ q) * (signs @ delta) / np.linalg.norm(q)  # for all equally likely rows
-        predicted = 1 + margin**2 - 2 * projections.concentration(q, better, worse)
-        worst = max(worst, apart(1 + product.var(), 1 + predicted), apart(1 + product.mean(), 1 + margin))
-    sparse = projections.rademacher_error_two_sparse(64, 0.2)
-    gaussian = projections.pairwise_error(64, 0.2)
-    detail = f"ε = .2, k = 64: two-sparse Rademacher {sparse:.4f}, Gaussian {gaussian:.4f}"
-    return Evidence(worst, instances, detail=detail)
-
-
-@theorem(
     "any k ≥ k* has a low enough probability of error, k* being the lowest that has",
     f"{LUAN}, §2.1",
     "β = .05, two-sparse pair, ε = .2",
@@ -302,36 +275,6 @@ def rademacher_is_not_monotone(rng: np.random.Generator, samples: int) -> Eviden
     curves: dict[str, Any] = {"name": "k", "x": x, "panels": {panel: lines}, "scale": "linear"}
     curves |= {"dotted": {"β = .05": np.full(len(x), 0.05)}}
     return Evidence(max(float(gaussian), golden), len(k), printed=printed, detail=detail, curves=curves)
-
-
-@theorem(
-    "ties ⟨Aq,Ad1⟩ = ⟨Aq,Ad2⟩ have probability 0 under Gaussian matrices, not under Rademacher ones",
-    f"beside {LUAN}, §2.1 (<) and Lemma 1 (≤)",
-    "k × v projection",
-)
-def rademacher_ties(rng: np.random.Generator, samples: int) -> Evidence:
-    # a row contributes 2ε or exactly 0
-    margin = float(np.sqrt(0.5))
-    k = np.array([1, 4, 8])
-    counted = projections.rademacher_error_two_sparse(k, margin)
-    strict = projections.rademacher_error_two_sparse(k, margin, ties=False)
-    worst = max(apart(counted, 0.5**k), float(np.max(np.abs(strict))))
-    detail = f"q = e1, δ = e1 + e2, k = 1: {counted[0]:.2f} counting ties, {strict[0]:.2f} without"
-    return Evidence(worst, len(k), detail=detail)
-
-
-@theorem(
-    "q → Sq, d → S⁻¹d keeps every score and changes the margins, hence k*",
-    "exact law; Luan et al. 2021, Def. 2.1",
-    "S diagonal, positive",
-)
-def margins_depend_on_the_split(rng: np.random.Generator, samples: int) -> Evidence:
-    q, better, worse, scale = rng.lognormal(size=(4, samples, 12))
-    moved = apart((q * scale * (better / scale)).sum(-1), (q * better).sum(-1))
-    before = projections.normalized_margin(q, better, worse)
-    after = projections.normalized_margin(q * scale, better / scale, worse / scale)
-    factor = np.median(np.exp(np.abs(np.log(after / before))))
-    return Evidence(moved, samples, detail=f"margins change by a factor {factor:.2f} in the median")
 
 
 @theorem(

@@ -109,25 +109,8 @@ def recall_dimensions(rng: np.random.Generator, samples: int) -> Evidence:
             worst = max(worst, lost - 0.05)
         tight.append(exact / k[-1])
         ratios = ", ".join(f"{x:.2f}" for x in k / exact)
-        quick = f"quick rule {recall.quick_required_dimension(sampled):.1f}"
-        rows.append(f"r = {r}: exact {exact:.1f} ± {error:.1f}, bounds over it {ratios}, {quick}")
+        rows.append(f"r = {r}: exact {exact:.1f} ± {error:.1f}, bounds over it {ratios}")
     return Evidence(worst, samples, tightness=float(np.median(tight)), detail="; ".join(rows))
-
-
-@theorem(
-    "P(R ≥ r) = E_z F_{χ²_k}(max(T_(r),0)²): golden values by quadrature",
-    "exact recall law",
-    "Gaussian A, orthogonal competitors",
-)
-def recall_law_golden(rng: np.random.Generator, samples: int) -> Evidence:
-    three = [0.1, 0.2, 0.3]
-    equal = np.full(100, 0.2)
-    cases: list[tuple[int, Any, int]] = [(k, three, r) for k in (32, 64) for r in (1, 2, 3)]
-    cases += [(64, equal, 1), (64, equal, 10), (256, equal, 1)]
-    golden = [0.4032276686, 0.0525230482, 0.0018219163, 0.2593903395, 0.0135701142, 0.0001046332]
-    golden += [0.9889941693, 0.0776218833, 0.0596459264]
-    values = [recall.orthogonal_recall_failure(*case) for case in cases]
-    return Evidence(apart(values, golden), len(golden), tolerance=1e-6)
 
 
 @theorem(
@@ -252,25 +235,6 @@ def cross_pairs(rng: np.random.Generator, samples: int) -> Evidence:
     detail += f"which takes {needed:.0f}"
     printed = excess(estimate - 4 * error, 0.05)
     return Evidence(golden, 40 * samples, tolerance=1e-7, printed=printed, unit="error", detail=detail)
-
-
-@theorem(
-    "P(max-scoring error) ≤ min_i Σ_j p(k, μ(q,d1⁽ⁱ⁾,d2⁽ʲ⁾))",
-    "margin over cross pairs",
-    "Gaussian A, some segment of d1 beats all of d2; sufficient, not needed",
-)
-def maxscore_bound(rng: np.random.Generator, samples: int) -> Evidence:
-    worst = 0.0
-    ratios = []
-    for _ in range(10):
-        query, better, worse = (rng.standard_normal(size) for size in (6, (3, 6), (3, 6)))
-        better[0] += query * (excess(worse @ query, better[0] @ query) + 0.5) / (query @ query)
-        bound = multivector.maxscore_error_bound(16, query, better, worse)
-        drawn: dict[str, Any] = {"samples": samples, "seed": int(rng.integers(2**31))}
-        estimate, _ = multivector.simulated_maxscore_error(16, query, better, worse, **drawn)
-        worst = max(worst, deviation_above(estimate, samples, bound))
-        ratios.append(estimate / bound)
-    return Evidence(worst, 10 * samples, DEVIATIONS, "s.e.", tightness=float(np.median(ratios)))
 
 
 @theorem(
