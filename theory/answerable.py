@@ -95,8 +95,8 @@ def max_over_tokens(
 
     def options(row: int, q: Array) -> Indices:
         """Return a document's tokens in ascending order of score."""
-        own = np.flatnonzero(owner == row)
-        return own[np.argsort(-(T[own] @ q), kind="stable")[::-1]]
+        of_document = np.flatnonzero(owner == row)
+        return of_document[np.argsort(-(T[of_document] @ q), kind="stable")[::-1]]
 
     centre = np.mean([T[owner == row].mean(0) for row in rows], axis=0) - rivals.mean
     stack = [[token] for token in options(rows[0], centre)]
@@ -147,25 +147,25 @@ def sum_of_maxima(
     u = None if salience is None else _relative(salience, owner)
     if kinds is None or asked is None:
         kind = np.zeros(len(T), np.int64)
-        wanted = np.zeros(query_tokens, np.int64)
+        query_kinds = np.zeros(query_tokens, np.int64)
         lower = max_over_tokens(T, owner, rows, programmes=_PROGRAMMES)
     else:
-        kind, wanted = _kinds(kinds, asked, owner)
-        lower = _single(T, owner, rows, kind, wanted)
+        kind, query_kinds = _kinds(kinds, asked, owner)
+        lower = _single(T, owner, rows, kind, query_kinds)
     if lower.query is not None and (
         u is None or separates(maxima(T, owner, lower.query, salience=u)[0], rows)
     ):
         return lower
     rng = np.random.default_rng(0)
     starts = [] if start is None else [checks.vector(start, "start", axes=2, nonzero=False)]
-    own = [np.flatnonzero(np.isin(owner, rows) & (kind == each)) for each in wanted]
+    options = [np.flatnonzero(np.isin(owner, rows) & (kind == each)) for each in query_kinds]
     mean = T.mean(0) if kinds is None else 0.0
-    starts += [T[[rng.choice(options) for options in own]] - mean for _ in range(_DRAWN)]
+    starts += [T[[rng.choice(choices) for choices in options]] - mean for _ in range(_DRAWN)]
     for Q in starts:
-        found = _optimised(T, owner, rows, Q, kind, wanted, u)
-        if found is not None:
-            return Answer(True, query=found)
-    scores, _, _ = maxima(T, owner, starts[0], kind, wanted, u)
+        query = _optimised(T, owner, rows, Q, kind, query_kinds, u)
+        if query is not None:
+            return Answer(True, query=query)
+    scores, _, _ = maxima(T, owner, starts[0], kind, query_kinds, u)
     hardest = np.setdiff1d(np.argsort(-scores, kind="stable"), rows, assume_unique=True)
     firsts = np.flatnonzero(np.diff(owner, prepend=-1))
     even = np.full(len(firsts), True) if u is None else np.minimum.reduceat(u, firsts) == 1
@@ -238,8 +238,8 @@ def verified(
         others = np.setdiff1d(every, rows) if rivals is None else every[np.asarray(rivals, np.int64)]
         # Rounding of a float64 sum is far below this; only rows within it need rationals.
         doubt = 1e-9 * max(X.max(), -X.min()) * np.abs(answer.query).sum()
-        near = others[scores[others] >= float(low) - doubt]
-        return all(sum(a * Fraction(b) for a, b in zip(q, X[row], strict=True)) < low for row in near)
+        doubtful = others[scores[others] >= float(low) - doubt]
+        return all(sum(a * Fraction(b) for a, b in zip(q, X[row], strict=True)) < low for row in doubtful)
     if answer.answerable or answer.weights is None or answer.relevant is None or answer.rivals is None:
         return False
     alpha, beta = (np.flatnonzero(w > 1e-9) for w in answer.weights)
@@ -280,12 +280,12 @@ def _separate(rivals: _Rivals, relevant: Indices) -> Answer:
     """Maximise γ with ⟨q, x⟩ ≥ b + γ on `relevant`, ≤ b − γ on rivals, |q| ≤ 1, adding violated rows."""
     scale = rivals.scale
     h = rivals.all.shape[1]
-    own = rivals.all[relevant] / scale
-    active = rivals.hardest(rivals.scores(own.mean(0) - rivals.mean / scale), max(_ADDED, h))
+    first = rivals.all[relevant] / scale
+    active = rivals.hardest(rivals.scores(first.mean(0) - rivals.mean / scale), max(_ADDED, h))
     for _ in range(_ROUNDS):
         hard = rivals.all[rivals.rows[active]] / scale
-        A = np.vstack([-own, hard])
-        offset = np.repeat([1.0, -1.0], [len(own), len(active)])
+        A = np.vstack([-first, hard])
+        offset = np.repeat([1.0, -1.0], [len(first), len(active)])
         rows = np.column_stack([A, offset, np.ones(len(A))])
         cost = np.append(np.zeros(h + 1), -1.0)
         bounds = [(-1, 1)] * h + [(None, None), (0, None)]
@@ -296,12 +296,12 @@ def _separate(rivals: _Rivals, relevant: Indices) -> Answer:
         margin = solved.x[-1]
         if margin <= _ZERO:
             weights = np.maximum(-2 * solved.ineqlin.marginals, 0)
-            alpha = weights[: len(own)]
-            beta = weights[len(own) :]
-            residual = float(np.abs(alpha @ own - beta @ hard).sum())
+            alpha = weights[: len(first)]
+            beta = weights[len(first) :]
+            residual = float(np.abs(alpha @ first - beta @ hard).sum())
             return Answer(False, None, relevant, rivals.rows[active], (alpha, beta), residual * scale)
         scores = rivals.scores(q) / scale
-        least = np.min(own @ q)
+        least = np.min(first @ q)
         violated = scores >= least - 0.5 * margin
         violated[active] = False
         new = np.flatnonzero(violated)
@@ -311,19 +311,19 @@ def _separate(rivals: _Rivals, relevant: Indices) -> Answer:
     return Answer(None)
 
 
-def _single(T: Array, owner: Indices, rows: Indices, kind: Indices, wanted: Indices) -> Answer:
+def _single(T: Array, owner: Indices, rows: Indices, kind: Indices, query_kinds: Indices) -> Answer:
     """Look for an answer that uses only kinds with one token per document, whose vectors are concatenated."""
     count = owner[-1] + 1
-    first = [int(np.flatnonzero(wanted == each)[0]) for each in np.unique(wanted)]
-    alone = [j for j in first if (kind == wanted[j]).sum() == count]
+    first = [int(np.flatnonzero(query_kinds == each)[0]) for each in np.unique(query_kinds)]
+    alone = [j for j in first if (kind == query_kinds[j]).sum() == count]
     if not alone:
         return Answer(None)
-    found = one_vector(np.hstack([T[kind == wanted[j]] for j in alone]), rows)
-    if found.query is None:
-        return found
-    Q = np.zeros((len(wanted), T.shape[1]))
-    Q[alone] = found.query.reshape(len(alone), -1)
-    scores, _, _ = maxima(T, owner, Q, kind, wanted)
+    joined = one_vector(np.hstack([T[kind == query_kinds[j]] for j in alone]), rows)
+    if joined.query is None:
+        return joined
+    Q = np.zeros((len(query_kinds), T.shape[1]))
+    Q[alone] = joined.query.reshape(len(alone), -1)
+    scores, _, _ = maxima(T, owner, Q, kind, query_kinds)
     return Answer(True, query=Q) if separates(scores, rows) else Answer(None)
 
 
@@ -333,7 +333,7 @@ def _optimised(
     rows: Indices,
     Q: Array,
     kind: Indices,
-    wanted: Indices,
+    query_kinds: Indices,
     salience: Array | None,
 ) -> Array | None:
     """Search from Q, by subgradient ascent, for a query that ranks `rows` first; None if none is found."""
@@ -341,7 +341,7 @@ def _optimised(
     Q = Q / max(float(np.linalg.norm(Q, axis=1).max()), 1e-300)
     for step in range(_STEPS):
         if step % 25 == 0:  # find the hardest rivals among all documents
-            scores, _, _ = maxima(T, owner, Q, kind, wanted, salience)
+            scores, _, _ = maxima(T, owner, Q, kind, query_kinds, salience)
             others = np.setdiff1d(np.argsort(-scores, kind="stable"), rows, assume_unique=True)
             if scores[rows].min() > scores[others].max() + 1e-12:
                 return Q
@@ -352,7 +352,7 @@ def _optimised(
             place = np.searchsorted(np.sort(pool), owner[of_pool])
             inside = np.isin(np.sort(pool), rows)
             of_part = None if salience is None else salience[of_pool]
-        scores, chosen, shares = maxima(part, place, Q, of_kind, wanted, of_part)
+        scores, chosen, shares = maxima(part, place, Q, of_kind, query_kinds, of_part)
         low = np.where(inside, scores, np.inf)
         high = np.where(inside, -np.inf, scores)
         temperature = max(0.02, 0.3 * 0.99**step)
@@ -364,10 +364,10 @@ def _optimised(
     return None
 
 
-def _dominated(T: Array, owner: Indices, own: Indices, others: Indices, kind: Indices) -> float | None:
+def _dominated(T: Array, owner: Indices, tokens: Indices, others: Indices, kind: Indices) -> float | None:
     """Find common weights β ≥ 0 such that each of a document's tokens lies in Σ_c β_c K_c for its kind.
 
-    own, others: indices of the document's tokens and of the rivals' tokens. Returns the residual of the
+    tokens, others: indices of the document's tokens and of the rivals' tokens. Returns the residual of the
     solution, or None if the linear programme has no solution.
     """
     rivals = np.unique(owner[others])
@@ -381,12 +381,12 @@ def _dominated(T: Array, owner: Indices, own: Indices, others: Indices, kind: In
         sums = sparse.csr_array((np.ones(len(same)), places), (count, len(same)))
         return sparse.vstack([sparse.csr_array(T[same].T), sums])
 
-    blocks = sparse.block_diag([hulls(token) for token in own])
+    blocks = sparse.block_diag([hulls(token) for token in tokens])
     one = sparse.vstack([sparse.csr_array((h, count)), -sparse.eye_array(count)])
-    shared = sparse.vstack([one] * len(own))
+    shared = sparse.vstack([one] * len(tokens))
     total = np.append(np.zeros(blocks.shape[1]), np.ones(count))
     rows: Any = sparse.vstack([sparse.hstack([blocks, shared]), sparse.csr_array(total[None])])
-    right = np.append(np.concatenate([np.append(T[token], np.zeros(count)) for token in own]), 1)
+    right = np.append(np.concatenate([np.append(T[token], np.zeros(count)) for token in tokens]), 1)
     solved: Any = linprog(np.zeros(rows.shape[1]), A_eq=rows, b_eq=right, bounds=(0, None), method="highs")
     if solved.status != 0:
         return None
@@ -437,13 +437,14 @@ def _relative(salience: ArrayLike, owner: Indices) -> Array | None:
 
 def _kinds(kinds: ArrayLike, asked: ArrayLike, owner: Indices) -> tuple[Indices, Indices]:
     kind = checks.whole(kinds, "kinds", least=-np.inf).astype(np.int64)
-    wanted = checks.whole(asked, "asked", least=-np.inf).astype(np.int64)
-    if kind.shape != owner.shape or wanted.ndim != 1:
+    query_kinds = checks.whole(asked, "asked", least=-np.inf).astype(np.int64)
+    if kind.shape != owner.shape or query_kinds.ndim != 1:
         raise ValueError(f"kinds has shape {kind.shape}; allowed: a kind for each of {len(owner)} tokens")
     pairs = len(np.unique(np.column_stack([owner, kind]), axis=0))
-    if set(kind.tolist()) != set(wanted.tolist()) or pairs != (owner[-1] + 1) * len(np.unique(wanted)):
+    names = np.unique(query_kinds)
+    if not np.array_equal(np.unique(kind), names) or pairs != (owner[-1] + 1) * len(names):
         raise ValueError("kinds: every document needs a token of each asked kind, and no other tokens")
-    return kind, wanted
+    return kind, query_kinds
 
 
 def _rows(relevant: ArrayLike, documents: int) -> Indices:

@@ -137,10 +137,10 @@ def least_numbers(
     With fewer numbers per vector, at least one pattern cannot be realised if query vectors do not depend on
     the relevance judgments. distinct: see `theory.capacity.pattern_bits`, which counts the patterns.
     """
-    wanted = float(pattern_bits(documents, queries, k, distinct=distinct)) * documents * np.log(2)
+    log_count = float(pattern_bits(documents, queries, k, distinct=distinct)) * documents * np.log(2)
 
     def enough(h: int) -> bool:
-        return log_patterns(aligned, documents, queries, h, vectors, tokens) >= wanted
+        return log_patterns(aligned, documents, queries, h, vectors, tokens) >= log_count
 
     return _least(enough)
 

@@ -66,8 +66,8 @@ def vector(value: ArrayLike, name: str, *, axes: int | None = None, nonzero: boo
     """
     array = _numbers(value, name)
     if array.ndim == 0 or array.shape[-1] == 0 or (axes is not None and array.ndim != axes):
-        wanted = "at least one axis" if axes is None else f"{axes} axes"
-        raise ValueError(f"{name} has shape {array.shape}; allowed: {wanted}, the last of length at least 1")
+        shape = "at least one axis" if axes is None else f"{axes} axes"
+        raise ValueError(f"{name} has shape {array.shape}; allowed: {shape}, the last of length at least 1")
     _require(array, np.isfinite(array), name, "finite numbers only")
     if nonzero and not np.any(array != 0, axis=-1).all():
         raise ValueError(f"{name} is a zero vector or contains one; allowed: non-zero vectors")

@@ -107,9 +107,9 @@ class Problem:
         products = self.documents @ self.documents[[best]].toarray().ravel()
         both = self.squares[best] + self.squares[below]
         squares = both - 2 * products[below]
-        near = np.flatnonzero(squares < 1e-6 * both)  # where the difference cancels
-        copies = self.documents[np.full(len(near), best)] - self.documents[below[near]]
-        squares[near] = np.asarray(copies.power(2).sum(axis=1)).ravel()
+        cancelled = np.flatnonzero(squares < 1e-6 * both)  # where the difference cancels
+        copies = self.documents[np.full(len(cancelled), best)] - self.documents[below[cancelled]]
+        squares[cancelled] = np.asarray(copies.power(2).sum(axis=1)).ravel()
         unit = np.sqrt(self.queries[[query]].power(2).sum())
         return best, below, np.minimum(gains / (unit * np.sqrt(squares)), 1.0)
 

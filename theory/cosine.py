@@ -110,9 +110,9 @@ def _integral(k: Array, first: Array, second: Array, partial: Array) -> Array:
     for _ in range(_ROUNDS):
         w = low + (high - low) * steps
         values = log_density(w)
-        kept = values > values.max(0) - _FALL
-        first_kept = kept.argmax(0)
-        last_kept = _POINTS - 1 - kept[::-1].argmax(0)
+        inside = values > values.max(0) - _FALL
+        first_kept = inside.argmax(0)
+        last_kept = _POINTS - 1 - inside[::-1].argmax(0)
         columns = np.arange(w.shape[1])
         low = w[np.maximum(first_kept - 1, 0), columns]
         high = w[np.minimum(last_kept + 1, _POINTS - 1), columns]
@@ -160,16 +160,16 @@ def required_cosine_dimension(
     def excess(k: Array, first: Array, second: Array, cross: Array, level: Array) -> Array:
         return np.asarray(log_cosine_error(k, first, second, cross)) - np.log(level)
 
-    given = first, second, cross, level
+    arguments = first, second, cross, level
     low = np.full(first.shape, 2.0)
     high = np.full(first.shape, 4.0)
-    while np.any(short := excess(high, *given) > 0):
+    while np.any(short := excess(high, *arguments) > 0):
         low, high = np.where(short, high, low), np.where(short, 2 * high, high)
-    at_once = excess(low, *given) <= 0
+    at_once = excess(low, *arguments) <= 0
     with np.errstate(invalid="ignore"):
-        root = np.where(at_once, low, elementwise.find_root(excess, (low, high), args=given).x)
+        root = np.where(at_once, low, elementwise.find_root(excess, (low, high), args=arguments).x)
     below = np.maximum(2.0, np.round(root))  # the root's last digits are uncertain
-    enough = excess(below, *given) <= 0
+    enough = excess(below, *arguments) <= 0
     return checks.plain(np.where(enough, below, np.maximum(np.ceil(root), below + 1)))
 
 

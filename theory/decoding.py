@@ -56,12 +56,12 @@ def foresight_gap(masses: ArrayLike, kept: ArrayLike) -> float | Array:
     the distribution when only documents of C are possible. Raises ValueError unless 0 ≤ kept ≤ masses, with
     some kept > 0.
     """
-    whole, inside = np.broadcast_arrays(np.asarray(masses, float), np.asarray(kept, float))
-    if (inside < 0).any() or (inside > whole).any() or not (inside > 0).any(-1).all():
+    total, inside = np.broadcast_arrays(np.asarray(masses, float), np.asarray(kept, float))
+    if (inside < 0).any() or (inside > total).any() or not (inside > 0).any(-1).all():
         raise ValueError("kept must lie between 0 and masses, and be positive for some token")
     valid = inside > 0
-    share = np.divide(inside, whole, out=np.ones_like(whole), where=valid)
-    model = np.where(valid, whole, 0)
+    share = np.divide(inside, total, out=np.ones_like(total), where=valid)
+    model = np.where(valid, total, 0)
     model = model / model.sum(-1, keepdims=True)
     true = inside / inside.sum(-1, keepdims=True)
     gap = (true * np.log(share)).sum(-1) - np.log((model * share).sum(-1))

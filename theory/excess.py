@@ -63,14 +63,14 @@ def mixture_floor(share: ArrayLike, shares: ArrayLike, locations: ArrayLike, sca
         raise ValueError(
             f"shares, locations and scales have shapes {p.shape}, {a.shape}, {s.shape}; allowed: one"
         )
-    wanted = float(checks.positive(share, "share"))
-    if wanted >= p.sum():
-        raise ValueError(f"share = {wanted:g}; allowed: less than the sum of the shares, {p.sum():g}")
-    upper = float(np.max(a + s * np.log(p.size * p / wanted).clip(0)))
+    target = float(checks.positive(share, "share"))
+    if target >= p.sum():
+        raise ValueError(f"share = {target:g}; allowed: less than the sum of the shares, {p.sum():g}")
+    upper = float(np.max(a + s * np.log(p.size * p / target).clip(0)))
     lower = float(a.min())
 
     def above(floor: float) -> float:
-        return float((p * np.exp(-np.maximum(floor - a, 0) / s)).sum() - wanted)
+        return float((p * np.exp(-np.maximum(floor - a, 0) / s)).sum() - target)
 
     return lower if above(lower) <= 0 else float(brentq(above, lower, upper + 1e-9, xtol=1e-13))
 

@@ -156,8 +156,8 @@ def largest_temperature(batch: ArrayLike, probability: ArrayLike) -> float | Arr
     B ≥ 2 and P in (0, 1) broadcast.
     """
     negatives = checks.whole(batch, "batch", least=2) - 1
-    wanted = checks.probability(probability, "probability")
-    margin = np.log(negatives * wanted / (1 - wanted))
+    P = checks.probability(probability, "probability")
+    margin = np.log(negatives * P / (1 - P))
     with np.errstate(divide="ignore"):
         return checks.plain(np.where(margin > 0, 2 / np.maximum(margin, 0), np.inf))
 

@@ -59,8 +59,8 @@ class Identifiers:
         if len(set(self.documents)) != count:
             raise ValueError("document ids must differ from each other")
         lengths = np.diff(self.offsets)
-        whole = len(self.offsets) == count + 1 and self.offsets[0] == 0 and self.offsets[-1] == size
-        if not whole or (lengths < 0).any():
+        complete = len(self.offsets) == count + 1 and self.offsets[0] == 0 and self.offsets[-1] == size
+        if not complete or (lengths < 0).any():
             raise ValueError(f"{count} identifiers need {count + 1} ascending offsets, 0 to {size}")
         wrong = (self.tokens < 0) | (self.tokens >= self.vocabulary)
         if self.end is not None:

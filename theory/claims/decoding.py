@@ -36,9 +36,9 @@ def unforeseen_constraints(rng: np.random.Generator, samples: int) -> Evidence:
     draws = rng.random((2000, 4, 100)) < keep
     mean = np.mean(decoding.foresight_gap(masses, (draws * p).sum(-1)))
     simpson = ((p / masses[:, None]) ** 2).sum(1)
-    near = (1 - keep) / (2 * keep) * (masses * (1 - masses) * simpson).sum()
-    detail = f"four tokens of 100 documents, half of which stay: mean {mean:.5f} nats, {near:.5f} by the "
-    detail += "Simpson index"
+    predicted = (1 - keep) / (2 * keep) * (masses * (1 - masses) * simpson).sum()
+    detail = "four tokens of 100 documents, half of which stay: "
+    detail += f"mean {mean:.5f} nats, {predicted:.5f} by the Simpson index"
     return Evidence(max(worst, even), count, tolerance=1e-12, detail=detail)
 
 
@@ -61,11 +61,11 @@ def sparse_relevance(rng: np.random.Generator, samples: int) -> Evidence:
         p[1:count] = 1.0
         p[count : 2 * count - 1, 0] = tokens / 2
         p[1:] *= 0.5 / p[1:].sum()
-        found = decoding.beam(p, p > 0, count)
+        ranked = decoding.beam(p, p > 0, count)
         good = np.argwhere(p >= p[count, 0])
         assert len(good) == count
-        hits = {tuple(d) for d in found.tolist()} & {tuple(d) for d in good.tolist()}
-        wrong += tuple(found[0]) != (0, 0) or hits != {(0, 0)}
+        hits = {tuple(d) for d in ranked.tolist()} & {tuple(d) for d in good.tolist()}
+        wrong += tuple(ranked[0]) != (0, 0) or hits != {(0, 0)}
         every = decoding.beam(p, p > 0, p.size)
         wrong += {tuple(d) for d in every[:count].tolist()} != {tuple(d) for d in good.tolist()}
     return Evidence(wrong, len(beams), detail=f"recall of the B best is 1/B for B = {beams}")
@@ -91,9 +91,9 @@ def width_of_rankers(rng: np.random.Generator, samples: int) -> Evidence:
         worst = max(worst, abs(sum(s.size for s in states) - (V**m - 1)))
         n = 3 + instance % 6
         simplex = np.eye(n)[:, 1:]  # affinely independent: n points in n − 1 dimensions
-        wanted = rng.permutation(n).astype(float)
-        query = np.linalg.lstsq(np.hstack([simplex, np.ones((n, 1))]), wanted, rcond=None)[0][:-1]
-        worst = max(worst, float((np.argsort(simplex @ query) != np.argsort(wanted)).any()))
+        order = rng.permutation(n).astype(float)
+        query = np.linalg.lstsq(np.hstack([simplex, np.ones((n, 1))]), order, rcond=None)[0][:-1]
+        worst = max(worst, float((np.argsort(simplex @ query) != np.argsort(order)).any()))
         points = rng.standard_normal((n, n - 2))
         answer = answerable.one_vector(points, capacity.unanswerable_set(points))
         worst = max(worst, float(answer.answerable is not False or not answerable.verified(points, answer)))
