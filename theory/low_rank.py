@@ -44,6 +44,15 @@ def rank_one(scores: ArrayLike) -> Array:
     return np.broadcast_to(softmax(S.mean(-2, keepdims=True), axis=-1), S.shape)
 
 
+def rank_one_as_printed(scores: ArrayLike) -> Array:
+    """R = 1rᵀ, r_j = mean_i S_ij, [..., M, N]: the R in the printed proof of Lemma 5.1 (Wu et al. 2024, B).
+
+    R is not near A even at W = 0, where R = 0, A = 1/N, and the printed bound 4γ‖W‖ is 0 for every γ.
+    """
+    S = _matrix(scores, "scores")
+    return np.broadcast_to(S.mean(-2, keepdims=True), S.shape)
+
+
 def spread(scores: ArrayLike) -> float | Array:
     """δ = max_i (max_j E_ij − min_j E_ij), E = S − 1·mean_i(S), [...]: how much the rows of S differ."""
     S = _matrix(scores, "scores")

@@ -169,11 +169,8 @@ class NGramIndex:
 
         @cache
         def narrowed(lo: int, hi: int, depth: int, token: int) -> tuple[int, int]:
-            def after(begin: int) -> int:
-                return int(self.text[begin + depth])
-
-            low = bisect_left(rows, token, lo, hi, key=after)
-            return low, bisect_right(rows, token, low, hi, key=after)
+            low = bisect_left(rows, token, lo, hi, key=lambda begin: self.text[begin + depth])
+            return low, bisect_right(rows, token, low, hi, key=lambda begin: self.text[begin + depth])
 
         states = []
         for gram in grams:
