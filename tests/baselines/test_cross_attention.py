@@ -7,6 +7,7 @@ from functools import cache
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -241,7 +242,7 @@ def test_it_learns_and_is_chosen_by_the_dev_measure(tiny_bert, tmp_path):
     best = train(model, objective, settings, tmp_path, accelerator=accelerator, progress=False, dev=dev)
     lines = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if "loss" in line]
-    assert sum(losses[-5:]) < 0.25 * sum(losses[:5])
+    assert median(losses[-9:]) < 0.25 * median(losses[:9])  # a step of two examples may be off
     assert dev(best).mean() == max(line["dev"] for line in lines if "dev" in line) == pytest.approx(1.0)
 
 
