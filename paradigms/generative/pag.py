@@ -18,4 +18,5 @@ def pag(backbone: str | Path, corpus: Corpus, *, set_size: int = 32, **settings:
 
     set_size: number of tokens in a document's set (64 in the paper). settings: further arguments of `ripor`.
     """
-    return ripor(backbone, corpus, **{"name": "pag", "set_size": set_size} | settings)
+    options: dict[str, Any] = {"name": "pag", "set_size": set_size}
+    return ripor(backbone, corpus, **options | settings)
