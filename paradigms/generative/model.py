@@ -98,7 +98,7 @@ class Generative(Trainable):
         elif self.added is not None and clusters is None:
             self.embedding = nn.Parameter(vectors.clone())
         if settings.pawa_rank:
-            self.pawa = Pawa(size, width, settings.pawa_rank, dropout)
+            self.pawa = Pawa(size, width, settings.pawa_rank, settings.pawa_layers, dropout)
         elif new_tokens:
             self.table = nn.Parameter(torch.randn(size, width))
         if config.is_encoder_decoder and (settings.tokens != "backbone" or self.pawa is not None):

@@ -21,7 +21,7 @@ class Pawa(nn.Module):
     position i. NCI has r = h; a smaller r fits a text vocabulary.
     """
 
-    def __init__(self, vocabulary: int, width: int, rank: int, dropout: float) -> None:
+    def __init__(self, vocabulary: int, width: int, rank: int, layers: int, dropout: float) -> None:
         super().__init__()
         self.matrices = nn.Parameter(torch.randn(vocabulary, width, rank) * rank**-0.5)
         self.memory = nn.Parameter(torch.randn(1, 1, width))
@@ -29,7 +29,7 @@ class Pawa(nn.Module):
         layer = nn.TransformerDecoderLayer(
             width, math.gcd(width, 8), 2 * width, dropout, batch_first=True, norm_first=True
         )
-        self.adaptor = nn.TransformerDecoder(layer, 1, norm=nn.LayerNorm(width))
+        self.adaptor = nn.TransformerDecoder(layer, layers, norm=nn.LayerNorm(width))
         self.reduce = nn.Identity() if rank == width else nn.Linear(width, rank, bias=False)
 
     def adapt(self, prefix: Float[Tensor, "b n m h"]) -> Float[Tensor, "b n m r"]:

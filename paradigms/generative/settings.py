@@ -29,6 +29,7 @@ class GenerativeSettings:
     # identifiers that are not text; "clusters": contextual vectors of the corpus's tokens (NP-decoding).
     tokens: Literal["backbone", "own", "clusters"] = "backbone"
     pawa_rank: Annotated[int, Range(0, 1 << 13)] = 0  # > 0: PAWA, with E_v ∈ R^{h×rank}, at most h wide
+    pawa_layers: Annotated[int, Range(1, 64)] = 1
     clusters: Annotated[int, Range(1, 1 << 12)] = 5  # maximum per surface token, if tokens = "clusters"
     # Cluster the tokens again with the current encoder after this many training steps (ASYNC); 0: never.
     refresh: Annotated[int, Range(0, 1 << 31)] = 0

@@ -11,26 +11,31 @@ from paradigms.encoder.backbone import quiet
 from paradigms.io.files import atomic_folder, contents
 
 PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"  # with T5's ids, 0, 1 and 2
-VOCABULARY = 4000
-WIDTH = 64
 HEADS = 4
 
 
-def small_t5(texts: Iterable[str], folder: str | Path, *, seed: int = 0) -> Path:
+def small_t5(
+    texts: Iterable[str],
+    folder: str | Path,
+    *,
+    vocabulary: int = 4000,
+    width: int = 64,
+    seed: int = 0,
+) -> Path:
     """Write a checkpoint with random weights and a byte-pair vocabulary learned from `texts`.
 
     Raises ValueError if the texts are empty.
     """
     from transformers import T5Config, T5ForConditionalGeneration
 
-    tokenizer = _byte_pairs(texts)
+    tokenizer = _byte_pairs(texts, vocabulary)
     if len(tokenizer) == len((PAD, END, UNKNOWN)):
         raise ValueError("all texts are empty: a vocabulary needs at least one character")
     config = T5Config(
         vocab_size=len(tokenizer),
-        d_model=WIDTH,
-        d_kv=WIDTH // HEADS,
-        d_ff=2 * WIDTH,
+        d_model=width,
+        d_kv=width // HEADS,
+        d_ff=2 * width,
         num_layers=1,
         num_heads=HEADS,
         dropout_rate=0.0,
@@ -42,14 +47,14 @@ def small_t5(texts: Iterable[str], folder: str | Path, *, seed: int = 0) -> Path
         torch.manual_seed(seed)
         model = T5ForConditionalGeneration(config)
         # The class ties both tables unless their values differ.
-        table = torch.nn.Parameter(torch.randn(len(tokenizer), WIDTH) * WIDTH**-0.5)
+        table = torch.nn.Parameter(torch.randn(len(tokenizer), width) * width**-0.5)
         model.lm_head.weight = table
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
     return Path(folder)
 
 
-def _byte_pairs(texts: Iterable[str]) -> Any:
+def _byte_pairs(texts: Iterable[str], vocabulary: int) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
@@ -59,7 +64,7 @@ def _byte_pairs(texts: Iterable[str]) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
     tokenizer.decoder = decoders.Metaspace()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=[PAD, END, UNKNOWN], show_progress=False, min_frequency=2
+        vocab_size=vocabulary, special_tokens=[PAD, END, UNKNOWN], show_progress=False, min_frequency=2
     )
     tokenizer.train_from_iterator(texts, trainer)
     end = tokenizer.token_to_id(END)

@@ -48,7 +48,7 @@ def one_cluster_each(model: Generative) -> Clusters:
 KINDS: dict[str, dict[str, Any]] = {
     "backbone": {},
     "own": {"tokens": "own"},
-    "pawa": {"pawa_rank": 4},
+    "pawa": {"pawa_rank": 4, "pawa_layers": 2},
     "own pawa": {"tokens": "own", "pawa_rank": WIDTH},
     "place": {"softmax": "place"},
     "pawa place": {"pawa_rank": 4, "softmax": "place"},
@@ -311,7 +311,7 @@ def test_all_is_computed_where_the_weights_are(kind, seq2seq, monkeypatch):
 
 def test_pawa_equals_its_materialised_matrices() -> None:
     torch.manual_seed(0)
-    pawa = Pawa(30, 16, 4, 0.1).double().eval()
+    pawa = Pawa(30, 16, 4, 2, 0.1).double().eval()
     states, prefix = torch.randn(2, 3, 5, 16).double(), torch.randn(2, 3, 5, 16).double()
     adapted = pawa.adapt(prefix)
     outputs = Outputs(states, pawa.matrices, adapted)
