@@ -60,9 +60,5 @@ class Recipe:
 
 
 def recipe_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the output of `described` to recipe fields; "TopK(k=1)" was formerly "top_k" and {"k": 1}."""
-    read = dict(values)
-    if "align_knobs" in read:
-        knobs = ", ".join(f"{name}={value!r}" for name, value in read.pop("align_knobs").items())
-        read["align"] = f"{str(read['align']).title().replace('_', '')}({knobs})"
-    return read | ({"align": as_alignment(read["align"])} if "align" in read else {})
+    """Convert the output of `described` to recipe fields."""
+    return dict(values) | ({"align": as_alignment(values["align"])} if "align" in values else {})

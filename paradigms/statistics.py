@@ -1,6 +1,6 @@
 """Corpus statistics that an alignment A may use.
 
-They are the number of documents n, the document frequency df_t of each token t, and the mean length.
+They are the number of documents n, the document frequency df_t of each token t, and the number of tokens.
 
 `STATISTICS` maps names to statistics; a name is a checksum of the content. An alignment refers to its
 statistics by name (`align.Idf`). A checkpoint with such an alignment stores the statistics in `FILE`; opening
@@ -73,10 +73,6 @@ class Statistics:
         if self.floors is not None:
             content.update(self.floors.float().cpu().numpy().tobytes())
         return content.hexdigest()[:16]
-
-    @property
-    def mean_length(self) -> float:
-        return self.tokens / max(1, self.documents)
 
     def idf(self, ids: Int[Tensor, "*x"]) -> Float[Tensor, "*x"]:
         """log(1 + (n − df + ½) / (df + ½)) for each id, in float64, as in BM25; never negative.

@@ -1,6 +1,5 @@
 """A real browser for tests: Chromium, spoken to over a pipe in its DevTools protocol, with real input."""
 
-import base64
 import json
 import os
 import select
@@ -183,14 +182,6 @@ class Page:
     def resize(self, width: int, height: int) -> None:
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **size)
-
-    def dark(self, dark: bool) -> None:
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
-
-    def picture(self, file: Path, whole: bool = False) -> None:
-        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        file.write_bytes(base64.b64decode(shot["data"]))
 
     def _receive(self) -> dict[str, Any]:
         until = time.monotonic() + PATIENCE

@@ -20,8 +20,8 @@ from paradigms.scoring.in_batch import in_batch_rel
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
 from paradigms.train.losses import LossSettings
-from tests.near import assert_same, assert_within_rounding
-from tests.tiny import TERMS, WIDTH, _save, _size, words_of, write_checkpoint
+from tests.near import assert_same
+from tests.tiny import WIDTH, _save, _size, words_of, write_checkpoint
 
 QUERIES = ["where is the quick fox, the fox", "[PAD] [MASK] the sea, the sea", ""]
 DOCUMENTS = [
@@ -229,14 +229,3 @@ def test_terms_are_weighed_in_float32_under_autocast(folder):
         weights = part_of(model.encoder(model.encoder.tokenize(DOCUMENTS, "document"), "document"), "sparse")
     kept = weights.vectors[weights.mask]
     assert (kept.bfloat16() != kept).all()
-
-
-def test_sentence_transformers_opens_its_dense_vector(model, tmp_path):
-    library = pytest.importorskip(
-        "sentence_transformers", "6.0", reason="needs sentence-transformers 6: make extras"
-    )
-    model.save_pretrained(tmp_path / "theirs", layout="bge-m3")
-    theirs = library.SentenceTransformer(str(tmp_path / "theirs"), local_files_only=True).double()
-    found = torch.from_numpy(theirs.encode(DOCUMENTS[:1]))
-    dense = part_of(sides(model)[0], "dense").vectors[0, 0]
-    assert_within_rounding(found, dense, torch.float32, TERMS)

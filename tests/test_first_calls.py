@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import paradigms
-from paradigms import BM25, GENERATIVE, PARADIGMS, RERANKERS, ColBERT, Index, Paradigm
+from paradigms import BM25, GENERATIVE, PARADIGMS, RERANKERS, Index, Paradigm
 from paradigms.data import Corpus
 from paradigms.data.pieces import Pieces
 from paradigms.find import INDEXES
@@ -152,12 +152,6 @@ def test_documents_are_texts(models, texts):
     for build in (BM25, lambda texts: Indexed.build(models["dpr"], texts)):
         refused(lambda build=build: build(texts), remedy)
     refused(lambda: Corpus([1, 2], ["x", "y"]), r"id of a document must be a string, got 1: use str\(id\)")
-
-
-def test_one_text_and_a_mapping_are_no_list(models):
-    for wrong in (LIST[0], TEXTS, None):
-        for call in (models["dpr"].encode, models["dpr"].count_cut):
-            refused(lambda call=call, wrong=wrong: call(wrong), "must be a list of strings, got")
 
 
 @pytest.mark.parametrize("name", ENCODED)
@@ -302,13 +296,3 @@ def test_a_call_of_another_library_is_answered(tried, call):
 def test_a_call_of_another_library_says_what_to_write(tried, call):
     guess, kind, remedy = REFUSED[call]
     refused(lambda: guess(tried), remedy, kind)
-
-
-def test_four_lines_rank_documents(tiny_bert):
-    index = Index.build(ColBERT(tiny_bert, **LENGTHS), LIST)
-    results = index.search(QUERY, k=2)
-    assert [result.text for result in results] == [LIST[int(result.id)] for result in results]
-    ranked = index.model.rank(QUERY, LIST, 2)
-    assert [result.id for result in results] == [result.id for result in ranked]
-    for ours, theirs in zip(results, ranked, strict=True):  # an index keeps numbers of 16 bits
-        assert ours.score == pytest.approx(theirs.score, abs=1e-3)

@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 import torch
-from accelerate import Accelerator
 
 from paradigms import PARADIGMS, Paradigm, load
 from paradigms.align import TopK
@@ -17,7 +16,6 @@ from paradigms.identity import differing, identity
 from paradigms.io.checks import differences
 from paradigms.retrieve import Indexed
 from paradigms.train.state import note_moved, start_of
-from paradigms.train.states import keep_states
 from tests.near import same_run
 from tests.tiny import FAMILIES, write_checkpoint
 
@@ -110,24 +108,6 @@ def test_an_index_is_searched_and_grown_by_what_made_it(maker, other, tiny_bert,
             use()
     again = Indexed.build(made, TEXTS).search(QUERIES, 3)
     same_run(Indexed.open(tmp_path / "index", made).search(QUERIES, 3), again)
-
-
-def test_states_of_frozen_layers_follow_configuration_and_weights(tiny_bert, tmp_path):
-    relu = reconfigured(tiny_bert, tmp_path / "relu", hidden_act="relu")
-    models = [built("dpr", backbone) for backbone in (tiny_bert, relu)]
-    alone = built("dpr", relu)
-    texts = list(TEXTS.values())
-    for model in models:
-        states = tmp_path / "states", {"document": texts}, Accelerator(cpu=True)
-        keep_states(model, 1, *states, untrained=True)
-    vectors = models[1].encode_documents(texts).vectors
-    assert (vectors - alone.encode_documents(texts).vectors).abs().max() < 1e-2
-    for model in (models[1], alone):
-        for weight in model.parameters():
-            weight.data.mul_(1.2)
-    changed = models[1].encode_documents(texts).vectors
-    assert (changed - vectors).abs().max() > 1e-2
-    assert (changed - alone.encode_documents(texts).vectors).abs().max() < 1e-2
 
 
 def test_a_saved_bm25_is_of_its_texts(tmp_path):

@@ -16,7 +16,6 @@ from paradigms import PARADIGMS
 from paradigms.align import (
     ALIGNMENTS,
     NORMALISERS,
-    SMALLEST,
     Alignment,
     AllPairs,
     Buckets,
@@ -315,16 +314,6 @@ def test_texts_without_a_place_score_zero(case):
         (documents, queries.map(lambda t: t[:, :, :0])),
     ):
         assert not case.rel(*sides).any()
-
-
-def test_no_salience_at_all_is_defined():
-    """Z = Σ A = 0: rel is 0, and gradients are finite (ALIGNER's ReLU can silence a whole text)."""
-    case = CASES["aligner"]
-    documents, queries = (leaves(replace(t, salience=t.salience * 0)) for t in texts(case))
-    score = case.rel(documents, queries)
-    assert (score == 0).all()
-    assert all(g.isfinite().all() for g in gradients(score, documents, queries))
-    assert (case.interact(documents, queries).normaliser == SMALLEST).all()
 
 
 @ALL

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paradigms import PARADIGMS, Paradigm
-from paradigms.align import AllPairs, DocumentToQuery, Entropic, PoolTopK, QueryToDocument, TopK, TopP
+from paradigms.align import AllPairs, DocumentToQuery, PoolTopK, QueryToDocument, TopK, TopP
 from paradigms.core import Tokens, rel
 from paradigms.encoder.settings import EncoderSettings
 from paradigms.recipe import Recipe, recipe_fields
@@ -183,13 +183,6 @@ def test_wrong_heads_name_the_file(saved, change):
 def test_recipes_that_name_what_there_is_not(changes, message):
     with pytest.raises(ValueError, match=message):
         Recipe(**recipe_fields({"name": "x", "align": "TopK(k=1)", "normalise": "total"} | changes))
-
-
-def test_recipes_with_the_former_names_of_alignments_are_read():
-    former = {"name": "x", "normalise": "one", "align": "query_to_document", "align_knobs": {}}
-    assert Recipe(**recipe_fields(former)).align == QueryToDocument()
-    former |= {"align": "entropic", "align_knobs": {"k": 1.5, "eps": 1e-5}}
-    assert Recipe(**recipe_fields(former)).align == Entropic(k=1.5, eps=1e-5)
 
 
 def test_settings_are_keywords_that_help_shows(tiny_bert):

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForMaskedLM, AutoTokenizer, BertForMaskedLM
 
-from paradigms import PARADIGMS, Paradigm, load
-from paradigms.align import AllPairs, EqualIds, one
+from paradigms import PARADIGMS, load
+from paradigms.align import EqualIds, one
 from paradigms.baselines.bm25 import BM25
 from paradigms.core import Tokens, rel
 from paradigms.data import Corpus
@@ -22,7 +22,6 @@ from paradigms.scoring.in_batch import in_batch_rel
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
 from paradigms.train.losses import contrastive, sparsity
-from tests import needs
 from tests.near import assert_same, assert_within_rounding
 from tests.tiny import built, write_headed
 
@@ -118,36 +117,6 @@ def sides(d: Tensor, q: Tensor) -> tuple[Tokens, Tokens]:
     return as_terms(d), as_terms(q).map(lambda t: t.transpose(0, 1))
 
 
-def one_vector(d: Tensor, q: Tensor) -> Tensor:
-    """rel of one vector on each side with A = 1."""
-    mask = torch.ones(1, 1, 1, dtype=torch.bool)
-    documents = Tokens(d[None, :, None], mask.expand(1, len(d), 1))
-    return rel(documents, Tokens(q[:, None, None], mask.expand(len(q), 1, 1)), AllPairs(), one)
-
-
-def test_splade_is_one_vector_of_the_vocabulary() -> None:
-    d, q = weights(5, 40, 0), weights(3, 40, 1)
-    assert_same(rel(*sides(d, q), EqualIds(), one), one_vector(d, q))
-
-
-def test_a_hybrid_of_dense_and_sparse_is_a_concatenation() -> None:
-    """As one vector, and as tokens whose dense numbers have ids that no term has (as in COIL)."""
-    d, q, e, p = weights(5, 40, 0), weights(3, 40, 1), torch.randn(5, 8).double(), torch.randn(3, 8).double()
-    both = rel(*sides(d, q), EqualIds(), one) + p @ e.T
-    assert_same(one_vector(torch.cat([d, e], 1), torch.cat([q, p], 1)), both)
-
-    def joined(tokens: Tokens, vectors: Tensor) -> Tokens:
-        parts, ids = vectors.view(*tokens.mask.shape[:2], -1), -1 - torch.arange(vectors.shape[1])
-        return Tokens(
-            torch.cat([tokens.vectors, parts[..., None]], -2),
-            torch.cat([tokens.mask, torch.ones_like(parts, dtype=torch.bool)], -1),
-            torch.cat([tokens.ids, ids.expand(parts.shape)], -1),
-        )
-
-    documents, queries = sides(d, q)
-    assert_same(rel(joined(documents, e), joined(queries, p), EqualIds(), one), both)
-
-
 def test_bm25_is_equal_ids_with_its_weights() -> None:
     bm25 = BM25(dict(zip("abcd", DOCUMENTS, strict=True)))
     counts = torch.zeros(len(QUERIES), len(bm25.vocabulary))
@@ -230,17 +199,6 @@ def test_sparsity_joins_the_loss_and_rises_quadratically(masked: Path) -> None:
     for step, share in ((0, 1 / 16), (1, 1 / 4), (3, 1), (9, 1)):
         objective.prepare(step, 12)
         assert_same(objective.loss(model, batch), plain + share * few)
-
-
-@needs.splade
-def test_a_trained_splade_finds_what_it_should() -> None:
-    model = load("offline-splade")
-    assert isinstance(model, Paradigm)
-    texts = ["the boundary layer of a wing in supersonic flow", "a recipe for bread and cheese"]
-    documents = model.encode_documents(texts)
-    scores = model.score(documents, model.encode_queries(["air over the wings of a plane", "how to bake"]))
-    assert scores.argmax(1).tolist() == [0, 1]
-    assert documents.mask.sum(-1).max() < 300
 
 
 def test_an_explanation_names_the_terms_of_its_tokens(masked: Path) -> None:

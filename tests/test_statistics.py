@@ -39,7 +39,6 @@ def test_counts_by_hand(model):
     assert int(counted.frequencies[vocabulary["[CLS]"]]) == 3
     assert counted.documents == 4
     assert counted.tokens == 5 + 2 + 6 + 3 * 2  # [CLS] and [SEP] of three texts
-    assert counted.mean_length == 19 / 4
     idf = counted.idf(torch.tensor([vocabulary["fox"], vocabulary["snow"]]))
     assert_same(idf, [math.log(1 + 3.5 / 1.5), math.log(1 + 4.5 / 0.5)])
     assert model.count_corpus(TEXTS).name == counted.name != model.count_corpus(TEXTS[1:]).name

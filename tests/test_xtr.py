@@ -9,11 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from paradigms import PARADIGMS, Paradigm
 from paradigms.align import NORMALISERS, PoolTopK, QueryToDocument
 from paradigms.core import Tokens
 from paradigms.impute import IMPUTATIONS, imputed_rel, retrieved_rel
-from paradigms.recipe import Recipe
 from paradigms.scoring.in_batch import in_batch_rel
 from paradigms.train.losses import contrastive
 from tests.near import assert_same
@@ -137,14 +135,6 @@ def test_without_imputation_search_is_the_training_score(corpus):
     A = PoolTopK(k)(S, valid, unread, unread)
     expected = (S * A).sum((-2, -1)) / NORMALISERS["retrieved"](A, unread, unread)
     assert_same(imputed_rel(S, valid, k, "none"), expected)
-
-
-def test_recipes_impute_as_they_say(tiny_bert, tmp_path):
-    paradigm = PARADIGMS["xtr"](tiny_bert, search_tokens=7, imputation="percentile")
-    paradigm.save_pretrained(tmp_path / "xtr")
-    recipe = Paradigm.from_pretrained(tmp_path / "xtr").recipe
-    assert (recipe.imputation, recipe.search_tokens, recipe.search) == ("percentile", 7, "impute")
-    assert Recipe("x", QueryToDocument(), "query_tokens", search="impute").search == "impute"
 
 
 def in_batch_loss(D: Tensor, Q: Tensor, k: int | None, target: Tensor, temperature: float) -> Tensor:

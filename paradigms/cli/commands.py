@@ -14,6 +14,7 @@ from paradigms.cli.arguments import program
 from paradigms.cli.indexed import (
     Checkpoint,
     SearchFolder,
+    check_indexed,
     index_source,
     is_indexed,
     open_folder,
@@ -169,9 +170,7 @@ def run_explain(settings: argparse.Namespace) -> None:
 
 def run_compare(settings: argparse.Namespace) -> None:
     """Search with all systems, write their runs, and print either measures or the results side by side."""
-    best = settings.best_passages
-    systems = [open_folder(folder, pickled=settings.pickled, best=best) for folder in settings.folders]
-    check_same(systems)
+    systems = open_same(settings)
     source = systems[0].origin.source
     corpus = systems[0].corpus
     queries = read_queries(settings, source)
@@ -214,15 +213,14 @@ def run_serve(settings: argparse.Namespace) -> None:
     """Run the search server until interrupted."""
     from paradigms.io.command_line import folder_name
 
+    check_indexed(settings.folders)
     try:
         from paradigms.serve import serve
     except ImportError as error:
         raise ValueError(
             f"serve needs starlette and uvicorn: pip install starlette uvicorn ({error})"
         ) from error
-    best = settings.best_passages
-    opened = [open_folder(folder, pickled=settings.pickled, best=best) for folder in settings.folders]
-    check_same(opened)
+    opened = open_same(settings)
     corpus = opened[0].corpus
     source = opened[0].origin.source
     retrievers: dict[str, Retriever] = {one.name: one.retriever for one in opened}
@@ -245,6 +243,7 @@ def run_serve(settings: argparse.Namespace) -> None:
 
 def run_mcp(settings: argparse.Namespace) -> None:
     """Answer a language model's requests on the standard input and output until the input ends."""
+    check_indexed(settings.folders)
     try:
         from paradigms.serve import Service
         from paradigms.serve.mcp import mcp_server
@@ -287,8 +286,10 @@ def measured(collection: Collection, split: str, runs: dict[str, Run], output: P
         write_text(output / "table.csv", csv_table(table))
 
 
-def check_same(systems: list[SearchFolder]) -> None:
-    """Raise ValueError unless all `systems` contain the same documents and have different names."""
+def open_same(settings: argparse.Namespace) -> list[SearchFolder]:
+    """Open folders. Raises ValueError unless all contain the same documents and have different names."""
+    best = settings.best_passages
+    systems = [open_folder(folder, pickled=settings.pickled, best=best) for folder in settings.folders]
     first, *others = systems
     for other in others:
         same_source = other.origin.source == first.origin.source and not first.origin.passages
@@ -303,6 +304,7 @@ def check_same(systems: list[SearchFolder]) -> None:
     names = [BASELINE, FUSED, *(system.name for system in systems)]
     if len(set(names)) < len(names):
         raise ValueError(f"folders need different names, got {', '.join(names)}")
+    return systems
 
 
 def identical(

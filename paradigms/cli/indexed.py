@@ -373,9 +373,26 @@ def _settle(folder: Path, fingerprint: str | None) -> Origin:
     return origin
 
 
-def is_indexed(folder: str) -> bool:
+def is_indexed(folder: str | Path) -> bool:
     """Return whether a folder was made by `index_source`."""
     return (Path(folder) / MARKER).is_file()
+
+
+def check_indexed(folders: Iterable[str | Path]) -> None:
+    """Raise FileNotFoundError unless `index_source` made the folders, ValueError if a build is unfinished."""
+    for folder in map(Path, folders):
+        if is_indexed(folder):
+            continue
+        if (folder / BEGUN).is_file():
+            command = read_settings(Origin, folder / BEGUN).command(folder)
+            raise ValueError(
+                f"the build of {folder} has not ended: unless it is running, resume it: {command}"
+            )
+        default = folder.with_name(f"{folder.name}.index")
+        hint = f"; {default} is one" if is_indexed(default) else ""
+        raise FileNotFoundError(
+            f"{folder} is not an index of `{program()} index SOURCE`: it has no {MARKER}{hint}"
+        )
 
 
 def open_folder(
@@ -388,17 +405,7 @@ def open_folder(
     build is unfinished or if corpus.jsonl has changed since it was indexed.
     """
     folder = Path(folder)
-    if not (folder / MARKER).is_file():
-        if (folder / BEGUN).is_file():
-            command = read_settings(Origin, folder / BEGUN).command(folder)
-            raise ValueError(
-                f"the build of {folder} has not ended: unless it is running, resume it: {command}"
-            )
-        default = folder.with_name(f"{folder.name}.index")
-        hint = f"; {default} is one" if (default / MARKER).is_file() else ""
-        raise FileNotFoundError(
-            f"{folder} is not an index of `{program()} index SOURCE`: it has no {MARKER}{hint}"
-        )
+    check_indexed([folder])
     origin = read_settings(Origin, folder / MARKER)
     if origin.engine:
         return _open_engine(folder, origin, paradigm or origin.open(pickled=pickled), best)

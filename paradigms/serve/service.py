@@ -109,8 +109,8 @@ class Service:
         }
 
     async def document(self, id: str) -> dict[str, str]:
-        position = self.corpus.position(id)
-        return {"id": id, "title": self.corpus.titles[position], "text": self.corpus[position]}
+        title, text = self._document(id)
+        return {"id": id, "title": title, "text": text}
 
     async def search(self, request: requests.Search) -> dict[str, Any]:
         check_not_blank(request.queries)
@@ -136,7 +136,8 @@ class Service:
             documents: dict[str, tuple[str, str]] = {}
             size = 0
             for id in dict.fromkeys(id for run in runs for id, _ in run):
-                documents[id] = self._beginning(id, request.characters)
+                title, text = self._document(id)
+                documents[id] = title, text[: request.characters]
                 size += sum(len(text.encode()) for text in documents[id])
                 cost.check_answer(size)
             answer["documents"] = documents
@@ -294,15 +295,15 @@ class Service:
             cost.check_cost(step, sum(beside, self.allowed[system.name]))
 
     def _text(self, request: requests.Explain) -> str:
-        position = self.corpus.position(request.document)
-        return self.corpus[position] if request.text is None else request.text
+        text = self._document(request.document)[1]
+        return text if request.text is None else request.text
 
     def _check_rows(self, count: int) -> None:
         cost.check_answer(count * (self._longest_id + 2 * cost.NUMBER))
 
-    def _beginning(self, id: str, characters: int) -> tuple[str, str]:
+    def _document(self, id: str) -> tuple[str, str]:
         position = self.corpus.position(id)
-        return self.corpus.titles[position], self.corpus[position][:characters]
+        return self.corpus.titles[position], self.corpus[position]
 
     def _chosen(self, names: list[str] | None) -> list[ServedSystem]:
         for name in names or ():

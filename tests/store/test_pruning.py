@@ -83,22 +83,6 @@ def test_without_salience_texts_are_cut_off():
     assert torch.equal(cut.vectors[cut.mask], equal.vectors[equal.mask])
 
 
-def test_a_pruning_ratio_is_a_share(tiny_bert, tmp_path):
-    for ratio in (0.0, -0.1, 1.1, math.nan):
-        with pytest.raises(ValueError, match=r"in \(0, 1\], got"):
-            most_salient(random_tokens(1), ratio)
-    paradigm = build(tiny_bert)
-    index = Store.build(kinds.exact(), paradigm, IDS, TEXTS, tmp_path / "all")
-    for refused in (
-        lambda: Indexed(Index(index), paradigm, keep=0.0).search(QUERIES),
-        lambda: index.copy(kinds.exact(), tmp_path / "pruned", keep=2.0),
-        lambda: Store.build(kinds.exact(), paradigm, IDS, TEXTS, tmp_path / "pruned", keep=-1.0),
-    ):
-        with pytest.raises(ValueError, match="pruning ratio"):
-            refused()
-    assert [file.name for file in tmp_path.iterdir()] == ["all"]
-
-
 ALIGNMENTS = [TopK(k=1), TopK(k=3), TopP(p=0.3), Entropic(k=2, eps=0.1)]
 
 

@@ -379,25 +379,3 @@ def test_what_was_encoded_is_compared_and_reranked(model, tmp_path, capsys, monk
     write_run(tmp_path / "found.run", found, tag="colbert")
     compared = tmp_path / "compared" / "runs" / "colbert.retrieve.run"
     assert compared.read_bytes() == (tmp_path / "found.run").read_bytes()
-
-
-def test_what_others_encoded_is_refused(model, tmp_path, tiny_bert):
-    data = collection(tmp_path / "data")
-    encode_with(model, tmp_path)
-    torch.manual_seed(1)
-    PARADIGMS["colbert"](tiny_bert, document_length=16, dim=32).save_pretrained(tmp_path / "other")
-    with pytest.raises(SystemExit, match=r"holds results with other settings .*weights"):
-        encode_with(tmp_path / "other", tmp_path)
-    with pytest.raises(SystemExit, match="made by colbert, but not by this colbert"):
-        rerank_with(tmp_path / "other", tmp_path, index=tmp_path / "encoded")
-    with pytest.raises(
-        SystemExit, match=r"config.json is missing: .* is not what experiments/encode.py writes"
-    ):
-        rerank_with(model, tmp_path, index=tmp_path)
-    text = (data / "corpus.jsonl").read_text()
-    (data / "corpus.jsonl").write_text(text.replace("the", "that", 1))
-    with pytest.raises(SystemExit, match=r"holds results with other settings .*fingerprint"):
-        encode_with(model, tmp_path)
-    with pytest.raises(SystemExit, match="holds another version of data"):
-        rerank_with(model, tmp_path, index=tmp_path / "encoded")
-    assert load_collection(data).corpus.ids == IDS

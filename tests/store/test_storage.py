@@ -23,10 +23,9 @@ from paradigms.find import INDEXES, Index, Store, kinds, open_index, ranking
 from paradigms.impute import imputed_rel
 from paradigms.io import files
 from paradigms.recipe import Recipe
-from paradigms.retrieve import Indexed
 from paradigms.store import Kind
 from paradigms.store.columns import ColumnFolder
-from tests.near import SCORES, TOLERANCE, assert_within_rounding, placed, same_scores
+from tests.near import SCORES, TOLERANCE, assert_within_rounding, placed
 
 DIM = 4
 RECIPE = Recipe("colbert", QueryToDocument(), "one")
@@ -208,20 +207,6 @@ def test_no_entry_that_no_index_has_is_deleted_by_a_build(paradigm, tmp_path, ot
     assert names(tmp_path) == ["folder", "source"]
 
 
-def test_leftovers_of_interrupted_changes_do_not_hinder_a_build(tmp_path):
-    index = build(tmp_path / "index", documents(3))
-    for name in ("deleted.bin", "errors.1.bin", "vectors.7.bin"):
-        (index.folder / name).write_bytes(b"never committed")
-    place = tmp_path / ".index.building"
-    place.mkdir()
-    (place / "manifest.json").write_text("{")
-    (place / "codec.safetensors").write_bytes(b"never committed")
-    build(index.folder, documents(4))
-    (index.folder / "manifest.json").write_text("{")  # damaged, but beside our columns
-    assert len(build(index.folder, documents(5))) == 5
-    assert names(tmp_path) == ["index"]
-
-
 def test_a_change_that_fails_after_its_commit_is_there_whole(tmp_path, monkeypatch):
     store = build(tmp_path / "index", documents(6))
     whole = files.flush
@@ -264,14 +249,6 @@ def test_what_a_full_disk_kept_of_a_change_is_removed(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert {file.name: file.read_bytes() for file in folder.folder.iterdir()} == before
-
-
-def test_an_index_whose_replacement_was_interrupted_opens_as_its_kind(tmp_path):
-    folder = build(tmp_path / "index", documents(5), kinds.faiss("Flat")).folder
-    away = tmp_path / ".index.0badf00d.partial"
-    away.mkdir()
-    folder.rename(away / "old.0badf00d")
-    assert opened(folder).kind.name == "faiss"
 
 
 def remove(name: str) -> Callable[[Path], None]:
@@ -371,20 +348,6 @@ def test_an_open_index_takes_part_in_what_others_wrote(tmp_path):
     mine = mine.add_from(documents(8, 1)[6:])
     assert sorted(mine.ids) == ["d0", "d2", "d3", "d4", "d5", "d6", "d7"]
     assert opened(tmp_path / "index").ids == mine.ids
-
-
-def test_encoded_queries_need_no_paradigm(paradigm, tmp_path):
-    index = Index(Store.build(kinds.exact(), paradigm, IDS, TEXTS))
-    asked = {"a": "old river", "b": "the bird over the sea"}
-    encoded = paradigm.encode_queries(list(asked.values()))
-    found = Indexed(index, paradigm).search(asked, 4)
-    same_scores(index.search_tokens(paradigm.recipe, encoded, 4), found.values())
-    ranked = index.rerank_tokens([paradigm.recipe], encoded, [list(found["a"]), list(found["b"])])[0]
-    same_scores(ranked, found.values())
-    with pytest.raises(ValueError, match="2 queries need as many candidates, not 1"):
-        index.rerank_tokens([paradigm.recipe], encoded, [["d1"]])
-    with pytest.raises(ValueError, match=r"queries need axes \[b, 1, j, "):
-        index.search_tokens(RECIPE, queries())
 
 
 @pytest.mark.parametrize("kind", sorted(INDEXES.keys() - {"inverted"}))

@@ -16,7 +16,6 @@ from paradigms.view.report import (
     Picture,
     Report,
     cost_picture,
-    recall_picture,
     write_pictures,
     write_report,
 )
@@ -233,22 +232,6 @@ def test_a_picture_or_a_table_alone_stands_on_the_page(sample, tmp_path, drawn: 
 
 
 @pytest.mark.parametrize(
-    "report",
-    [
-        Report("t", "s"),
-        Report("t", "s", curves={"one": {10: 1.0}}, costs=[{"system": "a", "x": float("inf")}]),
-        Report("t", "s", curves={"one": {}}),
-        Report("t", "s", alignments=[AlignmentExample("q", "d", "q", "d", True, [])]),
-    ],
-)
-def test_reports_with_little_in_them(report, tmp_path):
-    write_report(tmp_path / "report.html", report)
-    page = Page(tmp_path / "report.html")
-    assert ("No alignments were recorded." in page.text) == (not report.alignments)
-    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
-
-
-@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"links": [(0, 0, float("-inf"), 1.0)]}, "system 'S': a number is not finite"),
@@ -261,25 +244,3 @@ def test_broken_alignments_are_named(change, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         write_report(tmp_path / "report.html", Report("t", "s", alignments=[broken]))
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.filterwarnings("ignore:Glyph")
-def test_pictures_of_hostile_text_and_of_nothing(tmp_path):
-    recall_picture({text: {1: 0.2, 10: 0.4} for text in HOSTILE}).savefig(tmp_path / "r.png")
-    with pytest.raises(ValueError, match="no recall curve"):
-        recall_picture({})
-
-
-@pytest.mark.parametrize("kind", ["recall", "cost"])
-def test_a_long_legend_is_inside_the_figure(kind: str):
-    names = [f"system-{number}" for number in range(40)]
-    if kind == "recall":
-        figure = recall_picture({name: {1: 0.2, 10: 0.4} for name in names})
-        (legend,) = (axes.get_legend() for axes in figure.axes)
-    else:
-        quality = {"test": dict.fromkeys(names, Interval(0.5, 0.4, 0.6))}
-        figure = cost_picture(quality, {"bytes": dict.fromkeys(names, 10.0)}, "nDCG@10")
-        (legend,) = figure.legends
-    figure.draw_without_rendering()
-    drawn = legend.get_window_extent()
-    assert 0 <= drawn.y0 < drawn.y1 <= figure.bbox.height

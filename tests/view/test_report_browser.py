@@ -73,14 +73,6 @@ def test_a_link_restores_what_was_chosen_shown_and_held(tab, report):
     assert tab.text("#systems .linked").startswith("sea ↔ seas 100%")
 
 
-def test_a_system_is_hidden_and_shown(tab, report):
-    show(tab, report)
-    tab.click("#choose-systems input")
-    assert tab.texts("#systems .card h3") == ["aligner"]
-    tab.click("#choose-systems input")
-    assert tab.texts("#systems .card h3") == ["colbert", "aligner"]
-
-
 def test_the_keyboard_reaches_holds_and_lets_go(tab, report):
     show(tab, report)
     tab.script("document.querySelector('#systems .tokens.document .token').focus()")
@@ -95,11 +87,3 @@ def test_the_keyboard_reaches_holds_and_lets_go(tab, report):
     assert state_of(tab)["hold"] == ["document seas 0"]
     tab.press("Escape")
     assert "hold" not in state_of(tab)
-
-
-def test_the_pointer_shows_a_token_in_every_card(tab, report):
-    show(tab, report)
-    tab.point("#systems .tokens.query .token")
-    assert [said[:13] for said in tab.texts("#systems .linked")] == ["fish ↔ fish 1"] * 2
-    tab.point("h1")
-    assert tab.text("#systems .linked").startswith("fish ↔ fish 90%")
