@@ -43,6 +43,7 @@ from paradigms.statistics import Statistics, statistics_of
 from paradigms.trainable import Trainable
 
 COUNTED = 256  # documents tokenised at once to count a corpus
+FLOOR_TEXTS = 1000  # texts in which floors are counted
 Input: TypeAlias = Any  # a text; some models from other libraries also accept images (`saving.library`)
 # What an alignment may read, in words.
 READS = {
@@ -128,16 +129,16 @@ class Paradigm(Trainable):
 
         return Statistics.of(documents(), len(self.encoder.tokenizer))
 
-    def count_floors(self, texts: Sequence[str], share: float, sample: int = 1000) -> Statistics:
+    def count_floors(self, texts: Sequence[str], share: float) -> Statistics:
         """Count the corpus, and estimate a floor for each vocabulary token (`align.TableExcess`).
 
-        The first `sample` texts are encoded as documents and as queries. A token's floor is the mean, over
-        its occurrences in these queries, of the similarity that `share` of the document tokens reach. Tokens
-        without an occurrence have the mean floor of all others.
+        The first `FLOOR_TEXTS` texts are encoded as documents and as queries. A token's floor is the mean,
+        over its occurrences in these queries, of the similarity that `share` of the document tokens reach.
+        Tokens without an occurrence have the mean floor of all others.
         """
         texts = as_sequence(texts, "texts")
         counted = self.count_corpus(texts)
-        chosen = [text for text in texts[:sample] if text.strip()]
+        chosen = [text for text in texts[:FLOOR_TEXTS] if text.strip()]
         D = torch.from_numpy(np.concatenate(self.encode(chosen)))
         rank = max(1, round(share * len(D)))
         sums = torch.zeros(len(counted.frequencies))

@@ -26,17 +26,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch import nn
 
-from paradigms import PARADIGMS, Paradigm, load
-from paradigms.data import Corpus
+from paradigms import PARADIGMS, Paradigm
 from paradigms.encoder.precision import autocast
 from paradigms.encoder.settings import SIDES
 from paradigms.encoder.text import ENCODERS
 from paradigms.find import Store, open_index
 from paradigms.io.plugins import load_plugins
 from paradigms.retrieve import Indexed
-from paradigms.train.contrastive import Contrastive
-from paradigms.train.examples import Example
-from paradigms.train.loop import Paused, TrainingSettings, train
 from paradigms.train.states import keep_states
 from tests.near import assert_within_rounding
 from tests.tiny import write_checkpoint
@@ -179,11 +175,8 @@ class Kept:
     checked: int = -1  # the world's `version` of the last check
 
     def __post_init__(self) -> None:
-        self.texts, self.made = dict(self.world.texts), self.now()
+        self.texts, self.made = dict(self.world.texts), self.world.content()
         self.make()
-
-    def now(self) -> str:
-        return self.world.content()
 
     def make(self) -> None: ...
     def add(self, id: str, text: str) -> None:
@@ -252,25 +245,6 @@ class Compressed(OnDisk):
     kind = "compressed"
 
 
-class WithTexts(OnDisk):
-    """An index in a folder, opened with the texts of the moment."""
-
-    def now(self) -> str:
-        return json.dumps([self.world.content(), self.world.texts])
-
-    def shared(self) -> Texts:
-        return {id: text for id, text in self.world.texts.items() if id in self.texts}
-
-    def opened(self) -> Indexed:
-        index = Indexed.open(self.folder, self.world.model, Corpus.of(self.world.texts))
-        return index.only(self.shared())
-
-    def anew(self) -> Any:
-        model = self.world.anew()
-        dim = min(model.encoder.dim, self.dim())
-        return Indexed.build(model, self.shared(), dim=dim).search(QUERIES)
-
-
 class Unkept(OnDisk):
     """An index in memory."""
 
@@ -322,58 +296,14 @@ class Read(States):
         return self.world.model.encode(list(self.world.texts.values()))
 
 
-class Saved(Kept):
-    """A saved model, which answers as the model that was saved."""
-
-    def make(self) -> None:
-        self.described = self.world.described()
-        self.names = self.world.weights, self.world.opened
-        self.world.model.save_pretrained(self.folder)
-
-    def answer(self) -> Any:
-        return load(self.folder).encode(TEXTS)
-
-    def anew(self) -> Any:
-        return self.described.made().encode(TEXTS)
-
-
-class Training(Kept):
-    """A training that paused after its first step; to open it is to go on."""
-
-    def now(self) -> str:
-        return json.dumps([self.world.name, self.world.settings, self.world.texts, self.world.content()])
-
-    def make(self) -> None:
-        with pytest.raises(Paused):
-            self.trained(self.folder, minutes=1e-9)
-
-    def answer(self) -> Any:
-        return self.trained(self.world.copied(self.folder))
-
-    def anew(self) -> Any:
-        return self.trained(self.world.free())
-
-    def trained(self, folder: Path, minutes: float = 0.0) -> Any:
-        model, corpus = self.world.described().made(), Corpus.of(self.world.texts)
-        examples = [Example(f"the {text}", n, (), (n,)) for n, text in enumerate(corpus)]
-        how = TrainingSettings(steps=2, batch_size=2, trained_layers=1, minutes=minutes)
-        objective = Contrastive(model, corpus, examples)
-        trained = train(model, objective, how, folder, accelerator=self.world.accelerator, progress=False)
-        return trained.state_dict()
-
-
 KINDS: dict[str, type[Kept]] = {
     "index": OnDisk,
     "compressed index": Compressed,
-    "index with texts": WithTexts,
     "index in memory": Unkept,
     "states": States,
     "states being read": Read,
-    "model": Saved,
-    "training": Training,
 }
-GROWN = ("index", "index with texts", "index in memory")
-COSTLY = ("model", "training")
+GROWN = ("index", "index in memory")
 
 
 @cache
@@ -424,13 +354,8 @@ class World(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "patch"):
             return
-        try:
-            for what in COSTLY:
-                if what in self.kept:
-                    self.check(what, self.kept[what])
-        finally:
-            self.patch.undo()
-            shutil.rmtree(self.root)
+        self.patch.undo()
+        shutil.rmtree(self.root)
 
     # What the kept ones ask of the world.
 
@@ -438,9 +363,6 @@ class World(RuleBasedStateMachine):
         """A folder that does not exist."""
         self.number += 1
         return self.root / str(self.number)
-
-    def copied(self, folder: Path) -> Path:
-        return Path(shutil.copytree(folder, self.free()))
 
     def described(self) -> Description:
         weights = {name: weight.clone() for name, weight in self.model.state_dict().items()}
@@ -548,7 +470,7 @@ class World(RuleBasedStateMachine):
         try:
             kept.add(id, text)
         except REFUSED:
-            if kept.made == kept.now():
+            if kept.made == self.content():
                 raise
             return
         kept.texts[id] = text
@@ -557,19 +479,10 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: any(isinstance(kept, OnDisk) for kept in self.kept.values()))
     @rule(data=st.data())
     def cut(self, data: st.DataObject) -> None:
-        kept = self.kept.get(data.draw(st.sampled_from(["index", "index with texts", "index in memory"])))
+        kept = self.kept.get(data.draw(st.sampled_from(GROWN)))
         if kept is not None and len(kept.texts) > 1:
             kept.delete(data.draw(st.sampled_from(list(kept.texts))))
             self.changed("cut")
-
-    @precondition(lambda self: "model" in self.kept)
-    @rule()
-    def reopen(self) -> None:
-        """Take the saved model into memory."""
-        saved = self.kept["model"]
-        self.use(saved.described, *saved.names)
-        self.model = load(saved.folder)
-        self.changed("reopened")
 
     # Answers.
 
@@ -579,15 +492,7 @@ class World(RuleBasedStateMachine):
             return
         self.check("memory", self.memory)
         for what, kept in list(self.kept.items()):
-            if what not in COSTLY:
-                self.check(what, kept)
-
-    @precondition(lambda self: any(name in COSTLY for name in self.kept))
-    @rule(data=st.data())
-    def go_on(self, data: st.DataObject) -> None:
-        """Check something whose answer takes long, which is otherwise checked at the end alone."""
-        what = data.draw(st.sampled_from([name for name in self.kept if name in COSTLY]))
-        self.check(what, self.kept[what])
+            self.check(what, kept)
 
     def check(self, what: str, kept: Kept) -> None:
         """Check that it answers as one made anew, or is refused and its content is another's."""
@@ -597,7 +502,7 @@ class World(RuleBasedStateMachine):
         try:
             found = kept.answer()
         except REFUSED as error:
-            if kept.made == kept.now():
+            if kept.made == self.content():
                 raise AssertionError(f"{what} is refused, though it has the same content") from error
             return
         try:

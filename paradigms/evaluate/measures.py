@@ -152,12 +152,10 @@ def on_split(run: Run, split: Split, measures: Sequence[str] = MEASURES) -> PerQ
     return per_query(run, split.judgements, measures, groups=split.groups, every=bool(split.answers))
 
 
-def cutoff_curve(
-    run: Run, split: Split, measure: str = "R", cutoffs: Sequence[int] = CUTOFFS
-) -> dict[int, float]:
-    """Map each k to the mean of `measure`@k on the split; "R" is recall."""
-    results = on_split(run, split, [f"{measure}@{k}" for k in cutoffs])
-    return {k: results.mean(f"{measure}@{k}") for k in cutoffs}
+def cutoff_curve(run: Run, split: Split, measure: str) -> dict[int, float]:
+    """Map each k of `CUTOFFS` to the mean of `measure`@k on the split; "R" is recall."""
+    results = on_split(run, split, [f"{measure}@{k}" for k in CUTOFFS])
+    return {k: results.mean(f"{measure}@{k}") for k in CUTOFFS}
 
 
 def bootstrap_intervals(

@@ -7,12 +7,11 @@ Both libraries pass Q as [x, j, h] and D as [y, n, i, h], with n documents for e
 the same axes except h; None means that all tokens are real.
 """
 
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from paradigms.align import Alignment
-from paradigms.core import Tokens, rel
+from paradigms.core import Tokens
 from paradigms.recipe import Recipe
 from paradigms.scoring.in_batch import in_batch_rel
 
@@ -22,15 +21,15 @@ Mask = Bool[Tensor, "..."] | Int[Tensor, "..."] | None
 class Scorer:
     """Compute rel of all queries and documents [x, y·n]; document m of query y is in column y·n + m.
 
-    paired: score only the n documents that belong to each query, [x, n], for distillation losses. Raises
-    ValueError if the alignment depends on token ids, because these losses do not pass them.
+    Raises ValueError if the alignment depends on token ids, because these losses do not pass them.
     """
 
-    def __init__(self, align: Alignment, normalise: str = "query_tokens", *, paired: bool = False) -> None:
+    def __init__(self, align: Alignment, normalise: str = "query_tokens") -> None:
         recipe = Recipe("the scorer", align, normalise)
         if recipe.align.reads & {"ids", "statistics"}:
             raise ValueError(f"the alignment {align} reads token ids, which these losses do not pass")
-        self.align, self.normalise, self.paired = recipe.align, recipe.normalise_function, paired
+        self.align = recipe.align
+        self.normalise = recipe.normalise_function
 
     def __call__(
         self,
@@ -41,9 +40,6 @@ class Scorer:
     ) -> Float[Tensor, "x m"]:
         queries = Tokens(queries_embeddings[:, None], _real(queries_embeddings, queries_mask)[:, None])
         documents = Tokens(documents_embeddings, _real(documents_embeddings, documents_mask))
-        if self.paired:
-            with torch.autocast(documents.vectors.device.type, enabled=False):  # as in `in_batch_rel`
-                return rel(documents, queries, self.align, self.normalise)
         pool = documents.map(lambda t: t.flatten(0, 1)[None])
         return in_batch_rel(pool, queries, self.align, self.normalise)
 

@@ -13,7 +13,6 @@ import os
 import random
 import shutil
 import struct
-import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -23,7 +22,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from safetensors.numpy import load_file, save_file
-from torch import Tensor
 
 import paradigms
 from paradigms.baselines.bm25 import BM25
@@ -40,8 +38,7 @@ from paradigms.data import (
     write_folder,
 )
 from paradigms.data.texts import json_lines
-from paradigms.encoder.batches import Batch
-from paradigms.encoder.frozen import KEPT, LowerStates
+from paradigms.encoder.frozen import KEPT
 from paradigms.find import Store, kinds
 from paradigms.generative.model import Generative
 from paradigms.generative.retriever import GenerativeRetriever
@@ -396,41 +393,6 @@ def count_collection(folder: Path, sound: Path) -> None:
         raise Silent(f"{rows} rows and problems of {wanted} lines: {loaded.problems}")
 
 
-def tokenize(texts: Any) -> Batch:
-    """A token for each of a text's words, by its length."""
-    rows = [torch.tensor([len(word) for word in text.split()]) for text in texts]
-    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    return Batch(ids, (ids > 0).long(), ids > 0)
-
-
-def compute(batch: Batch) -> Tensor:
-    return torch.sin(batch.input_ids[..., None] * torch.arange(1, 9)).half()
-
-
-GROUPS = [[f"{'a' * (n + 1)} {'b' * m} sea" for m in range(1, 5)] for n in range(3)]
-
-
-def states(folder: Path) -> None:
-    store = LowerStates(folder / "states")
-    for group in GROUPS:
-        store.add(group, tokenize, compute)
-        store.open()
-
-
-def read_states(folder: Path, sound: Path) -> None:
-    """Damaged states of frozen layers are computed again."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        store = LowerStates(folder)
-        for group in GROUPS:
-            if not torch.equal(store.find(tokenize(group), compute), compute(tokenize(group))):
-                raise Silent("other states")
-            store.add(group, tokenize, compute)
-            store.open()
-    if len(store) != sum(map(len, GROUPS)) or len(LowerStates(folder)) != len(store):
-        raise Lost("states that were to be computed again")
-
-
 # --- folders of others --------------------------------------------------------------------------------
 
 
@@ -509,7 +471,6 @@ STRANGERS: dict[str, Attack] = {
     "lines of texts, queries, runs and judgements": TEXTS.attack(lines),
     "bytes of texts, queries, runs and judgements": TEXTS.attack(any_bytes),
     "lines of a collection": Target(collection, count_collection, ("beir",)).attack(lines),
-    "bytes of frozen states": Target(states, read_states, ("states",)).attack(any_bytes),
     "folders of others": Attack(lambda folder: None, folders_of_others),
 }
 for kind in KINDS:

@@ -2,8 +2,10 @@
 
 import json
 import re
-from dataclasses import asdict, replace
+import warnings
+from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -28,72 +30,47 @@ HOSTILE = [
     "emoji 👩‍🔬🧪, שלום עולם, مرحبا, 漢字, \ud800",
     "$\\alpha$ mathtext $ and _under_",
 ]
-SYSTEMS = ("BM25", "DPR", "ColBERT", "ALIGNER")
 TEXTS = {"numpy.linalg:solve": "solve a linear matrix equation", "scipy.signal:filter": "filter an array"}
 
 
-def align(system: str, query: str, document: str, generator: np.random.Generator) -> Explanation:
-    """Align each query token to two document tokens, with salience for ALIGNER."""
-    q, d = ["[CLS]", *query.split()], ["[CLS]", *document.split(), "[SEP]"]
-    saliences = (generator.random(len(q)).tolist(), generator.random(len(d)).tolist())
+def align(system: str, query: str, document: str) -> Explanation:
+    """Align each query token to two document tokens, with salience on both sides."""
+    generator = np.random.default_rng(len(system))
+    q, d = ["[CLS]", *query.split()], ["##" + system, *document.split(), "[SEP]"]
+    saliences = generator.random(len(q)).tolist(), generator.random(len(d)).tolist()
     S, A = generator.normal(size=(len(d), len(q))), np.zeros((len(d), len(q)))
     for j in range(len(q)):
         A[np.argsort(-S[:2, j]), j] = 1
-    if system == "ALIGNER":
-        A *= np.outer(saliences[1], saliences[0])
+    A *= np.outer(saliences[1], saliences[0])
     links = [(int(i), int(j), S[i, j], A[i, j]) for i, j in np.argwhere(A)]
-    drawn = saliences if system == "ALIGNER" else (None, None)
-    return Explanation(system, f"what {system} reads", q, d, links, A.sum(), (S * A).sum() / A.sum(), *drawn)
+    return Explanation(system, system, q, d, links, A.sum(), (S * A).sum() / A.sum(), *saliences)
 
 
 @pytest.fixture(scope="module")
 def sample():
-    """Four systems, two stages, two queries and documents."""
+    """Two stages, two queries and documents; all names are hostile."""
     generator = np.random.default_rng(0)
     tables = []
-    for stage in ("Retrieve", "Rerank"):
+    for stage in HOSTILE[:2]:
         results = {
             system: PerQuery(
                 [f"q{x}" for x in range(40)], {m: generator.random(40) for m in ("nDCG@10", "R@10")}
             )
-            for system in SYSTEMS
+            for system in HOSTILE
         }
-        tables.append(result_table(stage, results, baseline="BM25"))
+        tables.append(result_table(stage, results, baseline=HOSTILE[0]))
     examples = [
-        AlignmentExample(q, d, TEXTS[q], text, q == d, [align(s, TEXTS[q], text, generator) for s in SYSTEMS])
-        for q in TEXTS
-        for d, text in TEXTS.items()
+        AlignmentExample(text, d, text, TEXTS[d], d == "scipy.signal:filter", [align(text, q, TEXTS[d])])
+        for text, (q, d) in zip(HOSTILE, product(TEXTS.values(), [*TEXTS, next(iter(TEXTS))]), strict=True)
     ]
     return Report(
-        title="Four paradigms on pydocs",
+        title=HOSTILE[0],
         summary="pydocs, 2,500 documents, 300 test queries (made-up numbers)",
         tables=tables,
-        curves={system: {k: float(generator.random()) for k in (1, 10, 100)} for system in SYSTEMS},
-        costs=[{"system": system, "parameters": 22_713_216, "encode seconds": None} for system in SYSTEMS],
-        settings={"collection": "pydocs", "learning_rate": 2e-5},
+        curves={system: {k: float(generator.random()) for k in (1, 10, 100)} for system in HOSTILE},
+        costs=[{"system": text, "parameters": 22_713_216, "encode seconds": None} for text in HOSTILE],
+        settings={text: text for text in HOSTILE} | {"learning_rate": 2e-5},
         environment={"torch": "2.13.0"},
-        notes=["A subset of pydocs; --size full takes all."],
-        alignments=examples,
-    )
-
-
-def hostile_report() -> Report:
-    examples = []
-    for text in HOSTILE:
-        empty = Explanation(text, HOSTILE[0], [text, *HOSTILE], [], [], 1.0, -0.5)
-        links, query = [(0, 1, -0.5, 1.0), (5, 0, 0.25, 1.0)], [text, "##" + text, "▁x"]
-        negative = Explanation("negative", HOSTILE[0], query, list(HOSTILE), links, 1.0, -0.5)
-        examples.append(AlignmentExample(text, HOSTILE[0], text, "", False, [empty, negative]))
-    results = {text: PerQuery(["q"], {"nDCG@10": np.array([0.5])}) for text in HOSTILE}
-    strings = {text: text for text in HOSTILE}
-    return Report(
-        title=HOSTILE[0],
-        summary=HOSTILE[1],
-        tables=[result_table(HOSTILE[0], results, baseline=HOSTILE[0])],
-        curves={text: {1: 0.2} for text in HOSTILE},
-        costs=[{"system": text, text: text} for text in HOSTILE],
-        settings=strings,
-        environment=strings,
         notes=HOSTILE,
         alignments=examples,
     )
@@ -107,7 +84,8 @@ class Page(HTMLParser):
         self.elements: list[tuple[str, dict]] = []
         self.scripts: list[tuple[dict, str]] = []
         self.text = ""
-        self.feed(path.read_text(encoding="utf-8"))
+        self.raw = path.read_text(encoding="utf-8")
+        self.feed(self.raw)
 
     def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
@@ -129,7 +107,8 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def page(sample, tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "report.html"
-    write_report(path, sample)
+    with warnings.catch_warnings(action="ignore"):  # glyphs that no font has
+        write_report(path, sample)
     return Page(path)
 
 
@@ -145,6 +124,11 @@ def test_report_needs_nothing_from_outside(page):
     assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest|innerHTML|eval\(", page.text)
 
 
+def plain(text: str) -> str:
+    """A text as UTF-8 can hold it."""
+    return text.replace("\ud800", "?")
+
+
 def test_report_shows_every_number(page, sample):
     for table in sample.tables:
         assert table.title in page.text
@@ -158,11 +142,10 @@ def test_report_shows_every_number(page, sample):
     for curve in sample.curves.values():
         for value in curve.values():
             assert f"{value:.3f}" in page.text
-    for text in (sample.title, sample.summary, *sample.notes):
+    for text in (sample.title, sample.summary, *map(plain, sample.notes)):
         assert text in page.text
     for text in ("22.7 M", "parameters", "learning_rate", "2.13.0"):
         assert text in page.text
-    assert json.loads(json.dumps(asdict(sample)))["alignments"][0]["systems"][0]["system"] == "BM25"
 
 
 def test_alignment_data_holds_what_rel_sums(page, sample):
@@ -170,29 +153,24 @@ def test_alignment_data_holds_what_rel_sums(page, sample):
     assert len(data) == len(sample.alignments)
     for shown, example in zip(data, sample.alignments, strict=True):
         for field in ("query", "document", "relevant"):
-            assert shown[field] == getattr(example, field)
+            assert shown[field] == (
+                plain(value) if isinstance(value := getattr(example, field), str) else value
+            )
         for drawn, system in zip(shown["systems"], example.systems, strict=True):
-            assert (drawn["system"], drawn["reads"]) == (system.system, system.reads)
-            assert (drawn["query"], drawn["document"]) == (system.query_tokens, system.document_tokens)
+            assert drawn["system"] == drawn["reads"] == plain(system.system)
+            assert drawn["query"] == system.query_tokens
+            assert drawn["document"] == [plain(token) for token in system.document_tokens]
             assert list(zip(drawn["i"], drawn["j"], strict=True)) == [(i, j) for i, j, _, _ in system.links]
             rel = np.dot(drawn["s"], drawn["a"]) / drawn["Z"]
             assert rel == pytest.approx(drawn["rel"], rel=2e-3, abs=1e-3)
-            salience = drawn["document_salience"]
-            assert salience is None or len(salience) == len(drawn["document"])
+            assert len(drawn["document_salience"]) == len(drawn["document"])
 
 
-@pytest.mark.filterwarnings("ignore:Glyph")
-def test_hostile_text_stays_text(tmp_path):
-    write_report(tmp_path / "report.html", hostile_report())
-    page = Page(tmp_path / "report.html")
+def test_hostile_text_stays_text(page):
     assert len(page.scripts) == 2
     assert [tag for tag, _ in page.elements if tag in {"b", "img"}] == ["img"]  # the chart
     assert "window.broken" not in page.scripts[1][1]
-    for shown, text in zip(page.data(), HOSTILE, strict=True):
-        assert shown["query"] == text.replace("\ud800", "?")
-        assert shown["systems"][0]["document"] == []
-    raw = (tmp_path / "report.html").read_text(encoding="utf-8")
-    block = raw.split('id="alignments">')[1].split("</script>")[0]
+    block = page.raw.split('id="alignments">')[1].split("</script>")[0]
     assert "<" not in block
     assert "{{ 7 * 7 }}" in page.text  # templates inside data are not rendered
 
@@ -221,7 +199,7 @@ def test_a_picture_or_a_table_alone_stands_on_the_page(sample, tmp_path, drawn: 
     figure = cost_picture(QUALITY, COSTS, "nDCG@10") if drawn else None
     rows = [{"system": "<a>", "bytes": 1234567.0}, {"system": "b", "bytes": None}]
     picture = Picture("cost", "What quality costs", "in bytes & ms", figure, rows)
-    report = replace(sample, pictures=[picture], alignments=[])
+    report = replace(sample, pictures=[picture], alignments=[], curves={"one": {1: 0.5}})
     write_report(tmp_path / "report.html", report)
     page = Page(tmp_path / "report.html")
     assert all(text in page.text for text in ("What quality costs", "in bytes & ms", "<a>", "1.23 M", "–"))
