@@ -28,7 +28,7 @@ from paradigms import GENERATIVE, evaluate
 from paradigms.data import Run, Split, read_run
 from paradigms.data.identical import left_out
 from paradigms.data.within import learned_share
-from paradigms.encoder.backbone import PACKAGED
+from paradigms.encoder.backbone import original
 from paradigms.evaluate import MEASURES, Interval, PerQuery
 from paradigms.evaluate.gate import measure_gate
 from paradigms.evaluate.table import Cell, ResultTable
@@ -176,12 +176,10 @@ def summary(
         for name, system in settings.chosen.items()
         if system.checkpoint
     )
-    packaged = PACKAGED.get(settings.backbone)
-    encoder = packaged.original if packaged and packaged.original else settings.backbone
     seeds = f"seed{'s' * (len(settings.seeds) > 1)} {', '.join(map(str, settings.seeds))}"
     return (
         f"{asked_of} queries over {len(data.collection.corpus):,} documents. By default, encoders are "
-        f"trained from {encoder} for {settings.steps} steps of "
+        f"trained from {original(settings.backbone)} for {settings.steps} steps of "
         f"{settings.batch_size * where['processes']} queries, with {seeds}{loaded}. "
         f"{'After an interruption, the rest of the job' if resumed else 'The job'} took {seconds:.0f} s."
     )

@@ -59,6 +59,11 @@ PACKAGED = {
 }
 
 
+def original(name: str) -> str:
+    """Return the hub name of a checkpoint in `PACKAGED`, if it has one; other names are returned unchanged."""
+    return (PACKAGED[name].original if name in PACKAGED else "") or name
+
+
 def packaged(name: str | Path) -> str | Path:
     """Return the folder of a checkpoint in `PACKAGED`; other names are returned unchanged.
 

@@ -1,0 +1,414 @@
+"""What do recent methods add to MaxSim, if the token vectors stay as they are?
+
+BM25's first documents are ranked by MaxSim and by methods that change one part of the formula: A (a soft
+maximum), Z (the document's length), the weights of query tokens (IDF, or a weight for each vocabulary entry,
+learned from training queries), and D (fewer tokens). Dev queries choose every free number, and each method
+stands beside its control. The share of MaxSim's products that an exact early exit needs is counted, too.
+Collections may be added to a results folder.
+"""
+
+from dataclasses import field
+from pathlib import Path
+
+from studies.settings import (
+    Backbone,
+    Collections,
+    Documents,
+    Lengths,
+    Queries,
+    Results,
+    Seed,
+    at_least,
+    different,
+    launch,
+)
+
+from paradigms.io.command_line import flags
+
+
+@flags()
+class Settings(Results, Collections, Documents, Backbone, Lengths, Queries, Seed):
+    """Settings for the encoder, collections and candidates."""
+
+    depth: int = 100
+    """documents per query that BM25 retrieves and every method ranks"""
+    examples: int = 2000
+    """training queries from which weights are learned"""
+    epochs: list[int] = field(default_factory=lambda: [1, 3, 10])
+    """numbers of epochs, among which dev queries choose"""
+    dev_queries: int = 200
+    """dev queries, drawn by a hash"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        different(self, "collections", "epochs")
+        at_least(self, depth=FIRST + 1, examples=1, epochs=1, dev_queries=1)
+
+
+FIRST = 10  # documents that an early exit must find
+launch(__name__, Settings, __doc__)  # before the slow imports
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from jaxtyping import Float, Int
+from papers.implicit_idf.floors import weighted
+from papers.lee2023.token_measures import best_documents, stored_ids
+from studies.model_runs import Job, StudyData, bind, open_study, run_jobs
+from studies.pages import Measured, Section, publish, shown
+
+from paradigms import Paradigm
+from paradigms.colbert import colbert
+from paradigms.data import Run, Split
+from paradigms.data.collection import hash_order
+from paradigms.encoder.backbone import original
+from paradigms.evaluate import candidates, holm, paired_test, per_query, seeds_interval
+from paradigms.find import Index, Store, kinds
+from paradigms.io.command_line import folder_name
+from paradigms.io.progress import progress_bar
+from paradigms.train.script import begin
+
+NDCG = "nDCG@10"
+BATCH = 64  # queries per step of learning weights
+RATE = 0.05  # Adam's, for the logarithms of weights
+SAMPLE = 2000  # query tokens whose best document tokens measure what each one is worth
+SOFT = (0.01, 0.02, 0.05, 0.1)  # τ of the soft maximum, in units of cosine
+POWERS = (0.02, 0.05, 0.1, 0.2)  # b of Z = N · length^b
+SHARES = {2: "half of the tokens", 4: "a quarter of the tokens"}
+CONTROLS = {  # method -> its control; pruned tokens also have the first tokens
+    "MaxSim": "bm25",
+    "soft maximum": "MaxSim",
+    "divided by length^b": "MaxSim",
+    "IDF weights": "MaxSim",
+    "learned weights": "IDF weights",
+}
+CONTROLS |= {f"{share}, {way}": "MaxSim" for share in SHARES.values() for way in ("first", "pooled")}
+CONTROLS |= {
+    f"{share}, {way}": f"{share}, first" for share in SHARES.values() for way in ("random", "rare", "cells")
+}
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """One query's candidates in an index, in BM25's order.
+
+    rows: positions of the documents. ids: of the query's tokens. tokens: places of the documents' tokens in
+    the index. starts: where each document begins among them. S: similarities.
+    """
+
+    rows: Int[np.ndarray, " n"]
+    ids: Int[np.ndarray, " j"]
+    tokens: Int[np.ndarray, " t"]
+    starts: Int[np.ndarray, " n"]
+    S: Float[np.ndarray, "j t"]
+
+    @property
+    def lengths(self) -> Int[np.ndarray, " n"]:
+        return np.diff(self.starts, append=len(self.tokens))
+
+    def maxima(self, stays: np.ndarray | None = None) -> Float[np.ndarray, "j n"]:
+        """Return the maximum over i of S, of all tokens or of those at the places that stay in the index."""
+        S = self.S if stays is None else np.where(stays[self.tokens], self.S, -np.inf)
+        return np.maximum.reduceat(S, self.starts, axis=1)
+
+
+Scores = Callable[[Candidates], Float[np.ndarray, " n"]]
+Systems = dict[str, dict[str, tuple[int, Scores]]]  # method -> value of its free number -> pooling, scores
+
+
+def main(settings: Settings) -> None:
+    accelerator, console = begin(settings)
+    bind(settings, accelerator, {"collections"}, ("backbone",))
+    sections = {}
+    for collection in settings.collections:
+        data = open_study(settings, console, ("training", "dev", "test"), collection)
+        name = folder_name(collection)
+        (result,) = run_jobs([job(name, data, settings, accelerator)], accelerator, console)
+        sections[name] = section(name, result)
+    summary = (
+        f"ColBERT from {original(settings.backbone)}, not trained here, ranks BM25's first {settings.depth} documents, "
+        f"cut after {settings.document_length} tokens. {settings.dev_queries} dev queries choose free "
+        f"numbers; weights are learned from {settings.examples:,} training queries."
+    )
+    publish(settings, "Methods on frozen token vectors", summary, sections, accelerator)
+    accelerator.end_training()
+
+
+def job(name: str, data: StudyData, settings: Settings, accelerator: Accelerator) -> Job:
+    """Make the job that measures all methods on one collection."""
+
+    def prepare() -> Paradigm:
+        torch.manual_seed(settings.seed)
+        return colbert(
+            settings.backbone,
+            query_length=settings.query_length,
+            document_length=settings.document_length,
+        ).to(accelerator.device)
+
+    def measured(paradigm: Paradigm) -> Measured:
+        return measure(paradigm.eval(), data, settings, accelerator.mixed_precision)
+
+    return Job(name, Path(settings.output) / name / "values.json", prepare, measured)
+
+
+def measure(paradigm: Paradigm, data: StudyData, settings: Settings, precision: str) -> Measured:
+    """Measure each method's nDCG@10 on test queries, with the free numbers that dev queries choose."""
+    corpus = data.collection.corpus
+    store = Store.build(kinds.exact(), paradigm, corpus.ids, corpus, precision=precision)
+    indexes = {1: Index(store)} | {n: Index(store.copy(kinds.exact(), pool=n)) for n in SHARES}
+    idf = paradigm.count_corpus(corpus).idf(torch.arange(len(paradigm.encoder.tokenizer))).numpy()
+
+    def pool(split: Split) -> Run:
+        return candidates(data.bm25.search(split.queries, settings.depth), settings.depth)
+
+    train = data.train.only(hash_order(data.train.queries)[: settings.examples])
+    dev = data.dev.only(hash_order(data.dev.queries)[: settings.dev_queries])
+    examples = list(examples_of(paradigm, indexes[1], train, pool(train)))
+    weights = {
+        f"{start}, {count} epochs": learned
+        for start, first in (("ones", np.ones_like(idf)), ("IDF", idf))
+        for count, learned in learn(first, examples, settings.epochs, settings.seed).items()
+    }
+    queries = paradigm.encode_queries(list(train.queries.values())).to("cpu")
+    vectors = queries.vectors[queries.mask].float()
+    drawn = torch.randperm(len(vectors), generator=torch.Generator().manual_seed(settings.seed))[:SAMPLE]
+    ids = stored_ids(paradigm, indexes[1], corpus)
+    worths = {
+        "first": -np.arange(len(ids)),
+        "random": np.random.default_rng(settings.seed).random(len(ids)),
+        "rare": idf[ids],
+        "cells": cell_worths(store, vectors[drawn]),
+    }
+    systems = systems_of(idf, weights, worths, store.offsets)
+    on_dev, _ = values_of(paradigm, indexes, dev, pool(dev), systems)
+    best = {}
+    for method, of in on_dev.items():
+        means = {value: float(np.mean(each)) for value, each in of.items()}
+        best[method] = max(means, key=means.__getitem__)
+    chosen = {method: {value: systems[method][value]} for method, value in best.items()}
+    on_test, needed = values_of(paradigm, indexes, data.test, pool(data.test), chosen)
+    return {
+        "chosen": best,
+        "values": {"bm25": values(pool(data.test), data.test)}
+        | {method: of[best[method]] for method, of in on_test.items()},
+        "vectors": {str(n): int(index.store.offsets[-1]) / len(index) for n, index in indexes.items()},
+        "needed": needed,
+    }
+
+
+def values(run: Run, split: Split) -> list[float]:
+    return per_query(run, split.judgements, (NDCG,)).values[NDCG].tolist()
+
+
+def candidates_of(
+    paradigm: Paradigm, index: Index, split: Split, pool: Run
+) -> Iterator[tuple[str, Candidates]]:
+    """Yield each query with its candidates; documents without tokens are left out."""
+    store = index.store
+    vectors = torch.from_numpy(store.columns["vectors"].astype(np.float32))
+    with progress_bar(True) as bar:
+        for query in bar.track(list(pool), description="score candidates"):
+            encoded = paradigm.encode_queries([split.queries[query]]).to("cpu")
+            assert encoded.ids is not None
+            mask = encoded.mask[0, 0]
+            rows = store.positions(list(pool[query]))
+            rows = rows[np.diff(store.offsets)[rows] > 0]
+            if not len(rows) or not mask.any():
+                continue
+            tokens = np.concatenate([np.arange(*store.offsets[row : row + 2]) for row in rows])
+            lengths = np.diff(store.offsets)[rows]
+            S = encoded.vectors[0, 0][mask].float() @ vectors[torch.from_numpy(tokens)].T
+            starts = np.cumsum(lengths) - lengths
+            yield query, Candidates(rows, encoded.ids[0, 0][mask].numpy(), tokens, starts, S.numpy())
+
+
+def systems_of(
+    idf: Float[np.ndarray, " v"],
+    weights: Mapping[str, Float[np.ndarray, " v"]],
+    worths: Mapping[str, Float[np.ndarray, " t"]],
+    offsets: Int[np.ndarray, " n1"],
+) -> Systems:
+    """Return every method with each value of its free number; "" if it has none."""
+
+    def weighing(table: np.ndarray) -> Scores:
+        return lambda each: weighted(table[each.ids], each.maxima())
+
+    def keeping(stays: np.ndarray) -> Scores:
+        return lambda each: each.maxima(stays).mean(0)
+
+    def divided(b: float) -> Scores:
+        return lambda each: each.maxima().mean(0) * each.lengths**-b
+
+    def softened(tau: float) -> Scores:
+        return lambda each: soft(each, tau)
+
+    def mean(each: Candidates) -> np.ndarray:
+        return each.maxima().mean(0)
+
+    systems: Systems = {
+        "MaxSim": {"": (1, mean)},
+        "soft maximum": {f"τ = {tau:g}": (1, softened(tau)) for tau in SOFT},
+        "divided by length^b": {f"b = {b:g}": (1, divided(b)) for b in POWERS},
+        "IDF weights": {"": (1, weighing(idf))},
+        "learned weights": {name: (1, weighing(table)) for name, table in weights.items()},
+    }
+    for n, share in SHARES.items():
+        systems[f"{share}, pooled"] = {"": (n, mean)}
+        for way, worth in worths.items():
+            systems[f"{share}, {way}"] = {"": (1, keeping(largest(worth, offsets, n)))}
+    return systems
+
+
+def soft(each: Candidates, tau: float) -> Float[np.ndarray, " n"]:
+    """Return the mean over j of Σᵢ softmaxᵢ(S/τ) S."""
+    exponents = np.exp((each.S - np.repeat(each.maxima(), each.lengths, axis=1)) / tau)
+    sums = np.add.reduceat(exponents, each.starts, axis=1)
+    return (np.add.reduceat(exponents * each.S, each.starts, axis=1) / sums).mean(0)
+
+
+def largest(worth: np.ndarray, offsets: Int[np.ndarray, " n1"], n: int) -> np.ndarray:
+    """Return which tokens stay: each document's ⌈length / n⌉ tokens of the largest worth."""
+    lengths = np.diff(offsets)
+    owners = np.repeat(np.arange(len(lengths)), lengths)
+    order = np.lexsort((-worth, owners))
+    stays = np.zeros(len(worth), dtype=bool)
+    places = np.arange(len(worth)) - offsets[:-1][owners]
+    stays[order[places < -(-lengths // n)[owners]]] = True
+    return stays
+
+
+def cell_worths(store: Store, sample: Float[torch.Tensor, "s h"]) -> Float[np.ndarray, " t"]:
+    """Return what a sample of query tokens loses without each document token.
+
+    Query tokens whose best token of a document is the i-th are in its Voronoi cell. They lose the difference
+    to their second best token; a document's only token is worth infinity.
+    """
+    vectors = torch.from_numpy(store.columns["vectors"].astype(np.float32))
+    worths = np.full(len(vectors), np.inf, dtype=np.float32)
+    with progress_bar(True) as bar:
+        documents = list(pairwise(store.offsets.tolist()))
+        for start, end in bar.track(documents, description="measure cells"):
+            if end - start > 1:
+                (best, second), nearest = (vectors[start:end] @ sample.T).topk(2, dim=0)
+                lost = torch.zeros(end - start).index_add_(0, nearest[0], best - second)
+                worths[start:end] = lost.numpy()
+    return worths
+
+
+def examples_of(
+    paradigm: Paradigm, index: Index, split: Split, pool: Run
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield the ids, maxima and relevant candidates of each query that has relevant candidates."""
+    for query, each in candidates_of(paradigm, index, split, pool):
+        judged = split.judgements.get(query, {})
+        relevant = np.array([judged.get(id, 0) > 0 for id in index.store.names(each.rows)])
+        if relevant.any():
+            yield each.ids, each.maxima(), relevant
+
+
+def learn(
+    first: Float[np.ndarray, " v"],
+    examples: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]],
+    epochs: Sequence[int],
+    seed: int,
+) -> dict[int, Float[np.ndarray, " v"]]:
+    """Learn a positive weight for each vocabulary entry, and return the weights after each number of epochs.
+
+    The loss is the cross-entropy of a softmax over a query's candidates, whose temperature is learned, too.
+    Weights of entries that occur in no example stay as they are.
+    """
+    logs = torch.from_numpy(np.log(np.maximum(first, 1e-3))).float().requires_grad_()
+    scale = torch.tensor(3.0, requires_grad=True)  # logarithm of 1 / temperature
+    optimizer = torch.optim.Adam([logs, scale], lr=RATE)
+    order = torch.Generator().manual_seed(seed)
+    learned = {}
+    for epoch in range(1, max(epochs) + 1):
+        for batch in torch.randperm(len(examples), generator=order).split(BATCH):
+            loss = torch.zeros(())
+            for n in batch.tolist():
+                ids, maxima, relevant = map(torch.from_numpy, examples[n])
+                weights = logs[ids.long()].exp()
+                scores = scale.exp() * (weights / weights.sum()) @ maxima
+                loss = loss + scores.logsumexp(0) - scores[relevant].logsumexp(0)
+            optimizer.zero_grad()
+            (loss / len(batch)).backward()
+            optimizer.step()
+        if epoch in epochs:
+            learned[epoch] = logs.detach().double().exp().numpy().copy()
+    return learned
+
+
+def values_of(
+    paradigm: Paradigm, indexes: Mapping[int, Index], split: Split, pool: Run, systems: Systems
+) -> tuple[dict[str, dict[str, list[float]]], dict[str, list[float]]]:
+    """Return method -> value of its free number -> nDCG@10 of each query, and `needed_products` by bound."""
+    runs: dict[tuple[str, str], Run] = {
+        (method, value): {} for method in systems for value in systems[method]
+    }
+    needed: dict[str, list[float]] = {"of unit vectors": [], "of the best candidate": []}
+    for pooling, index in indexes.items():
+        for query, each in candidates_of(paradigm, index, split, pool):
+            for (method, value), run in runs.items():
+                own, scores = systems[method][value]
+                if own == pooling:
+                    run[query] = best_documents(index, each.rows, scores(each), FIRST)
+            if pooling == 1:
+                maxima = each.maxima()
+                for name, bounds in zip(needed, (np.ones(len(maxima)), maxima.max(1)), strict=True):
+                    needed[name].append(needed_products(maxima, each.lengths, bounds))
+    measured: dict[str, dict[str, list[float]]] = {method: {} for method in systems}
+    for (method, value), run in runs.items():
+        measured[method][value] = values(run, split)
+    return measured, needed
+
+
+def needed_products(
+    maxima: Float[np.ndarray, "j n"], lengths: Int[np.ndarray, " n"], bounds: Float[np.ndarray, " j"]
+) -> float:
+    """Return the share of MaxSim's products with which the first documents are exact.
+
+    Documents are scored one after the other, token by token, until the sum and the bounds of the remaining
+    maxima are below the score of the last of the `FIRST` best documents so far.
+    """
+    remaining = bounds.sum() - np.cumsum(bounds)
+    best: list[float] = []
+    products = 0
+    for column, length in zip(maxima.T, lengths, strict=True):
+        reached = np.cumsum(column) + remaining
+        below = np.flatnonzero(reached < best[0]) if len(best) == FIRST else np.zeros(0, dtype=int)
+        products += int(length) * (int(below[0]) + 1 if len(below) else len(bounds))
+        if not len(below):
+            best = sorted([*best, float(column.sum())])[-FIRST:]
+    return products / (int(lengths.sum()) * len(bounds))
+
+
+def section(name: str, measured: Measured) -> Section:
+    """Make a collection's table: each method beside its control, one family of tests."""
+    of = {system: np.array(each) for system, each in measured["values"].items()}
+    tests = holm([paired_test(of[method], of[control]) for method, control in CONTROLS.items()])
+    rows = []
+    for (method, control), p in zip(CONTROLS.items(), tests, strict=True):
+        vectors = measured["vectors"]["1"]
+        for n, share in SHARES.items():
+            if method.startswith(share):
+                vectors = measured["vectors"][str(n)]
+        rows.append(
+            {
+                "method": method,
+                "chosen": measured["chosen"][method],
+                "vectors/document": round(vectors, 1),
+                NDCG: shown(seeds_interval(of[method][None])),
+                "control": control,
+                "difference": shown(seeds_interval((of[method] - of[control])[None]), "+"),
+                "p (Holm)": f"{p:.4f}",
+            }
+        )
+    exits = " and ".join(
+        f"{np.mean(each):.0%} with bounds {bound}" for bound, each in measured["needed"].items()
+    )
+    text = f"{len(of['MaxSim']):,} test queries. An exact early exit needs, of MaxSim's products, {exits}."
+    return Section(f"Methods on {name}", text, rows)
