@@ -130,9 +130,9 @@ def main(settings: Settings) -> None:
         (result,) = run_jobs([job(name, data, settings, accelerator)], accelerator, console)
         sections[name] = section(name, result)
     summary = (
-        f"ColBERT from {original(settings.backbone)}, not trained here, ranks BM25's first {settings.depth} documents, "
-        f"cut after {settings.document_length} tokens. {settings.dev_queries} dev queries choose free "
-        f"numbers; weights are learned from {settings.examples:,} training queries."
+        f"ColBERT from {original(settings.backbone)}, not trained here, ranks BM25's first "
+        f"{settings.depth} documents, cut after {settings.document_length} tokens. {settings.dev_queries} "
+        f"dev queries choose free numbers; weights are learned from {settings.examples:,} training queries."
     )
     publish(settings, "Methods on frozen token vectors", summary, sections, accelerator)
     accelerator.end_training()

@@ -60,7 +60,7 @@ PACKAGED = {
 
 
 def original(name: str) -> str:
-    """Return the hub name of a checkpoint in `PACKAGED`, if it has one; other names are returned unchanged."""
+    """Return the hub name of a checkpoint in `PACKAGED` that has one; other names are unchanged."""
     return (PACKAGED[name].original if name in PACKAGED else "") or name
 
 
