@@ -209,7 +209,7 @@ def candidates_of(
 ) -> Iterator[tuple[str, Candidates]]:
     """Yield each query with its candidates; documents without tokens are left out."""
     store = index.store
-    vectors = torch.from_numpy(store.columns["vectors"].astype(np.float32))
+    vectors = store.columns["vectors"]
     with progress_bar(True) as bar:
         for query in bar.track(list(pool), description="score candidates"):
             encoded = paradigm.encode_queries([split.queries[query]]).to("cpu")
@@ -221,7 +221,8 @@ def candidates_of(
                 continue
             tokens = np.concatenate([np.arange(*store.offsets[row : row + 2]) for row in rows])
             lengths = np.diff(store.offsets)[rows]
-            S = encoded.vectors[0, 0][mask].float() @ vectors[torch.from_numpy(tokens)].T
+            documents = torch.from_numpy(vectors[tokens].astype(np.float32))
+            S = encoded.vectors[0, 0][mask].float() @ documents.T
             starts = np.cumsum(lengths) - lengths
             yield query, Candidates(rows, encoded.ids[0, 0][mask].numpy(), tokens, starts, S.numpy())
 
@@ -287,13 +288,14 @@ def cell_worths(store: Store, sample: Float[torch.Tensor, "s h"]) -> Float[np.nd
     Query tokens whose best token of a document is the i-th are in its Voronoi cell. They lose the difference
     to their second best token; a document's only token is worth infinity.
     """
-    vectors = torch.from_numpy(store.columns["vectors"].astype(np.float32))
+    vectors = store.columns["vectors"]
     worths = np.full(len(vectors), np.inf, dtype=np.float32)
     with progress_bar(True) as bar:
         documents = list(pairwise(store.offsets.tolist()))
         for start, end in bar.track(documents, description="measure cells"):
             if end - start > 1:
-                (best, second), nearest = (vectors[start:end] @ sample.T).topk(2, dim=0)
+                document = torch.from_numpy(vectors[start:end].astype(np.float32))
+                (best, second), nearest = (document @ sample.T).topk(2, dim=0)
                 lost = torch.zeros(end - start).index_add_(0, nearest[0], best - second)
                 worths[start:end] = lost.numpy()
     return worths
