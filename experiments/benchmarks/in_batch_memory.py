@@ -20,12 +20,10 @@ class Settings(Benchmark):
 
 launch(__name__, Settings, __doc__)  # before the slow imports
 
-import torch
-from parts.counted import Living
+from studies.counted import score_bytes
 from studies.pages import Section, publish
 
-from paradigms.align import NORMALISERS, QueryToDocument
-from paradigms.core import Tokens
+
 from paradigms.scoring import in_batch
 
 QUERY_TOKENS = 32
@@ -48,25 +46,12 @@ def main(settings: Settings) -> None:
 
 def counted(batch: int, documents: int) -> dict[str, float]:
     pairs = documents * QUERY_TOKENS
-    queries = min(batch, in_batch.BOUND // (pairs * in_batch.KEPT) + 1)
-    D = tokens(1, documents, DOCUMENT_TOKENS)
-    Q = tokens(queries, 1, QUERY_TOKENS)
-    align = QueryToDocument()
-    with Living() as living:
-        living.ignore(D.vectors, D.mask, Q.vectors, Q.mask)
-        # `in_batch_rel` turns autocast off, which these tensors do not know.
-        scores = in_batch._rel(D, Q, align, NORMALISERS["one"], None, in_batch.BOUND)
-        scores.logsumexp(1).sum().backward()
+    peak = score_bytes(batch, documents, QUERY_TOKENS, DOCUMENT_TOKENS, DIM, in_batch.BOUND)
     return {
         "queries": batch,
         "documents": documents,
         "S, GiB": 4 * batch * pairs * DOCUMENT_TOKENS / GiB,
         "pairs, GiB": 25 * batch * pairs / GiB,
-        "D's gradient, GiB": D.vectors.nbytes / GiB,
-        "peak, GiB": living.peak / GiB,
+        "D's gradient, GiB": 4 * documents * DOCUMENT_TOKENS * DIM / GiB,
+        "peak, GiB": peak / GiB,
     }
-
-
-def tokens(x: int, n: int, length: int) -> Tokens:
-    mask = torch.ones(x, n, length, dtype=torch.bool, device="meta")
-    return Tokens(torch.empty(x, n, length, DIM, device="meta", requires_grad=True), mask)

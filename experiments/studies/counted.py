@@ -3,9 +3,14 @@
 import weakref
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from paradigms.align import NORMALISERS, QueryToDocument
+from paradigms.core import Tokens
+from paradigms.scoring import in_batch
 
 
 class Living(TorchDispatchMode):
@@ -36,3 +41,26 @@ class Living(TorchDispatchMode):
     def _freed(self, key: int, size: int) -> None:
         self._known.discard(key)
         self.now -= size
+
+
+def score_bytes(
+    queries: int, documents: int, query_tokens: int, document_tokens: int, dim: int, bound: int
+) -> int:
+    """Count the bytes of ColBERT's in-batch scores, forward and backward, besides D and Q.
+
+    The queries of two pieces are scored, as more pieces take no more memory.
+    """
+
+    def tokens(x: int, n: int, length: int) -> Tokens:
+        mask = torch.ones(x, n, length, dtype=torch.bool, device="meta")
+        return Tokens(torch.empty(x, n, length, dim, device="meta", requires_grad=True), mask)
+
+    some = min(queries, bound // (documents * query_tokens * in_batch.KEPT) + 1)
+    D = tokens(1, documents, document_tokens)
+    Q = tokens(some, 1, query_tokens)
+    with Living() as living:
+        living.ignore(D.vectors, D.mask, Q.vectors, Q.mask)
+        # `in_batch_rel` turns autocast off, which these tensors do not know.
+        scores = in_batch._rel(D, Q, QueryToDocument(), NORMALISERS["one"], None, bound)
+        scores.logsumexp(1).sum().backward()
+    return living.peak

@@ -1,0 +1,326 @@
+"""Plan a training and an encoding of ColBERT: memory of a GPU, bytes it sends, FLOPs and hours.
+
+Nothing is trained and no weight is read. The encoder runs on tensors without data, which count the
+activations of a text and its FLOPs; in-batch scores are counted in the same way. Everything else follows from
+these counts, the number of weights and the settings. The sizes are those of texts of the full length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, NamedTuple
+
+from studies.settings import Output, at_least, launch
+
+from paradigms.io.command_line import flags
+
+
+@flags()
+class Settings(Output):
+    """Settings for the encoder, the training and the passages."""
+
+    model: str = ""
+    """folder with an encoder's config.json; offline; or a type of transformers in its default size, such as
+    bert or mistral. Empty: the rows of the page"""
+    gpus: int = 8
+    pairs: float = 1e7
+    """queries to train on, each with one relevant document"""
+    batch: int = 4096
+    """queries in a step of all GPUs"""
+    negatives: int = 0
+    """hard negatives of each query"""
+    query_length: int = 32
+    document_length: int = 180
+    dim: int = 128
+    chunk: int = 0
+    """texts whose activations are held at once, with cached gradients; 0: all"""
+    recompute: bool = False
+    """hold only the inputs of layers"""
+    shards: bool = False
+    """weights, moments and gradients in shards (fsdp.yaml)"""
+    precision: Literal["no", "bf16"] = "bf16"
+    score_bytes: int = 1 << 30
+    """bound of the memory for in-batch scores"""
+    passages: list[float] = field(default_factory=lambda: [8.8e6, 1e9])
+    """numbers of passages to encode"""
+    teraflops: float = 150.0
+    """FLOPs that a GPU sustains in a second, in units of 10^12"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, gpus=1, batch=1, negatives=0, query_length=1, document_length=1, dim=1, chunk=0)
+        if self.batch % self.gpus:
+            raise SystemExit(f"batch={self.batch} is not divided by gpus={self.gpus}")
+
+
+launch(__name__, Settings, __doc__)  # before the slow imports
+
+import torch
+from studies.counted import Living, score_bytes
+from studies.pages import Rows, Section, publish
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import CONFIG_MAPPING, AutoConfig
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from paradigms.encoder.backbone import load_backbone, packaged, without_weights
+from paradigms.encoder.precision import autocast
+
+GB = 1e9
+# The rows of the page: name -> what differs from the defaults of the settings.
+CASES: dict[str, dict[str, Any]] = {
+    "MiniLM ColBERT, MS MARCO": {"model": "offline", "gpus": 1, "pairs": 5e5, "batch": 256, "passages": [8.8e6]},
+    "7B decoder": {"model": "mistral", "batch": 1024, "chunk": 8, "recompute": True, "shards": True,
+                   "passages": [8.8e6]},
+    "BERT-base, 10⁹ passages": {"model": "bert", "gpus": 64, "passages": [1e9]},
+}  # fmt: skip
+
+
+class Counted(NamedTuple):
+    """Numbers of weights, and what one text of a length costs."""
+
+    weights: int  # with the rows that fill up shards
+    layers: list[int]  # weights of each layer
+    buffers: int  # bytes of tensors that are not trained
+    copies: int  # bytes of 16-bit copies of weights, which a pass keeps until its backward pass
+    text: int  # bytes of activations for a text
+    layer: int  # bytes of one layer's activations for a text
+    flops: int  # of a text's forward pass
+
+
+def main(settings: Settings) -> None:
+    cases = {settings.model: settings}
+    if not settings.model:
+        cases = {name: replace(settings, **changes) for name, changes in CASES.items()}
+    memory: Rows = []
+    sent: Rows = []
+    work: Rows = []
+    encoding: Rows = []
+    for name, case in cases.items():
+        backbone = built(case.model)
+        query, document = (
+            counted(backbone, length, case) for length in (case.query_length, case.document_length)
+        )
+        parts = parts_of(case, query, document)
+        memory.append({"training": name, "GPUs": case.gpus} | {f"{k}, GB": v / GB for k, v in parts.items()})
+        for row in collectives(case, query):
+            sent.append({"training": name} | row)
+        work.append({"training": name} | effort(case, query, document))
+        encoding += [{"encoder": name} | row for row in encodings(case, document)]
+    text = f"Rate: {settings.teraflops:g} TFLOP/s for each GPU, which is an assumption and not a measurement."
+    publish(
+        settings,
+        "Plan of a training",
+        text,
+        {
+            "memory": Section("Memory of one GPU", "peak: the larger of two moments, after scoring and at "
+                              "the end of the backward pass.", memory),
+            "sent": Section("Collectives of a step", "GB sent by each GPU if processes form a ring.", sent),
+            "work": Section("Training", "", work),
+            "encoding": Section("Encoding", "Bytes of token vectors in float16 and in 2 bits.", encoding),
+        },
+    )  # fmt: skip
+
+
+def built(model: str) -> Any:
+    """Build an encoder without weights from a config.json, a packaged checkpoint or a model type."""
+    with TemporaryDirectory() as folder:
+        source = str(packaged(model))
+        if not Path(source).is_dir():
+            if model not in CONFIG_MAPPING:
+                raise SystemExit(
+                    f"model={model} is no folder, no packaged encoder and no type of transformers"
+                )
+            AutoConfig.for_model(model).save_pretrained(folder)
+            source = folder
+        with without_weights():
+            return load_backbone(source)
+
+
+def counted(backbone: Any, length: int, settings: Settings) -> Counted:
+    """Count weights, activations and FLOPs with tensors without data."""
+    layers = [part for part in backbone.modules() if isinstance(part, GradientCheckpointingLayer)]
+    with FakeTensorMode():
+        exchange(backbone)
+        bytes_of = [forward(backbone, texts, length, settings.precision, layers, False) for texts in (1, 2)]
+        text = bytes_of[1] - bytes_of[0]
+        saved = text
+        if settings.recompute:
+            saved, less = (forward(backbone, n, length, settings.precision, layers, True) for n in (2, 1))
+            saved -= less
+        with FlopCounterMode(display=False) as flops, torch.no_grad():
+            backbone(**inputs(1, length))
+    rows = settings.gpus if settings.shards else 1
+
+    def size(module: nn.Module) -> int:
+        return sum(-(-len(w) // rows) * rows * (w.numel() // len(w)) for w in module.parameters())
+
+    width: int = backbone.config.hidden_size
+    vectors = 2 * 4 * length * settings.dim  # of the projection, before and after normalisation
+    return Counted(
+        size(backbone) + -(-settings.dim // rows) * rows * width,
+        [size(layer) for layer in layers],
+        sum(buffer.nbytes for buffer in backbone.buffers()),
+        0 if settings.recompute else bytes_of[0] - text,
+        saved + vectors,
+        text // max(1, len(layers)),
+        flops.get_total_flops() + 2 * length * width * settings.dim,
+    )
+
+
+def exchange(backbone: nn.Module) -> None:
+    """Replace tensors without data of the meta device by those of a CPU, on which attention is not a matrix."""
+    for part in backbone.modules():
+        tensors: dict[str, Tensor | None]
+        for tensors in (part._parameters, part._buffers):  # type: ignore[assignment]
+            for name, old in tensors.items():
+                if old is not None:
+                    new = torch.empty(old.shape, dtype=old.dtype, device="cpu")
+                    tensors[name] = nn.Parameter(new) if isinstance(old, nn.Parameter) else new
+
+
+def inputs(texts: int, length: int) -> dict[str, Tensor]:
+    ids = torch.zeros(texts, length, dtype=torch.long)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def forward(
+    backbone: Any, texts: int, length: int, precision: str, layers: list[Any], recompute: bool
+) -> int:
+    """Return the bytes that a forward pass leaves for the backward pass."""
+    for layer in layers:
+        layer.gradient_checkpointing = recompute
+        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+    backbone.train()
+    batch = inputs(texts, length)
+    with Living() as living, autocast(torch.device("cpu"), precision, copies=False):
+        output = backbone(**batch)[0]
+        kept = living.now
+    del output
+    return kept
+
+
+def passages_of(settings: Settings) -> tuple[int, int]:
+    """Return the queries and the documents of one GPU in a step."""
+    queries = settings.batch // settings.gpus
+    return queries, queries * (1 + settings.negatives)
+
+
+def held(texts: int, settings: Settings) -> int:
+    return min(texts, settings.chunk or texts)
+
+
+def parts_of(settings: Settings, query: Counted, document: Counted) -> dict[str, float]:
+    """Return the bytes of each part of a GPU's memory, and the peak."""
+    s = settings
+    queries, documents = passages_of(s)
+    whole = 4 * query.weights
+    part = whole / s.gpus if s.shards else whole
+    rest = query.weights - sum(query.layers)
+    gathered = 4 * (rest + 2 * max(query.layers)) if s.shards else 0
+    # Both passes of a step use each weight, so gradients are whole until the second pass has ended.
+    gradients = whole + (part if s.shards else 0)
+    buckets = whole if s.gpus > 1 and not s.shards else 0
+    several = 1 if not s.shards else 2  # passes that keep copies of their own
+    activations = held(queries, s) * query.text + held(documents, s) * document.text
+    activations += several * query.copies
+    if s.recompute:
+        activations += held(documents, s) * document.layer
+    token = 4 * s.dim + 9  # vector, id and mask
+    pool = documents * s.document_length * token * (s.gpus if s.gpus > 1 else 0)
+    local = (documents * s.document_length + queries * s.query_length) * token
+    scores = score_bytes(queries, documents * s.gpus, s.query_length, s.document_length, s.dim, s.score_bytes)
+    steady = part + 2 * part + gathered + buckets
+    scoring = activations + local + pool + scores
+    return {
+        "weights": part + gathered,
+        "moments": 2 * part,
+        "gradients": gradients + buckets,
+        "activations": activations,
+        "pool": pool + local,
+        "scores": scores,
+        "peak": steady + max(scoring, gradients + held(queries, s) * query.text),
+    }
+
+
+def collectives(settings: Settings, query: Counted) -> Rows:
+    """List a step's collectives: how many, the bytes of their whole tensors, and the GB that a GPU sends."""
+    s = settings
+    if s.gpus == 1:
+        return []
+    queries, documents = passages_of(s)
+    tokens = s.gpus * documents * s.document_length
+    passes = sum(-(-texts // held(texts, s)) for texts in (queries, documents))
+    layers = 4 * sum(query.layers)
+    rest = 4 * query.weights - layers
+    share = (s.gpus - 1) / s.gpus
+    rows: Rows = [
+        {"collective": "all-gather of documents", "calls": 5,
+         "bytes": tokens * (4 * s.dim + 9) + s.gpus * (16 + 8 * documents), "times": share},
+        {"collective": "reduce-scatter of documents' gradients", "calls": 1, "bytes": tokens * 4 * s.dim,
+         "times": share},
+    ]  # fmt: skip
+    if s.shards:
+        rows += [
+            {"collective": "all-gather of weights", "calls": 2 * passes * len(query.layers) + 1,
+             "bytes": 2 * passes * layers + rest, "times": share},
+            {"collective": "reduce-scatter of gradients", "calls": len(query.layers) + 1,
+             "bytes": layers + rest, "times": share},
+        ]  # fmt: skip
+    else:
+        rows += [
+            {"collective": "all-reduce of gradients", "calls": buckets(layers + rest), "bytes": layers + rest,
+             "times": 2 * share},
+            {"collective": "broadcast of buffers", "calls": 1, "bytes": query.buffers, "times": 1},
+        ]  # fmt: skip
+    return [
+        {key: row[key] for key in ("collective", "calls", "bytes")}
+        | {"GB sent": row["bytes"] * row["times"] / GB}
+        for row in rows
+    ]
+
+
+def buckets(size: int) -> int:
+    """Estimate the number of buckets in which DistributedDataParallel sums gradients: 1 MiB, then 25 each."""
+    return 1 + max(0, -(-(size - (1 << 20)) // (25 << 20)))
+
+
+def effort(settings: Settings, query: Counted, document: Counted) -> dict[str, float]:
+    """Return the steps, FLOPs and hours of a training."""
+    s = settings
+    queries, documents = passages_of(s)
+    forward_flops = s.gpus * (queries * query.flops + documents * document.flops)
+    again = int(s.recompute) + int(bool(s.chunk) and s.chunk < queries)
+    tokens = queries * s.query_length * documents * s.document_length * s.gpus**2
+    flops = (3 + again) * forward_flops + 2 * tokens * s.dim
+    steps = -(-int(s.pairs) // s.batch)
+    hours = flops * steps / (1e12 * s.teraflops * s.gpus) / 3600
+    return {
+        "pairs": int(s.pairs),
+        "batch": s.batch,
+        "steps": steps,
+        "PFLOP a step": flops / 1e15,
+        "hours": hours,
+    }
+
+
+def encodings(settings: Settings, document: Counted) -> Rows:
+    """Return the hours and bytes for each number of passages."""
+    s = settings
+    rows: Rows = []
+    for passages in s.passages:
+        hours = passages * document.flops / (1e12 * s.teraflops * s.gpus) / 3600
+        tokens = passages * s.document_length
+        row = {
+            "passages": int(passages),
+            "GPUs": s.gpus,
+            "hours": hours,
+            "float16, GB": tokens * 2 * s.dim / GB,
+        }
+        rows.append(row | {"2 bits, GB": tokens * (s.dim / 4 + 7) / GB})
+    return rows

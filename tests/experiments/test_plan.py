@@ -1,0 +1,128 @@
+"""A plan's memory and collectives are those of a training step as one of eight processes."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import plan
+import pytest
+import torch
+import torch.distributed as dist
+from studies.counted import Living
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._pytree import tree_leaves
+
+from paradigms import PARADIGMS
+from paradigms.train import parallel
+from paradigms.train.contrastive import Contrastive
+from paradigms.train.examples import Example
+from paradigms.train.loop import TrainingSettings
+from tests.tiny import WORDS
+
+WORLD = 8
+SIZES: dict[str, Any] = {"query_length": 16, "document_length": 64, "dim": 16}
+
+
+class Sent(CommDebugMode):
+    """Count the collectives and the bytes of their whole tensors. Modules, which may run twice, have no names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: Counter[str] = Counter()
+        self.advanced_module_tracker: Any = Unnamed()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            sizes = [leaf.nbytes for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            whole = max(sizes) if "base" in func.__name__ else sum(sizes)
+            if func.__name__ in ("allgather_.default", "reduce_scatter_.default"):
+                whole = sum(sizes) * WORLD // (WORLD + 1)  # the own part is listed twice
+            self.bytes[func.__name__.partition(".")[0]] += whole
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class Unnamed:
+    name = ""
+    is_bw = activation_checkpointing = False
+    module_parents_dict: dict[str, list[str]] = {"": []}
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def eight_processes() -> Iterator[None]:
+    dist.init_process_group("fake", rank=0, world_size=WORLD, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+def reduced(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Sum a bucket; the results of the group's own futures are empty."""
+    dist.all_reduce(bucket.buffer())
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", [0, 2])
+@pytest.mark.parametrize("shards", [False, True])
+def test_a_step_is_as_planned(eight_processes: None, tiny_bert: Path, shards: bool, chunk: int) -> None:
+    settings = plan.Settings(
+        model=str(tiny_bert), gpus=WORLD, batch=8 * WORLD, precision="no", shards=shards, chunk=chunk, **SIZES
+    )
+    backbone = plan.built(settings.model)
+    query, document = (plan.counted(backbone, length, settings) for length in (16, 64))
+    planned = {row["collective"]: row for row in plan.collectives(settings, query)}
+    text = WORDS.replace("\n", " ")
+    examples = [Example(text, n, (), (n,)) for n in range(8)]
+    model = PARADIGMS["colbert"](tiny_bert, skip="", **SIZES)
+    model.encoder.tokens = {}  # as on a GPU
+    objective = Contrastive(model, [text] * 8, examples).configure(TrainingSettings(chunk=chunk))
+    batch = objective.collate(examples)
+    whole = sum(weight.nbytes for weight in model.parameters())
+    with Living() as living:
+        living.ignore(*model.parameters())
+        wrapped: torch.nn.Module
+        if shards:
+            where: Any = SimpleNamespace(
+                device=torch.device("cpu"), mixed_precision="no", is_main_process=True
+            )
+            plugin: Any = SimpleNamespace(reshard_after_forward=True)
+            wrapped = parallel._shard(model, plugin, where, "float32")
+        else:
+            wrapped = DistributedDataParallel(model)
+            wrapped.register_comm_hook(None, reduced)
+        optimizer = torch.optim.AdamW(wrapped.parameters(), fused=True)
+        for _ in range(3):
+            with Sent() as sent:
+                objective.loss(wrapped, batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    calls = {str(op).removeprefix("c10d."): count for op, count in sent.get_comm_counts().items()}
+    names = {
+        "allgather_": "all-gather of documents",
+        "reduce_scatter_": "reduce-scatter of documents' gradients",
+    }
+    if shards:
+        names |= {
+            "_allgather_base_": "all-gather of weights",
+            "_reduce_scatter_base_": "reduce-scatter of gradients",
+        }
+    else:
+        names |= {"allreduce_": "all-reduce of gradients", "broadcast_": "broadcast of buffers"}
+    assert calls == {op: planned[name]["calls"] for op, name in names.items()}
+    assert sent.bytes == {op: planned[name]["bytes"] for op, name in names.items()}
+    parts = plan.parts_of(settings, query, document)
+    print(parts, living.peak + whole)
+    if not shards:
+        assert living.peak + whole == pytest.approx(parts["peak"], rel=0.1)
+    else:
+        own = [weight.to_local().nbytes for weight in model.parameters()]
+        assert 2 * sum(own) == pytest.approx(parts["moments"], rel=0.01)
