@@ -74,7 +74,8 @@ from paradigms.encoder.precision import autocast
 GB = 1e9
 # The rows of the page: name -> what differs from the defaults of the settings.
 CASES: dict[str, dict[str, Any]] = {
-    "MiniLM ColBERT, MS MARCO": {"model": "offline", "gpus": 1, "pairs": 5e5, "batch": 256, "passages": [8.8e6]},
+    "MiniLM ColBERT, MS MARCO": {"model": "offline", "gpus": 1, "pairs": 5e5, "batch": 256,
+                                 "passages": [8.8e6]},
     "7B decoder": {"model": "mistral", "batch": 1024, "chunk": 8, "recompute": True, "shards": True,
                    "passages": [8.8e6]},
     "BERT-base, 10⁹ passages": {"model": "bert", "gpus": 64, "passages": [1e9]},
@@ -174,7 +175,7 @@ def counted(backbone: Any, length: int, settings: Settings) -> Counted:
 
 
 def exchange(backbone: nn.Module) -> None:
-    """Replace tensors without data of the meta device by those of a CPU, on which attention is not a matrix."""
+    """Move tensors without data to a CPU, whose attention does not form its matrix."""
     for part in backbone.modules():
         tensors: dict[str, Tensor | None]
         for tensors in (part._parameters, part._buffers):  # type: ignore[assignment]

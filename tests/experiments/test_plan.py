@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import plan
 import pytest
@@ -28,7 +28,7 @@ SIZES: dict[str, Any] = {"query_length": 16, "document_length": 64, "dim": 16}
 
 
 class Sent(CommDebugMode):
-    """Count the collectives and the bytes of their whole tensors. Modules, which may run twice, have no names."""
+    """Count the collectives and the bytes of their whole tensors; modules may run twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Sent(CommDebugMode):
 class Unnamed:
     name = ""
     is_bw = activation_checkpointing = False
-    module_parents_dict: dict[str, list[str]] = {"": []}
+    module_parents_dict: ClassVar[dict[str, list[str]]] = {"": []}
 
     def __enter__(self) -> None: ...
 
