@@ -23,7 +23,6 @@ launch(__name__, Settings, __doc__)  # before the slow imports
 from studies.counted import score_bytes
 from studies.pages import Section, publish
 
-
 from paradigms.scoring import in_batch
 
 QUERY_TOKENS = 32
