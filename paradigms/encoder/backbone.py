@@ -21,7 +21,7 @@ from paradigms.io.checks import check_files, check_header, json_or_empty, naming
 from paradigms.io.files import sha256
 from paradigms.saved import ONNX
 
-SIZE = re.compile("layer|size|position|head|dim|width|length|d_")  # config keys that are sizes
+SIZE = re.compile("layer|group|bucket|size|position|head|dim|width|length|d_")  # config keys that are sizes
 
 # Fields of a config.json that do not change what an encoder computes, besides those named after dropout.
 WITHOUT_EFFECT = """
@@ -292,7 +292,7 @@ def _check_config(folder: Path) -> None:
     for key, value in json_or_empty(folder / "config.json").items():
         if key.endswith("attn_implementation") and "/" in str(value):
             raise ValueError(f"{folder / 'config.json'}: {key}={value!r:.200} is code, which is never run")
-        most = len(shapes) if "layer" in key else total
+        most = len(shapes) if "layer" in key or "group" in key else total
         if SIZE.search(key) and isinstance(value, int) and shapes and value > most:
             raise ValueError(f"{folder / 'config.json'}: {key}={value:.6g} is more than its weights have")
 

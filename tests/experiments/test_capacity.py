@@ -57,7 +57,8 @@ def settings(collection: Path | str, backbone: Path | str, output: Path, **chang
     flags |= {"systems": SYSTEMS, "hybrids": '["ME-BERT-4"]', "vectors": 2, "seeds": "[0]"}
     flags |= {"train_queries": 12, "dev_queries": 6, "test_queries": 8, "tokens": 60, "depth": 12}
     flags |= {"theory_queries": 4, "samples": 8, "keep_models": "true"}
-    flags |= {"trained_layers": 1, "learning_rate": 1e-3}
+    # All layers: states of frozen ones are rounded, which decides near ties.
+    flags |= {"trained_layers": 0, "learning_rate": 1e-3}
     return scripts.settings("capacity", **SMALL | flags | changes)
 
 

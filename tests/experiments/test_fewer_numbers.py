@@ -19,9 +19,10 @@ from paradigms.retrieve import Indexed
 def test_every_model_is_stored_in_every_way(words: Path, tiny_bert: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     settings = fewer_numbers.Settings(
-        collection=str(words), backbone=str(tiny_bert), dim=16, dims=[8, 4], bits=2, vectors=3, seeds=[0],
+        collection=str(words), backbone=str(tiny_bert), dim=16, dims=[8, 4], bits=2, vectors=3, seeds=[3],
         steps=2, batch_size=4, dev_queries=4, query_length=12, document_length=16, tracker="none",
-        output=str(out),
+        # Rounding decides near ties: float32, no stored states, and a seed without near ties.
+        output=str(out), precision="no", trained_layers=0,
     )  # fmt: skip
     fewer_numbers.main(settings)
     kept = {file: file.stat().st_mtime_ns for file in out.rglob("values.json")}
@@ -39,8 +40,8 @@ def test_every_model_is_stored_in_every_way(words: Path, tiny_bert: Path, tmp_pa
     assert kept == {file: file.stat().st_mtime_ns for file in out.rglob("values.json")}
 
     # The first coordinates are those of a truncated model.
-    collection, model = load_collection(str(words)), load(out / "control-0/checkpoint")
+    collection, model = load_collection(str(words)), load(out / "control-3/checkpoint")
     test = some_queries(collection.split("test"), 0)
-    run = Indexed.build(model, collection.corpus, dim=8).search(test.queries, 10)
-    found = json.loads((out / "control-0/values.json").read_text())["ways"]["8 coordinates"]["values"]
+    run = Indexed.build(model, collection.corpus, dim=8, precision="no").search(test.queries, 10)
+    found = json.loads((out / "control-3/values.json").read_text())["ways"]["8 coordinates"]["values"]
     assert found == pytest.approx(per_query(run, test.judgements, ["nDCG@10"]).values["nDCG@10"].tolist())

@@ -599,6 +599,7 @@ def test_what_lies_outside_or_is_half_a_model_is_refused(bert):
         ("config.json", {"attn_implementation": "stranger/kernel"}, "kernel' is code, which is never run"),
         ("config.json", {"num_hidden_layers": 10**7}, r"=1e\+07 is more than its weights have"),
         ("config.json", {"hidden_size": 10**12}, r"=1e\+12 is more than its weights have"),
+        ("config.json", {"relative_attention_num_buckets": 10**9}, r"=1e\+09 is more than its weights have"),
         ("tokenizer_config.json", {"pad_token": None}, "has no pad_token"),
     ],
 )
