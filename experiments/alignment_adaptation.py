@@ -53,7 +53,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from papers.qian2022.adaptation_claims import IN_DOMAIN, SOFT, ZERO_SHOT, Task, describe
-from studies.model_runs import Job, StudyData, bind, encoder_job, open_study, run_jobs
+from studies.model_runs import Job, StudyData, bind, bind_collection, encoder_job, open_study, run_jobs
 from studies.pages import Measured, publish, resampled
 
 from paradigms import Paradigm
@@ -65,8 +65,7 @@ from paradigms.find import Index
 from paradigms.io.checks import read_json
 from paradigms.retrieve import Indexed
 from paradigms.retrieve.strategies import MEASURED, Strategies, rerank_strategies
-from paradigms.train.parallel import by_main
-from paradigms.train.script import begin, keep_settings
+from paradigms.train.script import begin
 
 MEASURE = "nDCG@10"
 FREE = {"collections", "trained_with", "seeds", "shots"}
@@ -81,8 +80,7 @@ def main(settings: Settings) -> None:
     for name in settings.collections:
         data = open_study(settings, console, ["test"], name)
         place = folder / folder_name(name)
-        bound = {"fingerprint": data.collection.fingerprint, "measured": list(MEASURED)}
-        by_main(lambda place=place, bound=bound: keep_settings(bound, place, ()), accelerator)
+        bind_collection(data, place, accelerator, measured=list(MEASURED))
         jobs = [
             job(align, seed, place / align / f"seed-{seed}", data, settings, accelerator)
             for align in settings.trained_with

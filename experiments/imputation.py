@@ -41,7 +41,7 @@ launch(__name__, Settings, __doc__)  # before the slow imports
 from accelerate import Accelerator
 from papers.implicit_idf.floors import NDCG, Corpus, Floor, Ranker, chosen, estimates_of
 from papers.implicit_idf.sections import sections_of
-from studies.model_runs import Job, StudyData, bind, encoder_job, open_study, run_jobs
+from studies.model_runs import Job, StudyData, bind, bind_collection, encoder_job, open_study, run_jobs
 from studies.pages import Measured, publish
 
 from paradigms import Paradigm, load
@@ -65,6 +65,7 @@ def main(settings: Settings) -> None:
     measured: dict[tuple[str, str], dict[str, list[Measured]]] = {}  # (encoder, collection) -> loss -> seeds
     for collection in settings.collections:
         data = open_study(settings, console, ("training", "dev", "test"), collection)
+        bind_collection(data, Path(settings.output) / folder_name(collection), accelerator)
         for encoder, backbone in encoders.items():
             losses = LOSSES * (encoder == "T5" and collection in settings.trained)
             cells = [("untrained", settings.seeds[0]), *product(losses, settings.seeds)]

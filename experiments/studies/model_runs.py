@@ -135,6 +135,12 @@ def bind(
     by_main(lambda: keep_settings(kept, Path(settings.output), free), accelerator)
 
 
+def bind_collection(data: StudyData, folder: Path, accelerator: Accelerator, **more: Any) -> None:
+    """Refuse a folder of results of a collection with the same name and other contents."""
+    kept = {"fingerprint": data.collection.fingerprint} | more
+    by_main(lambda: keep_settings(kept, folder, ()), accelerator)
+
+
 def trained_once(
     folder: Path,
     seed: int,

@@ -6,7 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from methods import CONTROLS, FIRST, Candidates, cell_worths, largest, learn, needed_products, soft
+from methods import CONTROLS
+from studies.token_methods import (
+    FIRST,
+    Candidates,
+    Example,
+    cell_worths,
+    largest,
+    learn,
+    needed_products,
+    soft,
+)
 
 from paradigms import PARADIGMS
 from paradigms.find import Store, kinds
@@ -77,7 +87,7 @@ def test_cells_are_what_query_tokens_lose(tiny_bert: Path) -> None:
 def test_learned_weights_grow_for_tokens_that_tell_documents_apart() -> None:
     ids = np.array([3, 7])
     maxima = np.array([[0.9, 0.1, 0.2], [0.5, 0.6, 0.5]], dtype=np.float32)
-    examples = [(ids, maxima, np.array([True, False, False]))] * 4
+    examples = [Example(ids, maxima, np.array([True, False, False]))] * 4
     learned = learn(np.ones(10), examples, [1, 20], seed=0)
     assert learned[20][3] > learned[1][3] > 1 > learned[1][7] > learned[20][7]
     assert (np.delete(learned[20], ids) == 1).all()
