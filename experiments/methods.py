@@ -1,4 +1,4 @@
-"""What do recent methods add to MaxSim, if the token vectors stay as they are?
+"""Measure what recent methods add to MaxSim if the token vectors stay as they are.
 
 BM25's first documents are ranked by MaxSim and by methods that change one part of the formula: A (a soft
 maximum), Z (the document's length), the weights of query tokens (IDF, or a weight for each vocabulary entry,

@@ -53,7 +53,7 @@ class Settings(Output):
         super().__post_init__()
         at_least(self, gpus=1, batch=1, negatives=0, query_length=1, document_length=1, dim=1, chunk=0)
         if self.batch % self.gpus:
-            raise SystemExit(f"batch={self.batch} is not divided by gpus={self.gpus}")
+            raise SystemExit(f"batch={self.batch} is not divisible by gpus={self.gpus}")
 
 
 launch(__name__, Settings, __doc__)  # before the slow imports
@@ -119,8 +119,8 @@ def main(settings: Settings) -> None:
         "Plan of a training",
         text,
         {
-            "memory": Section("Memory of one GPU", "peak: the larger of two moments, after scoring and at "
-                              "the end of the backward pass.", memory),
+            "memory": Section("Memory of one GPU", "moments: AdamW's. peak: the larger of the memory "
+                              "after scoring and at the end of the backward pass.", memory),
             "sent": Section("Collectives of a step", "GB sent by each GPU if processes form a ring.", sent),
             "work": Section("Training", "", work),
             "encoding": Section("Encoding", "Bytes of token vectors in float16 and in 2 bits.", encoding),

@@ -1,4 +1,4 @@
-"""Bytes of tensors that live at once, counted from every operation's results; also of meta tensors."""
+"""Count the bytes of tensors that live at once, also without data, and those of in-batch scores."""
 
 import weakref
 from typing import Any

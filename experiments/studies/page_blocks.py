@@ -180,7 +180,7 @@ def verdicts(page: Page, paper: str) -> str:
             best = dict(sorted(best.items(), reverse=True))  # reproduced first
             counts = Counter(word if word in best else "open" for word in map(word_of, tests))
             verdict = ", ".join(f"{counts[word]} {word}" for word in [*best, "open"] if counts[word])
-            cells = {"the paper says": f"{claim} ({place(tests[0])})"}
+            cells = {"claim": f"{claim} ({place(tests[0])})"}
             cells |= {"here": "; ".join(f"{row['quantity']}: {row['measured']}" for row in best.values())}
             rows.append(cells | {"verdict": verdict if len(counts) > 1 else next(iter(best))})
     listed = {row["claim"] for row in listed_claims(paper)}

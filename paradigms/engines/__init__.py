@@ -38,7 +38,7 @@ def open_engine(address: str, model: Paradigm, **options: Any) -> Engine:
     """
     name, _, place = address.partition(":")
     if name not in ENGINES or not place:
-        raise ValueError(f"{address!r} is no engine and its place; engines are {', '.join(ENGINES)}")
+        raise ValueError(f"{address!r}: write ENGINE:PLACE, with one of the engines {', '.join(ENGINES)}")
     settings = model.encoder.settings
     single = {settings.query_vectors, settings.document_vectors} == {"pooled"}
     try:
