@@ -112,8 +112,9 @@ def main(settings: Settings) -> None:
         sections[name] = section(name, result)
     summary = (
         f"ColBERT from {original(settings.backbone)}, not trained here, ranks BM25's first "
-        f"{settings.depth} documents, cut after {settings.document_length} tokens. {settings.dev_queries} "
-        f"dev queries choose free numbers; weights are learned from {settings.examples:,} training queries."
+        f"{settings.depth} documents, cut after {settings.document_length} tokens. Up to "
+        f"{settings.dev_queries} dev queries choose free numbers; at most {settings.examples:,} training "
+        "queries teach weights."
     )
     publish(settings, "Methods on frozen token vectors", summary, sections, accelerator)
     accelerator.end_training()

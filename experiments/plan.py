@@ -295,10 +295,11 @@ def effort(settings: Settings, query: Counted, document: Counted) -> dict[str, f
     """Return the steps, FLOPs and hours of a training."""
     s = settings
     queries, documents = passages_of(s)
-    forward_flops = s.gpus * (queries * query.flops + documents * document.flops)
-    again = int(s.recompute) + int(bool(s.chunk) and s.chunk < queries)
     tokens = queries * s.query_length * documents * s.document_length * s.gpus**2
-    flops = (3 + again) * forward_flops + 2 * tokens * s.dim
+    flops = 2 * tokens * s.dim
+    for texts, text in ((queries, query), (documents, document)):
+        passes = 3 + int(s.recompute) + int(held(texts, s) < texts)  # a backward pass is two
+        flops += passes * s.gpus * texts * text.flops
     steps = -(-int(s.pairs) // s.batch)
     hours = flops * steps / (1e12 * s.teraflops * s.gpus) / 3600
     return {

@@ -15,14 +15,14 @@ import argparse
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, compress
 from pathlib import Path
 from shlex import quote
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import torch
 
@@ -40,7 +40,7 @@ from paradigms.engines import COLLECTIONS, EngineRetriever, index_corpus, open_e
 from paradigms.find import INDEXES, Index, open_index
 from paradigms.find.recall import Approximate, Choice
 from paradigms.identity import identity
-from paradigms.io.checks import parse_json, read_settings
+from paradigms.io.checks import naming, parse_json, read_settings
 from paradigms.io.device import chosen_device
 from paradigms.io.files import locked, replace_file, write_json
 from paradigms.loading import as_paradigm, load
@@ -51,6 +51,7 @@ from paradigms.retrieve import Indexed, Merged, Passages, Retriever
 BEGUN = ".begun"
 FRESH = ".fresh.jsonl"  # during an update, the source's current documents
 DOCUMENTS = "corpus"  # entry of the store's manifest: fingerprint of the documents at the last update
+SECRET = re.compile("password|secret|token|credential|(api|access|account)_?key", re.IGNORECASE)
 MOVED = 0.5  # share of the documents by which a moved source is recognised
 
 
@@ -190,6 +191,8 @@ def index_source(settings: argparse.Namespace, folder: Path) -> tuple[SearchFold
     paradigm = as_paradigm(checkpoint.open(pickled=settings.pickled), checkpoint.model)
     former = None if settings.anew else _former(folder)
     engine, options = _engine(settings, former, folder)
+    if engine and settings.kind:
+        raise ValueError("the engine stores the vectors: leave out --kind")
     kind = settings.kind or (kind_of(paradigm) if former is None else former.kind)
     kind = engine.partition(":")[0] or kind
     passages = settings.passages and not is_text(settings.source)
@@ -211,16 +214,15 @@ def index_source(settings: argparse.Namespace, folder: Path) -> tuple[SearchFold
         engine_options=options,
     )
     with locked(folder, make=True):
-        if settings.anew:
-            finished.unlink(missing_ok=True)
-        elif former is not None:
+        if former is not None:
             _check_origin(folder, former, origin)
         if engine:
             _fill_engine(folder, origin, rows, paradigm, settings, former)
-        elif finished.is_file():
+        elif finished.is_file() and not settings.anew:
             update(folder, origin, rows, paradigm, settings.precision)
         else:
             write_json(begun, asdict(origin))
+            finished.unlink(missing_ok=True)
             digest = Digest()
             write_corpus(digest.passing(rows), folder / CORPUS)
             corpus = Pieces(read_corpus(folder / CORPUS), words if passages else 0).corpus
@@ -239,19 +241,38 @@ def index_source(settings: argparse.Namespace, folder: Path) -> tuple[SearchFold
 
 def _engine(settings: argparse.Namespace, former: Origin | None, folder: Path) -> tuple[str, dict[str, Any]]:
     """Return the engine and its options, by default those of the former build."""
+    options = parse_json(settings.engine_options, "--engine-options")
+    if not isinstance(options, dict):
+        raise ValueError(f"--engine-options must be a JSON object, got {settings.engine_options}")
     if not settings.engine:
+        if options:
+            raise ValueError("--engine-options are an engine's: add --engine")
         return ("", {}) if former is None else (former.engine, former.engine_options)
-    if settings.kind:
-        raise ValueError("--engine stores the vectors: leave out --kind")
     name, _, place = settings.engine.partition(":")
-    if "://" not in place:
+    if not place:
+        raise ValueError(f"--engine {settings.engine} names no place: write ENGINE:PLACE")
+    parts = [urlsplit(one) for one in place.split(",")] if "://" in place else []
+    named = chain(_names(options), *(parse_qs(part.query) for part in parts))
+    if any(part.password for part in parts) or any(map(SECRET.search, named)):
+        raise ValueError(
+            "--engine or its options have a password or a key, which would be stored: give it by an "
+            "environment variable"
+        )
+    if not parts:
         place = os.path.abspath(place)
-    elif any(urlsplit(one).password for one in place.split(",")):
-        raise ValueError("--engine has a password, which would be stored: give it by an environment variable")
-    options: dict[str, Any] = parse_json(settings.engine_options, "--engine-options")
     if name in COLLECTIONS:
         options = {COLLECTIONS[name]: re.sub(r"\W", "_", folder.stem)} | options
     return f"{name}:{place}", options
+
+
+def _names(value: Any) -> Iterator[str]:
+    """Yield the names in a JSON value, at any depth."""
+    if isinstance(value, dict):
+        yield from value
+        value = list(value.values())
+    if isinstance(value, list):
+        for part in value:
+            yield from _names(part)
 
 
 def _fill_engine(
@@ -264,7 +285,8 @@ def _fill_engine(
 ) -> None:
     """Write the source's documents to corpus.jsonl and to the engine. Prints the number of changes.
 
-    former: None for a new folder, whose engine must be empty, or is emptied by --anew.
+    former: None for a new folder, whose engine must be empty, or is emptied by --anew. Nothing changes before
+    the whole source has been read and the engine's contents are known to be of the same model.
     """
     if former is not None and former.source != origin.source:
         raise FileExistsError(
@@ -273,14 +295,19 @@ def _fill_engine(
         )
     with closing(open_engine(origin.engine, paradigm, **origin.engine_options)) as engine:
         engine.check(paradigm)
-        if settings.anew:
-            engine.delete(engine.stored())
-        elif former is None and engine.stored():
+        engine.check_made(identity(paradigm.encoder, anew=True))
+        with naming(engine.place):
+            stored = engine.stored()
+        if former is None and stored and not settings.anew:
             raise ValueError(f"{engine.place} has documents: name another collection, or add --anew")
+        digest = Digest()
+        write_corpus(digest.passing(rows), folder / FRESH)
         write_json(folder / BEGUN, asdict(origin))
         (folder / MARKER).unlink(missing_ok=True)
-        digest = Digest()
-        write_corpus(digest.passing(rows), folder / CORPUS)
+        replace_file(folder / FRESH, folder / CORPUS)
+        if settings.anew:
+            with naming(engine.place):
+                engine.delete(stored)
         corpus = Pieces(read_corpus(folder / CORPUS), origin.words if origin.passages else 0).corpus
         encoded, gone = index_corpus(engine, paradigm, corpus, precision=settings.precision, progress=True)
     write_json(folder / MARKER, asdict(replace(origin, fingerprint=digest.hexdigest())))
@@ -488,6 +515,7 @@ def _check_origin(folder: Path, former: Origin, origin: Origin) -> None:
     """
     pairs = {name: (getattr(former, name), getattr(origin, name)) for name in ("kind", "words", "passages")}
     pairs["engine"] = former.engine, origin.engine
+    pairs["engine options"] = former.engine_options, origin.engine_options
     changed = [f"{name} ({old}, not {new})" for name, (old, new) in pairs.items() if old != new]
     if changed:
         raise FileExistsError(

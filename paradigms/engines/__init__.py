@@ -39,9 +39,7 @@ def open_engine(address: str, model: Paradigm, **options: Any) -> Engine:
     name, _, place = address.partition(":")
     if name not in ENGINES or not place:
         raise ValueError(f"{address!r}: write ENGINE:PLACE, with one of the engines {', '.join(ENGINES)}")
-    settings = model.encoder.settings
-    single = {settings.query_vectors, settings.document_vectors} == {"pooled"}
     try:
-        return ENGINES[name](place, model.encoder.dim, single=single, **options)
+        return ENGINES[name](place, model.encoder.dim, single=model.encoder.settings.single, **options)
     except TypeError as error:
         raise ValueError(f"{name}: {error}") from error

@@ -217,13 +217,15 @@ def index_corpus(
     """Make an engine's documents those of a corpus; return how many were encoded and how many deleted.
 
     A document whose text the engine has is not encoded again, so the same call resumes after an interruption.
-    Raises ValueError if the engine cannot score the model's vectors or has vectors of another model.
+    Vectors are rounded to float16, as in a store, whatever numbers the engine stores. Raises ValueError if
+    the engine cannot score the model's vectors or has vectors of another model.
     """
     engine.check(model)
     engine.claim(identity(model.encoder, anew=True))
-    stored = engine.stored()
-    gone = stored.keys() - set(corpus.ids)
-    engine.delete(gone)
+    with naming(engine.place):
+        stored = engine.stored()
+        gone = stored.keys() - set(corpus.ids)
+        engine.delete(gone)
     texts = zip(corpus.ids, corpus, strict=True)
     fresh = [n for n, (id, text) in enumerate(texts) if stored.get(id) != text_digest(text)]
     with progress_bar(progress) as bar:

@@ -82,11 +82,11 @@ class Server:
         parts = urlsplit(place)
         self.address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
         self.headers = {"Content-Type": "application/octet-stream"}
-        user = unquote(parts.username or os.environ.get("CLICKHOUSE_USER", ""))
+        user = unquote(parts.username or "") or os.environ.get("CLICKHOUSE_USER", "")
         if user:
-            password = os.environ.get("CLICKHOUSE_PASSWORD", "") if parts.password is None else parts.password
+            password = os.environ.get("CLICKHOUSE_PASSWORD", "")
             self.headers["X-ClickHouse-User"] = user
-            self.headers["X-ClickHouse-Key"] = unquote(password)
+            self.headers["X-ClickHouse-Key"] = password if parts.password is None else unquote(parts.password)
 
     def query(self, sql: str) -> Any:
         import pyarrow as pa
@@ -175,15 +175,25 @@ class ClickHouseEngine(Engine):
                 "edition UInt64, text Int64, pooled Array(Float32), metadata Map(String, String)) "
                 f"ENGINE = ReplacingMergeTree(edition) ORDER BY document{options}"
             )
-            self.run(f"CREATE TABLE IF NOT EXISTS {self.makers} (made String) ENGINE = MergeTree ORDER BY ()")
+            self.run(
+                f"CREATE TABLE IF NOT EXISTS {self.makers} (made String, shard UInt32, shards UInt32) "
+                "ENGINE = MergeTree ORDER BY ()"
+            )
             types = {row["name"]: row["type"] for row in self.rows(f"DESCRIBE TABLE {self.tokens}")}
             if types.get("vector") != f"Array({numbers})":
                 raise ValueError(f"its vectors are {types.get('vector')}, not Array({numbers}): say numbers=")
             widths = self.rows(f"SELECT max(length(vector)) AS most FROM {self.tokens}")
             if other := {row["most"] for row in widths} - {0, dim}:
                 raise ValueError(f"its vectors have {max(other)} numbers, not {dim}: use another database")
-            recorded = self.rows(f"SELECT made FROM {self.makers}")
-            self.made = json.loads(recorded[0]["made"]) if recorded else None
+            for n, shard in enumerate(self.shards):
+                recorded = shard.query(f"SELECT made, shard, shards FROM {self.makers}")
+                for row in recorded.to_pylist() if recorded is not None else ():
+                    if (row["shard"], row["shards"]) != (n, len(self.shards)):
+                        raise ValueError(
+                            f"address {n + 1} of {len(self.shards)} is that of shard {row['shard'] + 1} of "
+                            f"{row['shards']}: give all addresses in the order in which they were indexed"
+                        )
+                    self.made = json.loads(row["made"])
 
     def run(self, sql: str) -> list[Any]:
         """Run a statement in every shard, and return its rows as tables of pyarrow."""
@@ -317,7 +327,8 @@ class ClickHouseEngine(Engine):
             shard.close()
 
     def _record(self, made: str) -> None:
-        self.run(f"INSERT INTO {self.makers} SELECT {_text(made)}")
+        for n, shard in enumerate(self.shards):
+            shard.query(f"INSERT INTO {self.makers} SELECT {_text(made)}, {n}, {len(self.shards)}")
 
     def _add(self, ids: Sequence[str], documents: Sequence[Vectors], texts: Sequence[int]) -> None:
         tensors = [torch.from_numpy(vectors) for vectors in documents]
@@ -363,7 +374,8 @@ class ClickHouseEngine(Engine):
             mean = vector_of(query.vectors[0, 0].double().mean(0).tolist(), "Float32")
             latest = "" if self._indexed() else " FINAL"  # which would not use the index
             near = f"SELECT document FROM {self.documents}{latest} WHERE {chosen}"
-            chosen = f"document IN ({near} ORDER BY cosineDistance(pooled, {mean}) LIMIT {self.candidates})"
+            near += f" ORDER BY cosineDistance(pooled, {mean}) LIMIT {self.candidates}"
+            chosen += f" AND document IN ({near})"  # without FINAL, `near` also reads former metadata
         named = f"SELECT document, version FROM {self.documents} FINAL WHERE {chosen}"
         return f"(document, version) IN ({named})"
 

@@ -145,6 +145,8 @@ def _check_unit(what: str, vectors: np.ndarray) -> None:
 
 
 def _entries(metadata: Mapping[str, str]) -> list[str]:
+    if any("=" in name for name in metadata):
+        raise ValueError(f"names of metadata may not contain '=': {', '.join(metadata)}")
     return [f"{name}={value}" for name, value in metadata.items()]
 
 

@@ -50,15 +50,15 @@ class Choice:
     """Settings of a finder, and their recall@k.
 
     search: how the measured recipe scores (`Recipe.search`). queries: number of queries in the mean.
-    documents: number of documents of the index then.
+    documents: number of documents of the index then; 0 if an earlier version did not record it.
     """
 
     search: str
     k: Annotated[int, Range(1, 1 << 31)]
     recall: Annotated[float, Range(0, 1)]
     queries: Annotated[int, Range(1, 1 << 31)]
-    documents: Annotated[int, Range(1, 1 << 31)]
     settings: dict[str, Setting]
+    documents: Annotated[int, Range(0, 1 << 31)] = 0
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -98,7 +98,7 @@ def measure(finder: Approximate, store: Store, recipe: Recipe, queries: Sequence
             if not shares:
                 return []
             settings = {name: getattr(effort, name) for name in asdict(effort)}  # type: ignore[call-overload]
-            choice = Choice(recipe.search, k, float(np.mean(shares)), len(shares), len(store), settings)
+            choice = Choice(recipe.search, k, float(np.mean(shares)), len(shares), settings, len(store))
             if choice.recall >= LEAST:
                 break
         found.append(choice)

@@ -65,12 +65,13 @@ def begin(settings: Any) -> tuple[Accelerator, Console]:
 
 
 def check_names(settings: Any) -> None:
-    """Raise SystemExit if the collection or a backbone in a script's settings does not exist."""
+    """Raise SystemExit if a collection or a backbone in a script's settings does not exist."""
     systems = getattr(settings, "chosen", {}).values()
     names = [getattr(settings, name, "") for name in ("backbone", "second")]
     try:
-        if collection := getattr(settings, "collection", ""):
-            check_collection(collection)
+        for collection in [getattr(settings, "collection", ""), *getattr(settings, "collections", [])]:
+            if collection:
+                check_collection(collection)
         for name in dict.fromkeys([*names, *(system.backbone for system in systems)]):
             if name and name != "small":
                 check_backbone(name)

@@ -443,9 +443,24 @@ def test_an_engine_takes_the_place_of_an_index(source, models, capsys, tmp_path_
     assert "engine.index" in printed(capsys, "compare", "engine.index", "notes.index", "--query", query)[0]
     other = "index", "notes", "--output", "other", "--model", models[name], "--engine"
     assert "leave out --kind" in refused(*other, address, "--kind", "exact")
-    assert "has a password" in refused(*other, "clickhouse:http://me:secret@localhost")
-    assert "engines are clickhouse" in refused(*other, "unknown:folder")
+    assert "would be stored" in refused(*other, "clickhouse:http://me:secret@localhost")
+    assert "one of the engines clickhouse" in refused(*other, "unknown:folder")
     assert "'nothing'" in refused(*other, address, "--engine-options", '{"nothing": 1}')
+    assert "would be stored" in refused(*other, address, "--engine-options", '{"a": [{"api_key": "x"}]}')
+    assert "must be a JSON object" in refused(*other, address, "--engine-options", "[1]")
+    assert "names no place" in refused(*other, engine)
+    assert "add --engine" in refused(*other[:-1], "--engine-options", '{"database": "x"}')
+    # What is refused or fails before all is read changes nothing.
+    found = ranked("engine.index")
+    elsewhere = refused(*command, "--engine", address, "--engine-options", '{"database": "x"}')
+    assert "other engine options" in elsewhere
+    refused(
+        "index", "notes", "--model", models["dpr"], "--output", "engine.index", "--engine", address, "--anew"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(indexed_folders, "write_corpus", lambda *_: (_ for _ in ()).throw(OSError("no space")))
+        assert "no space" in refused(*command)
+    assert ranked("engine.index") == found
     if engine == "lancedb":
         assert "has documents" in refused(*other, address)
     assert "searched alone" in refused("search", "engine.index", "notes.index", query)

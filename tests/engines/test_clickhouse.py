@@ -127,6 +127,9 @@ def test_filters_candidates_and_deletions(engine_of):
     engine.candidates = 8  # the deleted document counts, and the rows from before `describe`
     engine.delete(["a", "unknown"])
     assert [id for id, _ in engine.top(query, 4)] == ["b", "c", "d"]
+    engine.describe({"b": {"language": "fr"}})
+    engine.where = {"language": "it's"}  # as b's was, which the index still has
+    assert [id for id, _ in engine.top(query, 4)] == ["d"]
 
 
 def tokens(*vectors, ids=None):
@@ -256,13 +259,17 @@ def servers(folder):
         yield addresses, asked
 
 
-def test_a_server_is_asked_over_http(servers):
+def test_a_server_is_asked_over_http(servers, monkeypatch):
     [address, *_], asked = servers
     engine = ClickHouseEngine(address, 2, database="over_http", settings={"index_granularity": 128})
     engine.write(["a", "b"], Tokens(torch.eye(2)[None, :, None], torch.ones(1, 2, 1, dtype=torch.bool)))
     assert engine.top(torch.tensor([[0.0, 1.0]]).numpy(), 1) == [("b", pytest.approx(1.0))]
     assert set(asked) == {("reader", "secret@")}
     assert "secret" not in engine.place
+    monkeypatch.setenv("CLICKHOUSE_USER", "writer")
+    monkeypatch.setenv("CLICKHOUSE_PASSWORD", "a%41")
+    ClickHouseEngine(address.replace("reader:secret%40@", ""), 2, database="over_http")
+    assert set(asked) == {("reader", "secret@"), ("writer", "a%41")}
     [created] = engine.rows(f"SHOW CREATE TABLE {engine.tokens}")
     assert "index_granularity = 128" in created["statement"]
     engine.condition = "nothing"
@@ -286,6 +293,8 @@ def test_three_shards_answer_as_one(tiny_bert, servers, engine_of, name):
     counts = [row["n"] for row in three.rows(f"SELECT count() AS n FROM {three.documents} FINAL")]
     assert sum(counts) == 60
     assert min(counts) > 0
+    with pytest.raises(ValueError, match="address 1 of 2 is that of shard 2 of 3"):
+        ClickHouseEngine(",".join(addresses[1:]), model.encoder.dim, database="over_http")
     three.describe({"0/1": {"kind": "a"}, "0/2": {"kind": "a"}})
     three.delete(["0/1"])
     one.delete(["0/1"])
