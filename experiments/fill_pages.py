@@ -8,8 +8,9 @@ Comments in a page request tables and figures, and all text up to the next <!-- 
     <!-- untested: lee2023 -->
 
 `claims` writes a row for each claim and study, with the verdict; `untested` the paper's other claims;
-`table` and `figure` write sections of one study. A table of `a+b` has the rows of study a, and the rows of
-study b with other systems. The studies' commands and running times follow; below a figure only if the page
+`table` and `figure` write sections of one study; `without=training_s|bm25` among a table's sections leaves
+out this column, and rows whose first cell begins so. A table of `a+b` has the rows of study a, and the rows
+of study b with other systems. The studies' commands and running times follow; below a figure only if the page
 has neither a table nor claims of its study.
 
 A paper's page requests `<!-- verdicts: lee2023 -->`, a row for each claim that a study decides;
@@ -20,7 +21,7 @@ does the same for these studies, in PAGE.details.md.
 
 The names refer to files in the folder `results` beside the page (for README.md: experiments/results). --take
 copies a study's results there, with the values behind its verdicts (`judge.py`) and the figures that the page
-requests:
+or its details show:
 
     .venv/bin/python experiments/fill_pages.py --page experiments/papers/lee2023/README.md \\
         --take '[results/token-retrieval-pydocs]'
@@ -81,10 +82,12 @@ def main(settings: Settings) -> None:
 def take(folder: Path, page: Page) -> None:
     """Copy a study's rows, values and figures on the page to the folder `results` beside the page.
 
-    Raises ValueError if the folder has no study or a figure is missing.
+    Figures that a former run left there are replaced, too: the details show them. Raises ValueError if the
+    folder has no study or a figure is missing.
     """
     study = read_json(folder / STUDY)
-    files = [f"{section}.svg" for section in page.sections("figure", folder.name)]
+    former = (path.name.removeprefix(f"{folder.name}.") for path in page.results.glob(f"{folder.name}.*.svg"))
+    files = sorted({*(f"{section}.svg" for section in page.sections("figure", folder.name)), *former})
     page.results.mkdir(exist_ok=True)
     write_json(page.results / f"{folder.name}.json", study | {"summary": without_paths(study["summary"])})
     for name in [*files, *(path.name for path in folder.glob(VALUES))]:

@@ -11,20 +11,26 @@ from typing import Any
 from studies.claims import UNTESTED, printed
 from studies.pages import ROOT, Rows, markdown_rows
 
-from paradigms.evaluate.claims import ONE_SEED
+from paradigms.evaluate.claims import CONTRADICTED, ONE_SEED, REPRODUCED
 from paradigms.io.checks import read_json
 
 READOUT = " [about a readout]"
 OPEN = ("not decided here", UNTESTED)
 DETAILS = "details.md"  # the end of the name of a generated page
 UNTRAINED = ", untrained"
+WITHOUT = "without="
+# The headings above a paper's tables of decided claims.
+ALL_REPRODUCED = "Reproduced:"
+IN_PART = "Contradicted, or decided in part:"
+WITHOUT_INTERVAL = "By a count or a proof:"
+LEAST = re.compile(r", (?:above|within) ±?[\d.]+$")  # the least effect of a quantity, unless it is a loss
+COMMON = re.compile(r"(?<=[:,] )([^:−]+), ([^,−]+) − \1, ([^,−]+)$")  # "X, a − X, b" is shown as "X, a − b"
 # What summaries of studies say of their sample, for the columns of `runs`.
 SAMPLE = {
-    "queries": r"([\d,]+) test queries",
-    "documents": r"over ([\d,]+) documents",
+    "queries": r"([\d,]+) (?:test queries|queries of split test)",
+    "documents": r"(?:over |passages: |\. )([\d,]+) (?:documents|of)",
     "models from": r"from '?(?:path/to/)?([^',\s]+)",
     "steps": r"([\d,]+ steps of \d+)",
-    "seeds": r"seeds \[([\d, ]+)\]",
 }
 WALL_TIME = re.compile(r" (The job|After an interruption, the rest of the job) took \d+ s\.")
 
@@ -159,15 +165,15 @@ def listed_claims(paper: str) -> Rows:
 
 
 def verdicts(page: Page, paper: str) -> str:
-    """Make a table of the paper's claims that studies decide, one row each, and count the others.
+    """Make tables of the paper's claims that studies decide, one row each, and count the others.
 
-    The number beside a verdict is that of the decided test with the largest sample; if tests contradict each
-    other, there is one for each verdict. Controls, which are our own questions, have no row.
+    The number is that of the decided test with the largest sample, among those that contradict if any does.
+    Claims that all tests reproduce stand first. Controls, which are our own questions, have no row.
     """
     judged: dict[str, Rows] = {}
     for row in page.judged(page.detailed):
         judged.setdefault(claim_of(row), []).append(row)
-    rows: Rows = []
+    groups: dict[str, Rows] = {heading: [] for heading in (ALL_REPRODUCED, IN_PART, WITHOUT_INTERVAL)}
     undecided = 0
     for claim, tests in judged.items():
         best: dict[str, dict[str, Any]] = {}
@@ -175,20 +181,37 @@ def verdicts(page: Page, paper: str) -> str:
             word = word_of(row)
             if word not in OPEN and size(row) > size(best.get(word, {})):
                 best[word] = row
+        if claim.startswith("Control: "):
+            continue
         undecided += not best and any(row["measured"] != "–" for row in tests)
-        if best and not claim.startswith("Control: "):
+        if best:
             best = dict(sorted(best.items(), reverse=True))  # reproduced first
             counts = Counter(word if word in best else "open" for word in map(word_of, tests))
             verdict = ", ".join(f"{counts[word]} {word}" for word in [*best, "open"] if counts[word])
-            cells = {"claim": f"{claim} ({place(tests[0])})"}
-            cells |= {"here": "; ".join(f"{row['quantity']}: {row['measured']}" for row in best.values())}
-            rows.append(cells | {"verdict": verdict if len(counts) > 1 else next(iter(best))})
+            row = best.get(CONTRADICTED, next(iter(best.values())))
+            quantity = row["quantity"] if CONTRADICTED in best else LEAST.sub("", row["quantity"])
+            stated = claim if place(tests[0]) in claim else f"{claim} ({place(tests[0])})"
+            quantity = COMMON.sub(r"\1, \2 − \3", quantity)
+            cells = {"claim": stated, "here": f"{quantity}: {row['measured']}"}
+            decided = verdict if len(counts) > 1 else next(iter(best))
+            if "[" not in row["measured"]:
+                groups[WITHOUT_INTERVAL].append(cells | {"verdict": decided})
+            elif decided == REPRODUCED:
+                groups[ALL_REPRODUCED].append(cells)
+            else:
+                groups[IN_PART].append(cells | {"verdict": decided})
     listed = {row["claim"] for row in listed_claims(paper)}
     tested = {claim for claim, tests in judged.items() if {*map(word_of, tests)} != {UNTESTED}}
+    written = (f"{heading}\n\n{markdown_rows(rows)}\n" for heading, rows in groups.items() if rows)
     return (
-        f"{markdown_rows(rows)}\nNot decided here: {undecided} further claims and controls. "
-        f"Not tested: {len(listed - tested)} claims. [All tests]({DETAILS}).\n"
+        f"{''.join(written)}Not decided here: {counted(undecided, 'claim')}. "
+        f"Not tested: {counted(len(listed - tested), 'claim')}. [All tests]({DETAILS}).\n"
     )
+
+
+def counted(number: int | str, noun: str) -> str:
+    """Return a number with its noun, as in "1 claim" and "2 claims"."""
+    return f"{number} {noun}{'s' * (str(number) != '1')}"
 
 
 def claim_of(row: dict[str, Any]) -> str:
@@ -212,20 +235,21 @@ def place(row: dict[str, Any]) -> str:
 
 
 def runs(page: Page, *names: str) -> str:
-    """Make a table of studies: what their summaries say of the sample, and the minutes of CPU time."""
+    """Make a table of studies: what their summaries say of the sample, without columns that none fills."""
     rows: Rows = []
     for name in names:
-        study = page.study(name)
-        row = {"study": f"[{name}]({DETAILS}#{name})"}
-        for column, pattern in SAMPLE.items():
-            match = re.search(pattern, study["summary"])
-            row[column] = match[1] if match else "–"
-        rows.append(row | {"CPU minutes": f"{study['minutes']:.0f}, {study['processor']}"})
-    return markdown_rows(rows)
+        summary = page.study(name)["summary"]
+        found = {column: re.search(pattern, summary) for column, pattern in SAMPLE.items()}
+        cells = {column: match[1] if match else "–" for column, match in found.items()}
+        if largest := max(map(size, page.judged([name])), default=0):
+            cells["queries"] = f"{largest:,.0f}"
+        rows.append({"study": f"[{name}]({DETAILS}#{name})"} | cells)
+    filled_columns = [column for column in rows[0] if any(row[column] != "–" for row in rows)]
+    return markdown_rows([{column: row[column] for column in filled_columns} for row in rows])
 
 
 def systems(page: Page, section: str, measures: str, values: str, *names: str) -> str:
-    """Make a table of means by study, untrained in parentheses, for systems of the paper or two studies.
+    """Make a table of means by study, after training, for systems of the paper or two studies.
 
     measures: columns of the section, joined by commas. values: key of the paper's values in printed.yaml.
     """
@@ -234,9 +258,8 @@ def systems(page: Page, section: str, measures: str, values: str, *names: str) -
         means: dict[str, str] = {}
         for row in page.study(name)["sections"][section]["rows"]:
             cell = ", ".join(row[measure].partition(" ")[0].lstrip("0") for measure in measures.split(","))
-            system = row["system"].removesuffix(UNTRAINED)
-            before = means.get(system, "")
-            means[system] = cell if system == row["system"] else f"{before} ({cell})".strip()
+            if not row["system"].endswith(UNTRAINED):
+                means[row["system"]] = cell
         columns[name] = means
     paper = printed(page.paper)[values]
     rows: Rows = []
@@ -280,11 +303,17 @@ def tables(page: Page, name: str, *sections: str) -> str:
 
     The text is left out if it is the caption of a figure on the page. name: names of studies, joined by "+";
     a row of a later study is left out if an earlier study has a row with the same first cell, and a text that
-    does not describe all rows names its own. Raises TypeError if the studies' columns differ.
+    does not describe all rows names its own. "without=a|b_c" among the sections leaves out the columns "a"
+    and "b c", and rows whose first cell begins with one of them; the details have them. Raises TypeError if
+    the studies' columns differ.
     """
     studies = {part: page.study(part) for part in name.split("+")}
+    options = [section for section in sections if section.startswith(WITHOUT)]
+    hidden = tuple(
+        word for option in options for word in option.removeprefix(WITHOUT).replace("_", " ").split("|")
+    )
     parts = []
-    for section in sections:
+    for section in (section for section in sections if section not in options):
         rows: Rows = []
         texts: dict[str, list[str]] = {}  # text -> first cells of the rows that it describes
         for part, study in studies.items():
@@ -294,9 +323,12 @@ def tables(page: Page, name: str, *sections: str) -> str:
             if any(row.keys() != rows[0].keys() for row in added if rows):
                 raise TypeError(f"the columns of {part} are not those of {name.partition('+')[0]}")
             rows += added
+            for column in filter(None, hidden if text else ()):
+                text = re.sub(rf"[;.]? ?\b{re.escape(column)}: [^;.]*(?=[;.])", "", text)
             if added and text and section not in page.sections("figure", part):
                 texts.setdefault(text, []).extend(map(first, added))
-        parts.append(markdown_rows(rows))
+        shown = [row for row in rows if not first(row).startswith(hidden)] if hidden else rows
+        parts.append(markdown_rows([{k: v for k, v in row.items() if k not in hidden} for row in shown]))
         for text, described in texts.items():
             parts.append(f"{text}\n" if len(described) == len(rows) else f"{', '.join(described)}: {text}\n")
     return "\n".join(parts) + ("" if page.details else "".join(map(source, studies.values())))
@@ -329,7 +361,7 @@ def source(study: dict[str, Any], summary: bool = True) -> str:
     sample = WALL_TIME.sub("", study["summary"]) + " " if summary else ""  # CPU time stands beside it
     minutes = f"{study['minutes']:.{0 if study['minutes'] >= 1 else 1}f}"
     return (
-        f"\n{sample}{minutes} minute{'s' * (minutes != '1')} of CPU time ({study['processor']}):\n\n"
+        f"\n{sample}{counted(minutes, 'minute')} of CPU time ({study['processor']}):\n\n"
         f"    .venv/bin/python {study['command']}\n"
     )
 

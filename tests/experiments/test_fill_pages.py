@@ -133,7 +133,8 @@ def test_a_paper_s_page_has_a_row_for_each_decided_claim_and_details_have_the_re
     page = tmp_path / "README.md"
     page.write_text(
         "# P\n<!-- verdicts: p -->\n<!-- end -->\n<!-- runs: x-a x-b -->\n<!-- end -->\n"
-        "<!-- systems: all R@1 set x-a x-b -->\n<!-- end -->\n<!-- table: x-a sizes -->\n<!-- end -->\n"
+        "<!-- systems: all R@1 set x-a x-b -->\n<!-- end -->\n"
+        "<!-- table: x-a sizes without=k|x_y -->\n<!-- end -->\n"
     )
     for name, verdict, queries in (("x-a", "reproduced", "9"), ("x-b", "contradicted: z", "1,200")):
         folder = tmp_path / name
@@ -141,24 +142,31 @@ def test_a_paper_s_page_has_a_row_for_each_decided_claim_and_details_have_the_re
         facts = json.loads((folder / STUDY).read_text())
         facts["summary"] = f"{queries} test queries over 300 documents; seeds [0, 1] of models from 'm'."
         for row in facts["sections"]["claims"]["rows"]:
-            row["sample"] = f"{queries} queries"
+            row |= {"sample": f"{queries} queries", "quantity": "m: x, a − x, b, above 0.1"}
         values = {"a": "0.250 [0.1, 0.4]", "a, untrained": "0.125", "b": "0.5", f"only {name}": "1.0"}
         rows = [{"system": system, "R@1": value} for system, value in values.items()]
         facts["sections"]["all"] = {"heading": "All", "text": "", "rows": rows}
-        facts["sections"]["sizes"]["heading"] = "Sizes"
+        facts["sections"]["sizes"] |= {"heading": "Sizes", "text": "n: names; k: sizes."}
+        facts["sections"]["sizes"]["rows"] = [{"n": n, "k": 1} for n in ("x", "x y z")]
         (tmp_path / "results").mkdir(exist_ok=True)
         (tmp_path / "results" / f"{name}.json").write_text(json.dumps(facts))
     fill_pages.main(fill_pages.Settings(page=str(page)))
     text = page.read_text()
-    tests = "2 reproduced, 2 contradicted"
-    assert f"| x is y (§1, Table 2) | x − y: +0.1 [+0.0, +0.2]; x − y: +0.1 [+0.0, +0.2] | {tests} |" in text
-    assert "Not decided here: 0 further claims and controls. Not tested: 1 claims. [All tests]" in text
-    assert "| [x-b](details.md#x-b) | 1,200 | 300 | m | – | 0, 1 | 2, P |" in text
-    assert "| a | .250 (.125) | .250 (.125) | .500 |\n| b | .5 | .5 |  |\n\n" in text, (
-        "without what one study has"
-    )
+    row = "| x is y (§1, Table 2) | m: x, a − x, b, above 0.1: +0.1 [+0.0, +0.2] |"
+    head = f"{page_blocks.IN_PART}\n\n| claim | here | verdict |\n| --- | --- | --- |\n"
+    assert f"{head}{row} 2 reproduced, 2 contradicted |\n" in text
+    assert page_blocks.ALL_REPRODUCED not in text
+    assert "Not decided here: 0 claims. Not tested: 1 claim. [All tests]" in text
+    assert "| [x-b](details.md#x-b) | 1,200 | 300 | m |\n" in text, "no column that no study fills"
+    assert "| a | .250 | .250 | .500 |\n| b | .5 | .5 |  |\n\n" in text, "without what one study has"
+    assert "| n |\n| --- |\n| x |\n\nn: names.\n" in text, "without a column, what it means, and a row"
     assert "CPU time" not in text
     details = (tmp_path / "details.md").read_text()
     assert "| never | §2 | not tested | years |" in details
     assert details.count(".venv/bin/python experiments/x.py") == 2
     assert details.count("| x is y | §1, Table 2 |") == 2
+    file = tmp_path / "results/x-b.json"
+    file.write_text(file.read_text().replace("contradicted: z", "reproduced"))
+    row = "| x is y (§1, Table 2) | m: x, a − b: +0.1 [+0.0, +0.2] |"
+    head = f"{page_blocks.ALL_REPRODUCED}\n\n| claim | here |\n| --- | --- |\n"
+    assert f"{head}{row}\n" in filled(Page(page))
