@@ -8,8 +8,10 @@ The alignment A depends on S and the ids: each query token is aligned to the arg
 with the same id, so A is block-diagonal; Z = 1. The weights w₁, w₂ and w₃/N multiply the vectors of Q, which
 does not change which tokens are the maxima.
 
-The training loss is L = (L(sum) + λ₁ L(dense) + λ₂ L(sparse) + λ₃ L(tokens)) / 4, as in the paper, but
-without self-distillation. For each part without a loss, the divisor is smaller by 1.
+The training loss is L = (L(sum) + λ₁ L(dense) + λ₂ L(sparse) + λ₃ L(tokens)) / 4. For each part without a
+loss, the divisor is smaller by 1. With self-distillation, the loss is (L + L′) / 2, where the sum teaches the
+parts: L′ = (λ₁ L′(dense) + λ₂ L′(sparse) + λ₃ L′(tokens)) / 3 and L′(part) = KL(softmax(sum/τ) ‖
+softmax(part/τ)), without a gradient through the sum. The paper's cross-entropy has the same gradient.
 """
 
 from dataclasses import dataclass, replace
@@ -48,6 +50,7 @@ class BgeM3Settings(EncoderSettings):
     NOT_OF_DOCUMENTS: ClassVar[tuple[str, ...]] = (
         *EncoderSettings.NOT_OF_DOCUMENTS,
         *(f"{part}_{what}" for part in ("dense", "sparse", "token") for what in ("weight", "loss")),
+        "self_distillation",
     )
 
     encoder: str = "bge_m3"
@@ -57,6 +60,7 @@ class BgeM3Settings(EncoderSettings):
     dense_loss: Weight = 1.0  # λ₁
     sparse_loss: Weight = 0.1  # λ₂
     token_loss: Weight = 1.0  # λ₃
+    self_distillation: bool = False  # the sum of the parts teaches each part
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,6 +71,8 @@ class BgeM3Settings(EncoderSettings):
             raise ValueError(f"BGE-M3 has no other {', '.join(wrong)}: its three readouts are fixed")
         if not any(self.weights.values()):
             raise ValueError("one of dense_weight, sparse_weight and token_weight must be above 0")
+        if self.self_distillation and not self.losses:
+            raise ValueError("self_distillation teaches parts that have a loss, and all losses are 0")
 
     @property
     def pools(self) -> bool:

@@ -187,6 +187,31 @@ def test_the_loss_is_that_of_the_sum_and_of_each_part(model):
         Contrastive(model, corpus, examples).configure(LossSettings(matryoshka=[8]))
 
 
+@pytest.mark.parametrize("in_batch", [True, False])
+def test_the_sum_teaches_each_part(model, in_batch):
+    model.double()
+    corpus = Corpus.of(dict(zip("abcd", DOCUMENTS, strict=True)))
+    examples = [Example(QUERIES[0], 0, (1,), (0,)), Example(QUERIES[1], 2, (1,), (2, 1))]
+    objective = Contrastive(model, corpus, examples).configure(LossSettings(in_batch=in_batch))
+    batch = objective.collate(examples)
+    supervised = objective.loss(model, batch)
+    object.__setattr__(model.encoder.settings, "self_distillation", True)
+    loss = objective.loss(model, batch)
+    Q, D = model(batch.queries, batch.documents)  # documents a, c, b, b; b is relevant to the second query
+    candidates = ([0, 1, 2, 3], [1, 0]) if in_batch else ([0, 2], [1, 3])
+    tau = model.recipe.temperature
+    teacher = rel(D, Q, model.align, model.normalise).detach() / tau
+    learned = 0.0
+    for part, (share, w) in {"dense": (1.0, 0.4), "sparse": (0.1, 0.2), "tokens": (1.0, 0.7)}.items():
+        recipe = PARTS[part]
+        scores = rel(part_of(D, part), part_of(Q, part), recipe.align, recipe.normalise_function) / w / tau
+        for n, places in enumerate(candidates):
+            p = teacher[n, places].softmax(0)
+            cross_entropy = nn.functional.cross_entropy(scores[n, places], p)
+            learned = learned + share * (cross_entropy + (p * p.log()).sum()) / 2
+    assert_same(loss, (supervised + learned / 3) / 2)
+
+
 def test_one_index_has_all_three(model):
     texts = dict(zip("abcd", DOCUMENTS, strict=True))
     queries = {"q": QUERIES[0], "r": QUERIES[1], "s": QUERIES[2]}

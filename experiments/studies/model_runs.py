@@ -17,7 +17,7 @@ from studies.settings import EncoderStudy, PairSettings, refusing, training_fiel
 
 from paradigms import Paradigm, load
 from paradigms.baselines.bm25 import BM25
-from paradigms.data import Collection, Run, Split
+from paradigms.data import Collection, Corpus, Run, Split
 from paradigms.data.collection import hash_order
 from paradigms.data.within import most_asked, within_documents
 from paradigms.evaluate import PerQuery, candidates, holm, paired_test, per_query, seeds_interval
@@ -240,9 +240,10 @@ def encoder_job(
     *,
     read: Callable[[Path], Any] = load,
     checkpoint: Path | None = None,
+    documents: Corpus | None = None,
     **changes: Any,
 ) -> Job:
-    """Make a job that trains a paradigm, indexes the corpus, and writes FOLDER/values.json.
+    """Make a job that trains a paradigm, indexes documents (None: all), and writes FOLDER/values.json.
 
     checkpoint: a model that `read` opens, to measure without training. The file has two keys besides the keys
     from `measure`. "kept step" is the training step of the kept model: 0 if training improved nothing, None
@@ -252,7 +253,7 @@ def encoder_job(
 
     layers = settings.trained_layers
     states = Path(settings.output) / STATES
-    corpus = data.collection.corpus
+    corpus = data.collection.corpus if documents is None else documents
 
     def train(paradigm: Paradigm, training: Path) -> Paradigm:
         runs = data.mined if settings.negatives else {}, data.dev_run

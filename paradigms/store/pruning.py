@@ -111,7 +111,7 @@ def _ward(vectors: Tensor, clusters: int) -> np.ndarray:
 
     if len(vectors) <= clusters:
         return np.arange(len(vectors))
-    unit = torch.nn.functional.normalize(vectors, dim=-1).cpu().double().numpy()
+    unit = torch.nn.functional.normalize(vectors.detach(), dim=-1).cpu().double().numpy()
     labels = fcluster(linkage(unit, "ward"), clusters, "maxclust")
     _, first, cluster = np.unique(labels, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first))[cluster]

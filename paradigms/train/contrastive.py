@@ -24,6 +24,7 @@ from paradigms.train.losses import (
     candidate_count,
     contrastive,
     first_candidate,
+    kl,
     sparsity,
 )
 from paradigms.train.parallel import gather, gather_documents, place_among
@@ -62,12 +63,24 @@ class Contrastive(Objective):
     negatives. chunk: as in `batches.in_parts`. in_batch: whether other queries' documents are negatives. If
     not, only the query's hard negatives count, as in ColBERTv1 (Khattab and Zaharia 2020, §3.4). matryoshka:
     numbers h′ < h; for each, the loss on the first h′ coordinates, renormalised, is added to the loss on all
-    coordinates (Kusupati et al. 2022, arXiv:2205.13147, Eq. 1 with weights 1). coded_bits: bits per dimension
-    of the codes that replace document vectors (`straight_through`). Only encoders use mixed precision: rel,
-    softmax and loss are float32. prompts: texts before each query and each document, besides the encoder's.
+    coordinates (Kusupati et al. 2022, arXiv:2205.13147, Eq. 1 with weights 1). reductions: for each, the loss
+    on documents with fewer tokens is added. pool=4 trains vectors that an index will cluster (CRISP, Veneroso
+    et al. 2025, arXiv:2505.11471), and several numbers are nested, as in MetaEmbed (arXiv:2509.18095).
+    coded_bits: bits per dimension of the codes that replace document vectors (`straight_through`). Only
+    encoders use mixed precision: rel, softmax and loss are float32. prompts: texts before each query and each
+    document, besides the encoder's.
     """
 
-    reads = "chunk", "score_bytes", "temperature", "in_batch", "matryoshka", "coded_bits", "distillation"
+    reads = (
+        "chunk",
+        "score_bytes",
+        "temperature",
+        "in_batch",
+        "matryoshka",
+        "reductions",
+        "coded_bits",
+        "distillation",
+    )
 
     def __init__(
         self,
@@ -90,6 +103,12 @@ class Contrastive(Objective):
             raise ValueError(
                 f"matryoshka={shorter} must be below the {encoder.dim} dimensions of {self.model.name}, and "
                 "not of vectors that a pooled one joins"
+            )
+        whole = encoder.settings.document_vectors == "pooled" or "ids" in self.model.recipe.align.reads
+        if settings.reductions and (whole or joined):
+            raise ValueError(
+                f"reductions need several vectors without ids; {self.model.name} has one vector per "
+                "document, or aligns ids, which clusters do not have"
             )
         if settings.distillation is not None or not settings.in_batch:
             candidate_count(self.examples, self.model.name, settings.distillation is not None)
@@ -121,8 +140,10 @@ class Contrastive(Objective):
         pool = gather_documents(documents)
         positions = gather(batch.positions[None])[0]
         settings = self.model.encoder.settings
-        loss = self._of_rel(pool, queries, batch, positions)
+        loss, scores = self._of_rel(pool, queries, batch, positions)
         if isinstance(settings, BgeM3Settings):
+            teacher = self._logits(scores.detach(), batch, positions) if settings.self_distillation else None
+            learned = loss.new_zeros(())  # from the teacher
             for part, share in settings.losses.items():
                 recipe = PARTS[part]
                 d = part_of(pool, part)
@@ -131,7 +152,11 @@ class Contrastive(Objective):
                 scores = in_batch_rel(d, q, recipe.align, recipe.normalise_function, bound=bound)
                 scores = scores / settings.weights[part]  # which Q has
                 loss = loss + share * self._of_scores(scores, batch, positions)
+                if teacher is not None:
+                    learned = learned + share * kl(self._logits(scores, batch, positions), teacher)
             loss = loss / (1 + len(settings.losses))
+            if teacher is not None:
+                loss = (loss + learned / len(settings.losses)) / 2
         if isinstance(settings, SpladeSettings):
             all_queries = gather_documents(queries.map(lambda t: t.transpose(0, 1)))
             few = settings.query_sparsity * sparsity(all_queries, settings.sparsity)
@@ -142,23 +167,38 @@ class Contrastive(Objective):
 
     def _of_rel(
         self, pool: Tokens, queries: Tokens, batch: TrainingBatch, positions: Int[Tensor, " n"]
-    ) -> Tensor:
-        """Sum the losses on rel with all coordinates, and with each number of first ones."""
+    ) -> tuple[Tensor, Float[Tensor, "b n"]]:
+        """Sum the losses on rel with all numbers and with fewer; return the sum, and rel with all."""
         which = torch.arange(len(positions), device=positions.device)
         if "pool" in getattr(self.model.align, "reads", ()):  # the pool has each document once
             places, which = distinct(positions)
             pool = pool.map(lambda t: t[:, places])
         normalize = self.model.encoder.settings.normalize
         s = self.settings
-        loss = pool.vectors.new_zeros(())
-        for dim in (None, *self.settings.matryoshka):
-            d = pool if dim is None else first_coordinates(pool, dim, normalize)
-            q = queries if dim is None else first_coordinates(queries, dim, normalize)
-            if self.settings.coded_bits:
-                d = straight_through(d, self.settings.coded_bits)
+        forms = [(pool, queries)]
+        for dim in s.matryoshka:
+            forms.append(
+                (first_coordinates(pool, dim, normalize), first_coordinates(queries, dim, normalize))
+            )
+        forms += [(reduction(pool), queries) for reduction in s.reductions]
+        rels = []
+        for d, q in forms:
+            d = straight_through(d, s.coded_bits) if s.coded_bits else d
             scores = in_batch_rel(d, q, self.model.align, self.model.normalise, bound=s.score_bytes)
-            loss = loss + self._of_scores(scores[:, which], batch, positions)
-        return loss
+            rels.append(scores[:, which])
+        losses = [self._of_scores(scores, batch, positions) for scores in rels]
+        return torch.stack(losses).sum(), rels[0]
+
+    def _logits(
+        self, scores: Float[Tensor, "b n"], batch: TrainingBatch, positions: Int[Tensor, " n"]
+    ) -> Float[Tensor, "b c"]:
+        """Return rel/τ of each query's candidates; other relevant documents have the least logit."""
+        logits = scores / (self.settings.temperature or self.model.recipe.temperature)
+        candidates = batch.candidates(place_among(len(batch.positions)))
+        if not self.settings.in_batch:
+            return logits.gather(1, candidates)
+        others = batch.excluded(positions).scatter(1, candidates[:, :1], False)
+        return logits.masked_fill(others, torch.finfo(logits.dtype).min)
 
     def _of_scores(
         self, scores: Float[Tensor, "b n"], batch: TrainingBatch, positions: Int[Tensor, " n"]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from paradigms.core import Tokens
 from paradigms.io.checks import Range, check_types
+from paradigms.store.pruning import TokenReduction
 from paradigms.train.order import step_batches
 
 AtLeast0 = Annotated[int, Range(0, math.inf)]
@@ -130,6 +131,8 @@ class LossSettings:
     temperature: PositiveOrNone = None  # τ; None = the paradigm's τ
     in_batch: bool = True  # whether other queries' documents are also negatives
     matryoshka: list[int] = field(default_factory=list)  # numbers of first coordinates whose losses are added
+    # Losses on documents with fewer tokens, as an index stores them, are added (`Contrastive`).
+    reductions: list[TokenReduction] = field(default_factory=list)
     # Train with documents coded as a compressed index of so many bits codes them
     # (`contrastive.straight_through`); 0 = uncoded.
     coded_bits: int = 0

@@ -11,9 +11,10 @@ from paradigms.core import rel
 from paradigms.encoder.text import first_coordinates
 from paradigms.find import Store, kinds
 from paradigms.retrieve import Indexed
+from paradigms.store.pruning import TokenReduction
 from paradigms.store.residuals import Codec
 from paradigms.train.contrastive import Contrastive, straight_through
-from paradigms.train.losses import LossSettings
+from paradigms.train.losses import LossSettings, contrastive
 from tests.near import assert_same, assert_within_rounding, same_run
 from tests.train.test_loop import CORPUS, EXAMPLES, WORDS, build
 
@@ -32,6 +33,39 @@ def test_the_losses_of_first_coordinates_are_added(tiny_bert: Path) -> None:
     for wrong in ([32], [40]):
         with pytest.raises(ValueError, match="below the 32 dimensions"):
             whole.configure(LossSettings(matryoshka=wrong))
+
+
+@pytest.mark.parametrize(
+    ("name", "reductions"),
+    [
+        ("colbert", [TokenReduction(pool=2)]),
+        ("me_bert", [TokenReduction(pool=2, pooling="sequential"), TokenReduction(keep=0.25)]),
+    ],
+)
+def test_the_losses_of_fewer_tokens_are_added(
+    tiny_bert: Path, name: str, reductions: list[TokenReduction]
+) -> None:
+    model = build(tiny_bert, name).double()
+    objective = Contrastive(model, CORPUS, EXAMPLES)
+    batch = objective.collate(EXAMPLES[:6])
+    Q, D = model(batch.queries, batch.documents)
+    wanted = objective.loss(model, batch)
+    for reduction in reductions:
+        scores = rel(reduction(D), Q, model.align, model.normalise)
+        target, excluded = torch.arange(6), batch.excluded(batch.positions)
+        wanted = wanted + contrastive(scores, target, excluded, model.recipe.temperature)
+    loss = objective.configure(LossSettings(reductions=reductions)).loss(model, batch)
+    assert_same(loss, wanted)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    gradients = [torch.autograd.grad(one, parameters, allow_unused=True) for one in (loss, wanted)]
+    assert_same(*([g for g in row if g is not None] for row in gradients))
+
+
+@pytest.mark.parametrize("name", ["dpr", "coil"])
+def test_reductions_need_clusters(tiny_bert: Path, name: str) -> None:
+    settings = LossSettings(reductions=[TokenReduction(pool=2)])
+    with pytest.raises(ValueError, match=f"reductions need several vectors .*; {name} has"):
+        Contrastive(build(tiny_bert, name), CORPUS, EXAMPLES).configure(settings)
 
 
 @pytest.mark.parametrize("name", ["dpr", "me_bert", "colbert", "xtr", "aligner"])

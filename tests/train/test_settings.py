@@ -11,6 +11,7 @@ from accelerate import Accelerator
 
 from paradigms.baselines.cross_attention import cross_attention
 from paradigms.data import Corpus
+from paradigms.store.pruning import TokenReduction
 from paradigms.train.contrastive import Contrastive, Listwise
 from paradigms.train.examples import Example
 from paradigms.train.loop import FREE, TrainingSettings, train
@@ -41,6 +42,7 @@ VALUES: dict[str, Any] = {
     "log_every": 2,
     "matmul_precision": "high",
     "matryoshka": [8],
+    "reductions": [TokenReduction(pool=2)],
     "max_grad_norm": 1e-3,
     "minutes": 60.0,
     "salience_learning_rate": 1e-2,

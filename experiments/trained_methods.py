@@ -1,0 +1,226 @@
+"""Measure methods that change training, each beside the same training without it.
+
+The loss sees clusters of a document's token vectors (CRISP), or nested numbers of vectors (MetaEmbed); the
+weights of a SPLADE query come from a learned table (Li-LSR); the sum of BGE-M3's three scores teaches each.
+Models rank BM25's first documents, untrained and trained. Collections and seeds may be added to a results
+folder.
+"""
+
+from functools import partial
+from pathlib import Path
+
+from studies.settings import Collections, EncoderStudy, at_least, different, launch, lengths_of
+
+from paradigms.io.command_line import flags
+
+
+@flags(documents=0, steps=150, negatives=1, evaluate_every=75, queries=600, seeds=[0])
+class Settings(EncoderStudy, Collections):
+    """Settings for encoders, trainings and collections."""
+
+    splade: str = "offline-splade"
+    """encoder with a masked-language-model head, for SPLADE"""
+    depth: int = 50
+    """documents per query that BM25 retrieves and every model ranks"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        different(self, "collections")
+        at_least(self, depth=1, steps=1, dev_queries=1)
+
+
+launch(__name__, Settings, __doc__)  # before the slow imports
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from studies.model_runs import (
+    Job,
+    StudyData,
+    bind,
+    bind_collection,
+    encoder_job,
+    open_study,
+    run_jobs,
+    training_section,
+    unmoved,
+    values_of,
+)
+from studies.pages import Measured, Rows, Section, publish, resampled, shown
+
+from paradigms import PARADIGMS, Paradigm, load
+from paradigms.data import Run
+from paradigms.data.collection import hash_order
+from paradigms.encoder.backbone import original
+from paradigms.evaluate import holm, paired_test, seeds_interval
+from paradigms.find import Index, kinds
+from paradigms.io.command_line import folder_name
+from paradigms.retrieve.indexed import encoded_queries
+from paradigms.store.pruning import TokenReduction
+from paradigms.train.script import begin
+
+NDCG = "nDCG@10"
+FREE = {"collections", "seeds"}  # settings that may change in a results folder
+ALL = TokenReduction()
+QUARTER = TokenReduction(pool=4)
+NESTED = [TokenReduction(pool=n, pooling="sequential") for n in (2, 4, 8)]
+STORED = {"colbert": [ALL, QUARTER], "me_bert": [ALL, *NESTED]}  # numbers of vectors; others: all
+# Method -> paradigm, its options, and what changes in training. Each second one has the first as its control.
+MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "ColBERT": ("colbert", {}, {}),
+    "clusters in the loss": ("colbert", {}, {"reductions": [QUARTER]}),
+    "ME-BERT": ("me_bert", {}, {}),
+    "nested numbers of vectors": ("me_bert", {}, {"reductions": NESTED}),
+    "SPLADE, query weights 1": ("splade", {"query_terms": "ones"}, {}),
+    "learned table": ("splade", {"query_terms": "table"}, {}),
+    "BGE-M3": ("bge_m3", {}, {}),
+    "self-distillation": ("bge_m3", {"self_distillation": True}, {}),
+}
+CONTROLS = dict(zip(list(MODELS)[1::2], list(MODELS)[::2], strict=True))
+
+
+def main(settings: Settings) -> None:
+    accelerator, console = begin(settings)
+    bind(settings, accelerator, FREE, ("backbone", "splade"))
+    sections = {}
+    for collection in settings.collections:
+        data = open_study(settings, console, ("training", "dev", "test"), collection)
+        used = settings.steps * settings.batch_size
+        data = replace(data, train=data.train.only(hash_order(data.train.queries)[:used]))
+        name = folder_name(collection)
+        bind_collection(data, Path(settings.output) / name, accelerator)
+        pool = data.pool(settings.depth)
+        cells = [(model, seed) for model in CONTROLS.values() for seed in ("untrained", *settings.seeds)]
+        cells += [(model, seed) for model in CONTROLS for seed in settings.seeds]
+        jobs = [job(*cell, data, pool, settings, accelerator) for cell in cells]
+        measured: dict[str, list[Measured]] = {}
+        for (model, seed), result in zip(cells, run_jobs(jobs, accelerator, console), strict=True):
+            key = f"{model}, untrained" if seed == "untrained" else model
+            measured.setdefault(key, []).append(result)
+        sections |= sections_of(name, measured)
+    summary = (
+        f"{original(settings.backbone)}, and {original(settings.splade)} for SPLADE, rank BM25's first "
+        f"{settings.depth} documents, cut after {settings.document_length} tokens. {settings.steps} steps of "
+        f"{settings.batch_size} queries, each with {settings.negatives} hard negative(s); the upper "
+        f"{settings.trained_layers} layer(s) are trained. Intervals (95%) resample "
+        f"{resampled(len(settings.seeds))}."
+    )
+    publish(settings, "Methods that change training", summary, sections, accelerator)
+    accelerator.end_training()
+
+
+def job(
+    name: str, seed: int | str, data: StudyData, pool: Run, settings: Settings, accelerator: Accelerator
+) -> Job:
+    """Make the job that trains and measures a model; seed: "untrained" only measures it."""
+    paradigm, options, training = MODELS[name]
+    backbone = settings.splade if paradigm == "splade" else settings.backbone
+    folder = Path(settings.output) / folder_name(data.collection.name) / folder_name(f"{name}-{seed}")
+    checkpoint = Path(backbone) if seed == "untrained" else None
+
+    def make() -> Paradigm:
+        return PARADIGMS[paradigm](backbone, **lengths_of(settings), **options)
+
+    return encoder_job(
+        f"{name}, {seed}",
+        folder,
+        settings.seeds[0] if isinstance(seed, str) else seed,
+        make,
+        partial(measure, data=data, pool=pool, precision=accelerator.mixed_precision),
+        data,
+        settings,
+        accelerator,
+        read=load if checkpoint is None else lambda _: make(),
+        checkpoint=checkpoint,
+        documents=data.collection.corpus.only(id for row in pool.values() for id in row),
+        **training,
+    )
+
+
+def measure(paradigm: Paradigm, index: Index, data: StudyData, pool: Run, precision: str) -> Measured:
+    """Return nDCG@10 of each query for each stored number of vectors, and for SPLADE with IDF, too."""
+    ways = {}
+    for reduction in STORED.get(paradigm.name, [ALL]):
+        store = index.store
+        if reduction.pool > 1:
+            store = store.copy(kinds.exact(), pool=reduction.pool, pooling=reduction.pooling)
+        way = f"pool = {reduction.pool}" if reduction.pool > 1 else ""
+        ways[way] = ranked(paradigm, Index(store), data, pool, precision)
+    if getattr(paradigm.encoder.settings, "query_terms", "") == "ones":
+        size = len(paradigm.encoder.tokenizer)
+        idf = paradigm.count_corpus(data.collection.corpus).idf(torch.arange(size))
+        ways["IDF"] = ranked(paradigm, index, data, pool, precision, idf)
+    return {"ways": ways}
+
+
+def ranked(
+    paradigm: Paradigm,
+    index: Index,
+    data: StudyData,
+    pool: Run,
+    precision: str,
+    weights: torch.Tensor | None = None,
+) -> Measured:
+    """Rank the pool. weights: of each vocabulary entry in queries."""
+    run: Run = {}
+    start = time.process_time()
+    for names, encoded in encoded_queries(paradigm, data.test.queries, precision):
+        if weights is not None:
+            assert encoded.ids is not None
+            encoded = replace(encoded, vectors=encoded.vectors * weights[encoded.ids][..., None])
+        (rows,) = index.rerank_tokens([paradigm.recipe], encoded, [list(pool[name]) for name in names])
+        run |= dict(zip(names, rows, strict=True))
+    taken = time.process_time() - start
+    return {
+        "values": values_of(run, data.test, [NDCG])[NDCG],
+        "vectors": int(index.store.offsets[-1]) / len(index),
+        "bytes": index.store.bytes_per_document,
+        "ms": 1000 * taken / len(pool),
+    }
+
+
+def sections_of(name: str, measured: Mapping[str, Sequence[Measured]]) -> dict[str, Section]:
+    """Make a collection's tables. The tests of all differences from controls are one family."""
+
+    def values(model: str, way: str) -> np.ndarray:
+        return np.array([seed["ways"][way]["values"] for seed in measured[model]])
+
+    pairs = [
+        (model, way, control, way)
+        for model, control in CONTROLS.items()
+        for way in measured[model][0]["ways"]
+    ]
+    ones = CONTROLS["learned table"]
+    pairs.append(("learned table", "", ones, "IDF"))
+    tests = holm([paired_test(values(*pair[:2]).mean(0), values(*pair[2:]).mean(0)) for pair in pairs])
+    rows: Rows = []
+    for (model, way, control, other), p in zip(pairs, tests, strict=True):
+        mine, its = values(model, way), values(control, other)
+        stored = measured[model][0]["ways"][way]
+        rows.append(
+            {
+                "method": f"{model}, {way}".removesuffix(", "),
+                "vectors/document": round(stored["vectors"], 1),
+                "bytes/document": round(stored["bytes"]),
+                "CPU ms/query": round(stored["ms"], 2),
+                "untrained → trained": f"{values(f'{CONTROLS[model]}, untrained', other).mean():.3f} → "
+                f"{shown(seeds_interval(mine))}",
+                "control": f"{control}, {other}".removesuffix(", "),
+                "control's": shown(seeds_interval(its)),
+                "difference": shown(seeds_interval(mine - its), "+"),
+                "p (Holm)": f"{p:.4f}",
+                "moved": "no" if unmoved({model: measured[model]}) else "yes",
+            }
+        )
+    trainings = {model: seeds for model, seeds in measured.items() if not model.endswith("untrained")}
+    training = training_section(trainings)
+    text = f"{len(mine[0]):,} test queries. moved: training improved the dev queries' mean significantly."
+    return {
+        name: Section(f"Trained methods on {name}", text, rows),
+        f"{name}-training": replace(training, heading=f"{training.heading}, {name}"),
+    }
