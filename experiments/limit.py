@@ -32,6 +32,8 @@ class Settings(Results, Training, Backbone, Seed):
     """n, the number of documents with queries; the default is the paper's small collection"""
     relevant: int = 2
     """k, the number of relevant documents per query"""
+    dislikes: bool = False
+    """add a hard negative for each document: a person who dislikes the same words"""
     systems: list[str] | dict[str, dict[str, Any]] = field(
         default_factory=lambda: ["dpr", "me_bert", "colbert", "coil", "aligner", "xtr"]
     )
@@ -172,6 +174,9 @@ def collection(settings: Settings) -> Collection:
     rows = zip(people, likes, strict=True)
     texts = [f"Person {person} likes {', '.join(rng.permutation(likes))}." for person, likes in rows]
     ids = [f"person{person}" for person in people]
+    if settings.dislikes:
+        ids += [f"dislikes{n}" for n in range(len(texts))]
+        texts += [text.replace(" likes ", " dislikes ") for text in texts]
     order = rng.permutation(len(sets))
     ends = [0, len(sets) // 10, len(sets) // 2 + len(sets) // 20, len(sets)]
     splits = {}

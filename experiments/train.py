@@ -119,6 +119,9 @@ class Settings(Results, OneCollection, FullTraining, Options, Seed):
     matryoshka: list[int] = field(default_factory=list)
     """add a loss for each of these numbers of first coordinates, such as [64, 32], so that vectors can be
     stored with only these coordinates"""
+    pool: list[int] = field(default_factory=list)
+    """add a loss on documents whose tokens are pooled, such as [2, 4] tokens to one, so that an index can be
+    built with this pool"""
     coded_bits: int = 0
     """bits of a compressed index (1, 2, 4 or 8) whose document codes are used in training; 0: no codes"""
     temperature: float | None = None
@@ -172,6 +175,7 @@ from paradigms.data import Collection, Run, Split, read_run
 from paradigms.io.files import write_json, write_text
 from paradigms.io.terminal import Terminal
 from paradigms.saving.hub import model_card
+from paradigms.store.pruning import TokenReduction
 from paradigms.train import fit, negatives, script
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example, build_examples
@@ -290,6 +294,7 @@ def fitted(
     values = training_fields(settings)
     if settings.distil != "none":
         values["distillation"] = Distillation(settings.distil, temperature=settings.distil_temperature)
+    values["reductions"] = [TokenReduction(pool=n) for n in settings.pool]
     training = TrainingSettings(**values)
     if settings.paradigm in GENERATIVE:
         small = folder.parent / "small-t5"

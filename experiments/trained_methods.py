@@ -14,13 +14,13 @@ from studies.settings import Collections, EncoderStudy, at_least, different, lau
 from paradigms.io.command_line import flags
 
 
-@flags(documents=0, steps=150, negatives=1, evaluate_every=75, queries=600, seeds=[0])
+@flags(documents=0, document_length=64, steps=100, negatives=1, evaluate_every=50, queries=400, seeds=[0])
 class Settings(EncoderStudy, Collections):
     """Settings for encoders, trainings and collections."""
 
     splade: str = "offline-splade"
     """encoder with a masked-language-model head, for SPLADE"""
-    depth: int = 50
+    depth: int = 30
     """documents per query that BM25 retrieves and every model ranks"""
 
     def __post_init__(self) -> None:

@@ -209,7 +209,10 @@ def test_the_sum_teaches_each_part(model, in_batch):
             p = teacher[n, places].softmax(0)
             cross_entropy = nn.functional.cross_entropy(scores[n, places], p)
             learned = learned + share * (cross_entropy + (p * p.log()).sum()) / 2
-    assert_same(loss, (supervised + learned / 3) / 2)
+    wanted = (supervised + learned / 3) / 2
+    assert_same(loss, wanted)
+    weight = model.encoder.token_projection.weight  # the teacher passes no gradient
+    assert_same(*(torch.autograd.grad(each, weight, retain_graph=True)[0] for each in (loss, wanted)))
 
 
 def test_one_index_has_all_three(model):

@@ -1,22 +1,27 @@
-"""Time exact search for learned sparse vectors in the inverted index, scipy and bm25s; report sizes.
+"""Time search for learned sparse vectors in the inverted index, scipy, bm25s and Seismic; report sizes.
 
-Document frequencies and weights are distributed as for SPLADE-tiny-msmarco on Cranfield: the term of rank r
-occurs in a fraction 1/(1 + r/40)^1.2 of the documents, independently, with exponentially distributed weights.
-Query terms are drawn with the same frequencies. Similar documents are not adjacent here, so block-max pruning
-prunes more on a real collection.
+Documents and queries are drawn, or SPLADE encodes a collection. Drawn document frequencies and weights are
+distributed as for SPLADE-tiny-msmarco on Cranfield: the term of rank r occurs in a fraction 1/(1 + r/40)^1.2
+of the documents, independently, with exponentially distributed weights. Query terms are drawn with the same
+frequencies. Drawn documents have no topics, so block-max pruning and Seismic's clusters skip more on a real
+collection.
 
 scipy is measured in two ways: the document matrix times a dense query, and a sparse query times the
 transposed matrix, which reads only the postings of the query's terms. bm25s supports only query weights of 1.
-Before a method is timed, the scores of its best documents are checked against exact scores of the stored
-weights. Methods take turns on one core. Times are CPU times. Compare ratios: absolute times depend on the
-machine.
+Before an exact method is timed, the scores of its best documents are checked against exact scores of the
+stored weights. Seismic (Bruch et al. 2024, arXiv:2404.18812; package pyseismic-lsr) is approximate, and left
+out if it is not installed. Recall counts the best documents by unrounded weights. Methods take turns on one
+core. Times are CPU times. Compare ratios: absolute times depend on the machine.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import pairwise, product
+from typing import Any
 
 from parts.settings import Benchmark
 from studies.settings import Documents, Queries, launch
@@ -27,6 +32,11 @@ from paradigms.io.command_line import flags
 @flags(documents=100_000, queries=50)
 class Settings(Benchmark, Documents, Queries):
     """Settings for documents and queries."""
+
+    collection: str = ""
+    """collection that `splade` encodes; empty: drawn documents and queries"""
+    splade: str = "offline-splade"
+    """SPLADE by hub name or folder"""
 
 
 launch(__name__, Settings, __doc__)  # before the slow imports
@@ -39,7 +49,10 @@ from parts.measuring import medians
 from serving_costs import as_tokens
 from studies.pages import Section, publish
 
+from paradigms import PARADIGMS
 from paradigms.align import EqualIds
+from paradigms.data import load_collection
+from paradigms.data.collection import hash_order
 from paradigms.find import Index, Store, kinds
 from paradigms.io.device import processor
 from paradigms.recipe import Recipe
@@ -51,29 +64,40 @@ MEAN = 0.6  # mean weight of a term that a text contains
 K = 10
 PART = 1000  # documents to store at once
 LARGEST = 3.0  # largest weight
+CUTS = 5, 10, 20, 40  # query terms that Seismic reads
+FACTORS = 0.7, 0.9, 1.0  # below 1, Seismic skips fewer clusters
 Sparse = scipy.sparse.csr_array
 Answers = np.ndarray  # [queries, K] scores of the best documents, best first
+Found = list[set[int]]  # each query's K best documents
 
 
 @dataclass
 class Method:
-    """A search method. stored: document weights in the index. queries: queries in the method's format."""
+    """A search method. stored: document weights in the index. queries: queries in the method's format.
 
-    search: Callable[[], Answers]
+    found: a search that may miss documents. build: seconds of CPU time.
+    """
+
+    search: Callable[[], Any]
     bytes_per_document: float
     stored: Sparse
     queries: Sparse
+    found: Callable[[], Found] | None = None
+    build: float | None = None
 
 
 def main(settings: Settings) -> None:
     torch.set_num_threads(1)
     random = np.random.default_rng(settings.seed)
     frequency = 1 / (1 + np.arange(TERMS) / 40) ** 1.2
-    documents = drawn_documents(settings, frequency, random)
-    queries = drawn_queries(settings, frequency, random)
+    if settings.collection:
+        documents, queries = encoded(settings)
+    else:
+        documents = drawn_documents(settings, frequency, random)
+        queries = drawn_queries(settings, frequency, random)
     ones = queries.sign()
-    each = documents.nnz / settings.documents
-    size = nbytes(documents) / settings.documents
+    count = documents.shape[0]
+    size = nbytes(documents) / count
     by_term = documents.T.tocsr()
     methods = {
         "scipy, CSR times dense": Method(dense_product(documents, queries), size, documents, queries),
@@ -81,30 +105,52 @@ def main(settings: Settings) -> None:
         "bm25s, query weights 1": Method(lexical(documents, ones), size, documents, ones),
     }
     for bits in (8, 16):
+        start = time.process_time()
         index = built(documents, bits)
+        build = time.process_time() - start
         for weighting, weighted in (("", queries), (", query weights 1", ones)):
             search = inverted(index, weighted)
             stored = held_by(index)
             methods[f"inverted, {bits} bits{weighting}"] = Method(
-                search, index.store.bytes_per_document, stored, weighted
+                search, index.store.bytes_per_document, stored, weighted, found_by(index, weighted), build
             )
     for name, method in methods.items():
         check(name, method)
+    if find_spec("seismic"):
+        methods |= seismic_methods(documents, queries)
     searches = [method.search for method in methods.values()]
     seconds = medians(searches, settings.rounds, clock=time.process_time)
     rows = [
         {
             "method": name,
-            "CPU ms a query": 1000 * taken / settings.queries,
-            "bytes a document": round(method.bytes_per_document),
+            "CPU ms a query": 1000 * taken / queries.shape[0],
+            f"recall@{K}": recall(method, documents),
+            "bytes a document": round(method.bytes_per_document) if method.bytes_per_document else "–",
+            "CPU s to build": method.build or "–",
         }
         for (name, method), taken in zip(methods.items(), seconds, strict=True)
     ]
     text = (
-        f"{settings.documents:,} documents with {each:.0f} of {TERMS:,} weights above 0, and "
-        f"{settings.queries} queries of {QUERY_TERMS} terms; one thread of {processor()}."
+        f"{count:,} documents with {documents.nnz / count:.0f} of {TERMS:,} weights above 0, and "
+        f"{queries.shape[0]} queries of {queries.nnz / queries.shape[0]:.0f} terms; one thread of "
+        f"{processor()}."
     )
-    publish(settings, "Inverted index", text, {"methods": Section("Exact search", rows=rows)})
+    publish(settings, "Inverted index", text, {"methods": Section("Search for sparse vectors", rows=rows)})
+
+
+def encoded(settings: Settings) -> tuple[Sparse, Sparse]:
+    """Encode a collection's documents, and test queries drawn by a hash."""
+    collection = load_collection(settings.collection)
+    model = PARADIGMS["splade"](settings.splade).eval()
+    corpus = collection.corpus
+    index = Index(Store.build(kinds.exact(), model, corpus.ids, corpus))
+    texts = collection.split("test").queries
+    tokens = model.encode_queries([texts[query] for query in hash_order(texts)[: settings.queries]])
+    mask = tokens.mask[:, 0].numpy()
+    assert tokens.ids is not None
+    places = mask.nonzero()[0], tokens.ids[:, 0].numpy()[mask]
+    weights = tokens.vectors[:, 0, :, 0].float().numpy()[mask]
+    return held_by(index), scipy.sparse.coo_array((weights, places), shape=(len(mask), TERMS)).tocsr()
 
 
 def drawn_documents(settings: Settings, frequency: np.ndarray, random: np.random.Generator) -> Sparse:
@@ -162,6 +208,56 @@ def nbytes(documents: Sparse) -> int:
 def inverted(index: Index, queries: Sparse) -> Callable[[], Answers]:
     tokens = as_tokens(queries, 1)
     return lambda: np.array([list(ranked.values()) for ranked in index.search_tokens(RECIPE, tokens, K)])
+
+
+def found_by(index: Index, queries: Sparse) -> Callable[[], Found]:
+    tokens = as_tokens(queries, 1)
+    return lambda: [{*map(int, ranked)} for ranked in index.search_tokens(RECIPE, tokens, K)]
+
+
+def seismic_methods(documents: Sparse, queries: Sparse) -> dict[str, Method]:
+    """Build Seismic's index with its defaults; a method for each number of query terms and heap factor."""
+    import seismic
+
+    def parts(matrix: Sparse) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+        names = np.arange(TERMS).astype(seismic.get_seismic_string())
+        for n, (start, end) in enumerate(pairwise(matrix.indptr)):
+            yield str(n), names[matrix.indices[start:end]], matrix.data[start:end].astype(np.float32)
+
+    start = time.process_time()
+    dataset = seismic.SeismicDataset()
+    for document in parts(documents):
+        dataset.add_document(*document)
+    index = seismic.SeismicIndex.build_from_dataset(dataset, num_threads=1)
+    build = time.process_time() - start
+    ids, terms, weights = map(list, zip(*parts(queries), strict=True))
+    names = np.array(ids, seismic.get_seismic_string())
+
+    def searching(cut: int, factor: float) -> Callable[[], Found]:
+        def search() -> Found:
+            found = index.batch_search(
+                names, terms, weights, k=K, query_cut=cut, heap_factor=factor, num_threads=1
+            )
+            return [{int(document) for _, _, document in row} for row in found]
+
+        return search
+
+    methods = {}
+    for cut, factor in product(CUTS, FACTORS):
+        search = searching(cut, factor)
+        name = f"Seismic, {cut} terms, heap factor {factor:g}"
+        methods[name] = Method(search, 0, documents, queries, search, build)
+    return methods
+
+
+def recall(method: Method, documents: Sparse) -> float:
+    """Return the share of the best documents by unrounded weights that a search finds."""
+    if method.found is None:
+        return 1.0
+    scores = (documents @ method.queries.T).toarray().T
+    best = np.argpartition(-scores, K, axis=1)[:, :K]
+    pairs = zip(best.tolist(), method.found(), strict=True)
+    return float(np.mean([len(found.intersection(row)) / K for row, found in pairs]))
 
 
 def dense_product(documents: Sparse, queries: Sparse) -> Callable[[], Answers]:

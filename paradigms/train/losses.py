@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from paradigms.core import Tokens
 from paradigms.io.checks import Range, check_types
-from paradigms.store.pruning import TokenReduction
 from paradigms.train.order import step_batches
 
 AtLeast0 = Annotated[int, Range(0, math.inf)]
@@ -131,8 +130,9 @@ class LossSettings:
     temperature: PositiveOrNone = None  # τ; None = the paradigm's τ
     in_batch: bool = True  # whether other queries' documents are also negatives
     matryoshka: list[int] = field(default_factory=list)  # numbers of first coordinates whose losses are added
-    # Losses on documents with fewer tokens, as an index stores them, are added (`Contrastive`).
-    reductions: list[TokenReduction] = field(default_factory=list)
+    # Dataclasses that are functions of D, such as `store.pruning.TokenReduction`; for each, the loss on these
+    # documents is added.
+    reductions: list[Callable[[Tokens], Tokens]] = field(default_factory=list)
     # Train with documents coded as a compressed index of so many bits codes them
     # (`contrastive.straight_through`); 0 = uncoded.
     coded_bits: int = 0

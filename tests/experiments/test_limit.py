@@ -14,17 +14,22 @@ from tests.experiments.scripts import run, unmeasured
 from theory import capacity
 
 
-def test_every_set_is_asked_for_once():
-    made = limit.collection(Settings(documents=8))
+@pytest.mark.parametrize("dislikes", [False, True])
+def test_every_set_is_asked_for_once(dislikes):
+    made = limit.collection(Settings(documents=8, dislikes=dislikes))
     judged = [frozenset(grades) for split in made.splits.values() for grades in split.judgements.values()]
     assert len(judged) == len(set(judged)) == 28
     assert {len(documents) for documents in judged} == {2}
-    assert len(made.corpus) == 8
+    assert len(made.corpus) == 8 * (1 + dislikes)
     texts = dict(zip(made.corpus.ids, made.corpus, strict=True))
     for split in made.splits.values():
         for query, grades in split.judgements.items():
             word = split.queries[query].removeprefix("Who likes ").removesuffix("?")
-            assert {id for id, text in texts.items() if word in re.findall(r"\w+", text)} == set(grades)
+            liked = {
+                id for id, text in texts.items() if word in re.findall(r"\w+", text.split(" likes ")[-1])
+            }
+            assert {id for id in liked if " likes " in texts[id]} == set(grades)
+            assert len(liked) == 2 * (1 + dislikes)
 
 
 @pytest.mark.parametrize("name", free_vectors.FREE)
