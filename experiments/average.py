@@ -38,7 +38,7 @@ class Settings(Output, Baseline):
 
 FILE = "per_query.csv"
 
-launch(__name__, Settings, __doc__)  # before the slow imports
+launch(__name__, Settings, __doc__, device=False)  # before the slow imports
 
 import csv
 

@@ -27,7 +27,7 @@ class Settings:
         self.output = self.output or str(ROOT / "build" / f"{self.text}.pdf")
 
 
-launch(__name__, Settings, __doc__)  # before the slow imports
+launch(__name__, Settings, __doc__, device=False)  # before the slow imports
 
 import re
 import shutil

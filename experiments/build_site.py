@@ -81,7 +81,7 @@ def main(settings: Settings) -> None:
 
 def collect(folder: Path) -> None:
     """Copy every page and every linked file to the same path below `folder`, and write the live examples."""
-    rooms = [ROOT.glob(f"{room}/**/*.md") for room in ("paradigms", "theory", "experiments", "tests/attack")]
+    rooms = [ROOT.glob(f"{room}/**/*.md") for room in ("paradigms", "theory", "experiments", "tests")]
     for source in (
         ROOT / "README.md",
         ROOT / "CHANGELOG.md",

@@ -51,7 +51,7 @@ class Settings:
             raise SystemExit("take: which page takes the results? Add --page")
 
 
-launch(__name__, Settings, __doc__)  # before the slow imports
+launch(__name__, Settings, __doc__, device=False)  # before the slow imports
 
 import shutil
 

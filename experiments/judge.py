@@ -29,7 +29,7 @@ class Settings:
     """write the new verdicts into the studies' results; then run fill_pages.py"""
 
 
-launch(__name__, Settings, __doc__)  # before the slow imports
+launch(__name__, Settings, __doc__, device=False)  # before the slow imports
 
 from collections.abc import Iterator
 from typing import Any

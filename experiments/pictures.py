@@ -29,6 +29,7 @@ import base64
 import re
 
 import numpy as np
+import torch
 from studies.pages import Section
 
 from paradigms import PARADIGMS
@@ -58,12 +59,12 @@ IDEAS = {
     "DPR: AllPairs()": ("dpr", ""),
     "ME-BERT: QueryToDocument()": ("me_bert", ""),
     "ColBERT: QueryToDocument()": ("colbert", ""),
-    "MVDR, q←d: DocumentToQuery()": ("colbert", "DocumentToQuery()"),
+    "MVDR: DocumentToQuery()": ("colbert", "DocumentToQuery()"),
     "XTR: PoolTopK(k=1)": ("colbert", "PoolTopK(k=1)"),
     "COIL: EqualIds()": ("colbert", "EqualIds()"),
     "ALIGNER: TopK(k=2)": ("colbert", "TopK(k=2)"),
-    "ALIGNER: Entropic(k=2, eps=0.02)": ("colbert", "Entropic(k=2, eps=0.02)"),
-    "MUVERA: Buckets(planes=4, repetitions=10)": ("colbert", "Buckets(planes=4, repetitions=10)"),
+    "ALIGNER, soft: Entropic(k=2)": ("colbert", "Entropic(k=2, eps=0.02)"),
+    "MUVERA: Buckets()": ("colbert", "Buckets(planes=4, repetitions=10)"),
 }
 
 QUERY = "who walked on the moon first?"
@@ -137,6 +138,7 @@ def ideas() -> "Figure":
 
 def explained() -> dict[str, Explanation]:
     """Explain the example pair under each idea, by untrained models."""
+    torch.manual_seed(0)  # the decoder's weights
     pairs = {}
     for title, (paradigm, align) in IDEAS.items():
         model = PARADIGMS[paradigm]("offline")
@@ -144,4 +146,4 @@ def explained() -> dict[str, Explanation]:
         pairs[title] = (model.with_alignment(align) if align else model).explain(QUERY, DOCUMENT, pool)
     texts = Corpus(["moon", "aldrin", "gagarin"], [DOCUMENT, *OTHERS])
     dsi = GenerativeRetriever(GENERATIVE["dsi"]("offline", texts))
-    return pairs | {"DSI: attention of an untrained decoder": dsi.explain(QUERY, "moon")[0]}
+    return pairs | {"DSI: attention of a decoder": dsi.explain(QUERY, "moon")[0]}

@@ -29,7 +29,7 @@ class Settings(ResultsFolder):
         self.output = self.output or str(Path(self.results, "dataset"))
 
 
-launch(__name__, Settings, __doc__)  # before the slow imports
+launch(__name__, Settings, __doc__, device=False)  # before the slow imports
 
 from io import BytesIO
 

@@ -39,7 +39,7 @@ class Settings(Output, Seed):
         at_least(self, samples=20, seeds=1)
 
 
-launch(__name__, Settings, __doc__)  # before the slow imports
+launch(__name__, Settings, __doc__, device=False)  # before the slow imports
 
 import numpy as np
 from rich.text import Text

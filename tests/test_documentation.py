@@ -78,6 +78,28 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(linked), f"{target}#{anchor}"
 
 
+def test_pages_end_before_the_reader_does():
+    """Bounds of words, also of all pages together, and of tables. Generated details have none."""
+    everywhere = [
+        *ROOT.glob("*.md"),
+        *(page for room in (*ROOMS, "tests/**/*.md") for page in ROOT.glob(room)),
+    ]
+    pages = {str(page.relative_to(ROOT)): page for page in everywhere if not page.name.endswith("details.md")}
+    words = {name: len(page.read_text("utf-8").split()) for name, page in pages.items()}
+    bounds = {"README.md": 1_300, "experiments/methods.md": 1_300} | dict.fromkeys(
+        (name for name in words if "/papers/" in name), 900
+    )
+    assert not {name: count for name, count in words.items() if count > bounds.get(name, 1_200)}
+    assert sum(words.values()) <= 38_000
+    for name, page in pages.items():
+        for table in re.findall(r"(?:^\|.*\n)+", page.read_text("utf-8"), re.MULTILINE):
+            heading, *rows = table.splitlines()
+            columns = len(re.findall(r"(?<!\\)\|", heading)) - 1
+            assert columns <= 7, f"{name}: {heading}"
+            rooms = name in ("tests/README.md", "experiments/methods.md")  # rows for all rooms, all methods
+            assert len(rows) - 1 <= 12 or rooms, f"{name}: {heading}"
+
+
 def test_tables_are_those_of_the_results(page):
     """A page is not older than the results beside it: `fill_pages.py` would change nothing."""
     filled_page = page_blocks.Page(page)
@@ -182,6 +204,63 @@ def test_pictures_are_those_of_the_results(tmp_path):
             re.findall(r">([^<]+)</text>", file.read_text("utf-8")) for file in (tmp_path / name, committed)
         ]
         assert texts[0] == texts[1] != []
+
+
+def numbers(study: str, section: str, column: str, *beginnings: str) -> list[float]:
+    """The numbers of a cell in the first row whose cells begin so, in order: before training, after it, …"""
+    rows = json.loads((ROOT / f"experiments/{study}.json").read_text("utf-8"))["sections"][section]["rows"]
+    row = next(r for r in rows if all(any(str(c).startswith(b) for c in r.values()) for b in beginnings))
+    return [float(number) for number in re.findall(r"-?\d*\.\d+", str(row[column]))]
+
+
+def test_sentences_have_the_numbers_of_the_results():
+    """The findings of the README and of `which_paradigm.md`, which no script writes."""
+
+    def compared(study: str, column: str = "nDCG@10, whole corpus") -> dict[str, list[float]]:
+        names = ("bm25", "dpr", "me_bert", "colbert")
+        return {name: numbers(f"results/{study}", "overview", column, name) for name in names}
+
+    debian, t5, pydocs = map(compared, ("debian-28682-two-seeds", "debian-28682-t5", "compare-pydocs"))
+    words = compared("compare-pydocs", "nDCG@10, parameters")
+    after = [{name: values[-3] for name, values in of.items()} for of in (debian, pydocs, words)]
+    dsi = numbers("results/debian-28682-dsi", "overview", "nDCG@10, whole corpus", "dsi")
+    lee = "papers/lee2023/results/token-retrieval-debian-t5"
+    xtr = numbers(lee, "claims", "measured", "RR@10: ColBERT, gathering")
+    qian = "papers/qian2022/results/salience-pruning-debian-t5"
+    tenth = numbers(qian, "claims", "measured", "RR@10, entropic at β^q = 50%, β^d = 10% − without")
+    curve = [
+        numbers(qian, "document_tokens", f"β^d = {d}", "RR@10, refined", "entropic")[0] for d in (1, 0.1)
+    ]
+    luan = "papers/luan2021/results/capacity-wikipedia"
+    passages = [numbers(luan, "table_retrieve", "50", of)[0] for of in ("ME-BERT", "DE-BERT", "BM25-uni")]
+    wu = "papers/wu2024/results/identifiers-squad"
+    digits = numbers(wu, "claims_controls", "measured", "R@1, DSI-place − DSI-atomic")
+    pruned = numbers("results/fewer-bytes", "ways", "minus all tokens", "pruned", "keep=0.25")
+    readme = [
+        f"nDCG@10 {debian['colbert'][0]:.2f} and {debian['bm25'][0]:.2f}; one vector does not, ",
+        f"one vector does not, {debian['dpr'][0]:.2f} |",
+        f"lift one vector from {t5['dpr'][0]:.2f} to {t5['dpr'][1]:.2f} and ",
+        f"ColBERT from {t5['colbert'][0]:.2f} to {t5['colbert'][1]:.2f};",
+        f"100 retrieved tokens a query token: RR@10 +{-xtr[0]:.3f} [−{xtr[2]:.3f}, {-xtr[1]:.3f}]",
+        f"than one without: RR@10 +{tenth[0]:.3f} [−{-tenth[1]:.3f}, {tenth[2]:.3f}]",
+        f"its own full search is {curve[0] - curve[1]:.3f} better",
+        f"RR@10 {passages[0]:.2f} and {passages[1]:.2f}, and worse than BM25, {passages[2]:.2f} ",
+        f"has an R@1 {-digits[0]:.2f} above a path of digits",
+        f"the first quarter of the tokens costs {-pruned[0]:.2f} ",
+    ]
+    which = [
+        f"{after[0]['colbert']:.3f} nDCG@10; one vector {after[0]['dpr']:.3f}, BM25 {after[0]['bm25']:.3f}",
+        f"{after[2]['bm25']:.3f} in .1 ms; ColBERT, {after[2]['colbert']:.3f}, does",
+        f"one vector, {after[2]['dpr']:.3f}, does",
+        f"in 6 kB: {after[0]['me_bert']:.3f}, {after[1]['me_bert']:.3f} and {after[2]['me_bert']:.3f}",
+        f"{dsi[0]:.3f} on Debian |",
+        f"ColBERT has {debian['colbert'][0]:.3f} on Debian and one vector {debian['dpr'][0]:.3f}",
+        f"of BM25 is {after[1]['colbert'] - after[1]['bm25']:.3f} lower on the first",
+        f"vector {after[2]['colbert'] - after[2]['dpr']:.3f} on the second",
+    ]
+    for page, sentences in {"README.md": readme, "experiments/which_paradigm.md": which}.items():
+        text = " ".join((ROOT / page).read_text("utf-8").split())
+        assert not [sentence for sentence in sentences if re.sub(r"\b0\.", ".", sentence) not in text], page
 
 
 def test_every_hop_names_its_function():

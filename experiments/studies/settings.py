@@ -25,18 +25,20 @@ def launch(
     *,
     processes: bool = False,
     shards: bool = False,
+    device: bool = True,
 ) -> None:
     """Run `main` of the launched script, with settings parsed from the command line.
 
     A script calls this before its slow imports, so that help and errors appear at once. Nothing happens if
     another module imports the script. processes: whether several processes share the script's work; if not,
     only the first process of a launch runs it. shards: whether the processes may share a model's weights.
+    device: whether the script computes on a device, which --device chooses.
     """
     if module == "__main__":
         if not processes:
             leave_to_first()
         with interruptible():
-            arguments = command_line(settings, description or "", device=True)
+            arguments = command_line(settings, description or "", device=device)
             script = import_module(Path(sys.argv[0]).resolve().stem)
             if processes:
                 from paradigms.train.launcher import check_launch

@@ -259,7 +259,7 @@ def is_blank(text: str) -> bool:
 
 def read_json(file: Path) -> dict[str, Any]:
     """Read a JSON file. Raises ValueError if the file is missing or does not contain an object."""
-    name = f"{file.parent.name}/{file.name}"
+    name = str(file)
     if not file.is_file():
         raise ValueError(f"{name} is missing")
     with naming(name):
