@@ -1,6 +1,6 @@
 """Rank documents by MaxSim with floors: imputed, estimated, weighted by IDF, and with a soft edge."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -23,6 +23,7 @@ TOKENS = "tokens"  # condition of measures of a query's tokens
 EDGES = (0.02, 0.05, 0.1)  # t of the soft edge t·softplus((M − τ)/t), in units of cosine
 RIDGE = 1e-3  # of the regression from vectors to floors, per token
 FITTED = 400  # texts whose tokens it is fitted to
+TOGETHER = 4  # queries of one pass over the corpus
 Estimate = Callable[[Int[torch.Tensor, " j"], Float[torch.Tensor, "j h"]], Float[np.ndarray, " j"]]
 
 
@@ -107,16 +108,9 @@ class Ranker:
         counts = sorted({TOP, *(floor.k for floor in named.values())})
         runs: dict[str, Run] = {}
         of_tokens: dict[str, list[float]] = {GOLD: [], SPEARMAN: []}
-        for query, judged in split.judgements.items():
-            relevant = self.index.store.positions([id for id, grade in judged.items() if grade > 0])
-            if not len(relevant):
-                continue
-            tokens = self.paradigm.encode_queries([split.queries[query]]).to("cpu")
-            assert tokens.ids is not None
-            mask = tokens.mask[0, 0]
-            ids = tokens.ids[0, 0][mask]
-            vectors = tokens.vectors[0, 0][mask].float()
-            S = self.corpus.similarities(vectors)
+        for query, ids, vectors, S in self.searched(split):
+            grades = split.judgements[query]
+            relevant = self.index.store.positions([id for id, grade in grades.items() if grade > 0])
             M = np.maximum.reduceat(S, self.corpus.starts, axis=1)
             at = dict(zip(counts, np.stack([floors_of(row, counts) for row in S], axis=1), strict=True))
             idf = self.counted.idf(ids).numpy()
@@ -140,6 +134,22 @@ class Ranker:
             name: per_query(run, judgements, (NDCG,)).values[NDCG].tolist() for name, run in runs.items()
         }
         return queries, values
+
+    def searched(self, split: Split) -> Iterator[tuple[str, torch.Tensor, torch.Tensor, np.ndarray]]:
+        """Yield each query with a relevant document, with its tokens' ids [j], vectors [j, h] and S [j, t].
+
+        One pass over the corpus serves several queries, because reading it takes most of the time.
+        """
+        judged = [query for query, grades in split.judgements.items() if max(grades.values(), default=0) > 0]
+        for start in range(0, len(judged), TOGETHER):
+            names = judged[start : start + TOGETHER]
+            tokens = self.paradigm.encode_queries([split.queries[name] for name in names]).to("cpu")
+            assert tokens.ids is not None
+            masks = tokens.mask[:, 0]
+            vectors = [row[mask].float() for row, mask in zip(tokens.vectors[:, 0], masks, strict=True)]
+            S = np.split(self.corpus.similarities(torch.cat(vectors)), np.cumsum([*map(len, vectors)])[:-1])
+            ids = [row[mask] for row, mask in zip(tokens.ids[:, 0], masks, strict=True)]
+            yield from zip(names, ids, vectors, S, strict=True)
 
 
 def floored(
