@@ -31,6 +31,8 @@ from dataclasses import replace
 from importlib.util import find_spec
 from tempfile import TemporaryDirectory
 
+from studies.page_blocks import DETAILS
+
 from paradigms import PARADIGMS, Paradigm
 from paradigms.io.files import write_text
 from paradigms.view import card_data, page
@@ -40,8 +42,9 @@ LINK = re.compile(r"\]\(([^)#\s:]+)[)#\s]")
 UNDER = ("QueryToDocument()", "DocumentToQuery()", "TopK(k=2)", "TopP(p=0.05)", "Entropic(k=8, eps=0.02)")
 UNDER += ("EqualIds()", "PoolTopK(k=4)", "Buckets(planes=4, repetitions=10)", "AllPairs()")
 WIDE = """.md-grid { max-width: 96rem }
-.md-typeset table:not([class]) :is(th, td) { min-width: 0; padding: .4em .7em }
-"""  # tables of claims have six columns
+.md-typeset table:not([class]) :is(th, td) { min-width: 6rem; padding: .4em .7em }
+@media (min-width: 60em) { .md-typeset table:not([class]) :is(th, td) { min-width: 0 } }
+"""  # tables have up to seven columns, which a narrow screen scrolls
 FUNCTIONS = ("paradigms.html", "theory.html")
 QUERY = "who walked on the moon first?"
 DOCUMENT = "In July 1969 Neil Armstrong was the first person to walk on the moon. Buzz Aldrin followed him."
@@ -94,7 +97,10 @@ def collect(folder: Path) -> None:
             copy = folder / file.resolve().relative_to(ROOT)
             if file.is_file() and not copy.exists():
                 copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file, copy)
+                if file.name.endswith(DETAILS):
+                    write_text(copy, folded(file.read_text(encoding="utf-8")))
+                else:
+                    shutil.copyfile(file, copy)
     write_text(folder / "wide.css", WIDE)
     write_text(folder / "live" / "README.md", LIVE)
     colbert = PARADIGMS["colbert"]("offline")
@@ -102,6 +108,23 @@ def collect(folder: Path) -> None:
     write_text(folder / "live" / "alignments.html", drawn(under))
     every = {name: build("offline") for name, build in PARADIGMS.items() if name != "splade"}  # has no head
     write_text(folder / "live" / "paradigms.html", drawn(every))
+
+
+def folded(text: str) -> str:
+    """Fold what stands below each heading of a page of details.
+
+    >>> folded("# A\\n\\ntext\\n\\n## b\\nrows\\n").splitlines()
+    ['# A', '', 'text', '', '## b', '', '??? note "Rows, figures and commands"', '', '    rows']
+    """
+    lines = []
+    below = False
+    for line in text.splitlines():
+        if line.startswith("## "):
+            lines += [line, "", '??? note "Rows, figures and commands"', ""]
+            below = True
+        else:
+            lines.append(f"    {line}" if below and line else line)
+    return "\n".join(lines) + "\n"
 
 
 def drawn(models: dict[str, Paradigm]) -> str:

@@ -243,6 +243,8 @@ def runs(page: Page, *names: str) -> str:
         cells = {column: match[1] if match else "–" for column, match in found.items()}
         if largest := max(map(size, page.judged([name])), default=0):
             cells["queries"] = f"{largest:,.0f}"
+        start = cells["models from"]
+        cells["models from"] = "all-MiniLM-L6-v2" if start == "offline" else start.removesuffix("-offline")
         rows.append({"study": f"[{name}]({DETAILS}#{name})"} | cells)
     filled_columns = [column for column in rows[0] if any(row[column] != "–" for row in rows)]
     return markdown_rows([{column: row[column] for column in filled_columns} for row in rows])

@@ -32,6 +32,8 @@ def test_the_site_in_a_browser(site):
     try:
         tab.open(f"{address}/live/alignments.html")
         assert tab.wait("document.querySelectorAll('.card').length") == len(build_site.UNDER)
+        tab.open(f"{address}/experiments/papers/wu2024/details.html")
+        assert tab.count("details.note") == tab.count("h2") > 3, "studies are folded"
         tab.open(f"{address}/index.html")
         assert "Functions" in " ".join(tab.texts(".md-tabs__link"))
         tab.click("[data-md-component=search-query]")
