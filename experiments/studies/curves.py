@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
+MARKERS = "os^Dv*PX<>hd"
 Values = Float[np.ndarray, "seeds queries"]
 Point = Values | Interval | float | None  # a number has no interval; None: no point at this x
 
@@ -119,10 +120,9 @@ class Curves:
 
     @cached_property
     def _looks(self) -> dict[str, tuple[str, str]]:
-        """The colour and the marker of each system; markers differ when colours repeat."""
+        """The colour and the marker of each system; markers tell systems apart in black and white."""
         names = dict.fromkeys(system for series in self.panels.values() for system in series)
-        count = len(PALETTE)
-        return {name: (PALETTE[n % count], "oXP*"[n // count % 4]) for n, name in enumerate(names)}
+        return dict(zip(names, zip(cycle(PALETTE), cycle(MARKERS), strict=False), strict=False))
 
     def _line(self, axes: "Axes", system: str, intervals: Sequence[Interval], hollow: str = "") -> "Line2D":
         """Plot a series. hollow: marker of printed values, which have no interval."""
