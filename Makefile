@@ -76,7 +76,8 @@ DOCUMENTED := $(filter-out $(NEEDS_MORE),$(wildcard paradigms/*.py paradigms/*/*
 api: .venv/.test
 	$(INSTALL) -e '.[docs]'
 	$(BIN)/python -W 'ignore:The module specification' -m pdoc --math --output-directory build/api \
-		$(subst /,.,$(patsubst %.py,%,$(patsubst %/__init__.py,%,$(DOCUMENTED))))
+		$(subst /,.,$(patsubst %.py,%,$(patsubst %/__init__.py,%,$(DOCUMENTED)))) \
+		$(patsubst %.py,'!%',$(subst /,.,$(NEEDS_MORE)))
 
 # All pages, live examples and functions as one static site with search: build/site/index.html.
 site: api
