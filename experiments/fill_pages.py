@@ -2,16 +2,13 @@
 
 Comments in a page request tables and figures, and all text up to the next <!-- end --> is rewritten:
 
-    <!-- claims: token-retrieval-pydocs token-retrieval-scifact -->
     <!-- table: token-retrieval-pydocs table5 -->
     <!-- figure: token-retrieval-pydocs figure4 figure6 -->
-    <!-- untested: lee2023 -->
 
-`claims` writes a row for each claim and study, with the verdict; `untested` the paper's other claims;
 `table` and `figure` write sections of one study; `without=training_s|bm25` among a table's sections leaves
 out this column, and rows whose first cell begins so. A table of `a+b` has the rows of study a, and the rows
 of study b with other systems. The studies' commands and running times follow; below a figure only if the page
-has neither a table nor claims of its study.
+has no table of its study.
 
 A paper's page requests `<!-- verdicts: lee2023 -->`, a row for each claim that a study decides;
 `<!-- runs: … -->`, a row for each study; and `<!-- systems: retrieve R@1 nq320k study study -->`, the means

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -110,41 +110,22 @@ def filled(page: Page) -> str:
     return BLOCK.sub(block, page.text)
 
 
-def claims(page: Page, *names: str) -> str:
-    return claim_table(page, names) + "".join(source(page.study(name)) for name in names)
-
-
-def claim_table(page: Page, names: Sequence[str]) -> str:
-    """Make a table of claims: a row for each claim and study, with verdict, interval and sample.
-
-    Of several studies, a column names each one's collection or, if two use the same, the study. Claims that
-    no study could measure are listed last, once each.
-    """
-    several = len(names) > 1
-    collections = [page.study(name)["collection"] for name in names]
-    label = "collection" if len(set(collections)) == len(names) else "study"
+def claim_table(rows: Rows) -> str:
+    """Make a table of a study's judged rows, by claim. Claims that it could not measure are last, once."""
     claimed: dict[tuple[str, str], Rows] = {}
-    for name, collection in zip(names, collections, strict=True):
-        for row in page.judged([name]):
-            cells = {"claim": row["claim"], "place": place(row), "measured": row["quantity"]}
-            cells |= {label: collection if label == "collection" else name} if several else {}
-            verdict = row["verdict"].replace("not decided here", "not decided")
-            cells |= {"verdict": verdict.partition(f": {ONE_SEED}")[0], "ours": row["measured"]}
-            cells |= {"the paper": row["printed"] or "–", "sample": row["sample"].removesuffix(", 1 seed")}
-            claimed.setdefault((row["claim"], place(row)), []).append(cells)
+    for row in rows:
+        verdict = row["verdict"].replace("not decided here", "not decided")
+        cells = {"claim": row["claim"], "place": place(row), "measured": row["quantity"]}
+        cells |= {"verdict": verdict.partition(f": {ONE_SEED}")[0], "ours": row["measured"]}
+        cells |= {"the paper": row["printed"] or "–", "sample": row["sample"].removesuffix(", 1 seed")}
+        claimed.setdefault((row["claim"], place(row)), []).append(cells)
     measured: Rows = []
     unmeasured: Rows = []
-    for rows in claimed.values():
-        decided = [row for row in rows if row["ours"] != "–"]
+    for of_claim in claimed.values():
+        decided = [row for row in of_claim if row["ours"] != "–"]
         measured += [row | {"claim": "", "place": ""} if n else row for n, row in enumerate(decided)]
-        blank = {label: "–"} if several else {}
-        unmeasured += [] if decided else [rows[0] | blank | {"verdict": UNTESTED}]
+        unmeasured += [] if decided else [of_claim[0] | {"verdict": UNTESTED}]
     return markdown_rows(measured + unmeasured)
-
-
-def untested(page: Page, paper: str) -> str:
-    """Make a table of a paper's claims that no study on the page has in its tables of claims."""
-    return markdown_rows(untested_rows(paper, page.judged(page.names("claims"))))
 
 
 def untested_rows(paper: str, judged: Rows) -> Rows:
@@ -285,8 +266,8 @@ def details(page: Page) -> str:
     for name in page.detailed:
         study = page.study(name)
         parts.append(f"## {name}\n{source(study)}")
-        if page.judged([name]):
-            parts.append(claim_table(page, [name]))
+        if judged := page.judged([name]):
+            parts.append(claim_table(judged))
         for key, section in study["sections"].items():
             if section["rows"] and "verdict" not in section["rows"][0]:
                 picture = page.results / f"{name}.{key}.svg"
@@ -354,7 +335,7 @@ def figures(page: Page, name: str, *sections: str) -> str:
         caption = f"*{heading}.* {study['sections'][section]['text']}".rstrip()
         place = picture.relative_to(page.path.resolve().parent)
         parts.append(f"![{heading}]({place})\n\n{caption}\n")
-    described = page.details or page.sections("table", name) or name in page.names("claims")
+    described = page.details or page.sections("table", name)
     return "\n".join(parts) + ("" if described else source(study, summary=False))
 
 
@@ -369,10 +350,8 @@ def source(study: dict[str, Any], summary: bool = True) -> str:
 
 
 KINDS: dict[str, Callable[..., str]] = {
-    "claims": claims,
     "table": tables,
     "figure": figures,
-    "untested": untested,
     "verdicts": verdicts,
     "runs": runs,
     "systems": systems,
