@@ -245,9 +245,9 @@ class EngineRetriever:
     """Search and rerank the documents in an engine by rel.
 
     model: the model that encoded the documents; a search raises ValueError if another model did. corpus: the
-    documents' texts, for `explain`; a search raises ValueError if a document that it finds had another text
-    when it was encoded. documents: ids to search; None means all. Raises ValueError if the engine cannot
-    score the model's vectors (`Engine.check`).
+    documents' texts, for `explain`; a search raises ValueError if it finds a document that the corpus lacks
+    or that had another text when it was encoded. documents: ids to search; None means all. Raises ValueError
+    if the engine cannot score the model's vectors (`Engine.check`).
     """
 
     engine: Engine
@@ -310,11 +310,16 @@ class EngineRetriever:
         return run
 
     def _check_texts(self, hits: Sequence[Hit]) -> None:
-        """Raise ValueError if documents of the corpus were encoded from other texts."""
+        """Raise ValueError if documents are not in the corpus, or were encoded from other texts."""
         corpus = self.corpus
         if corpus is None:
             return
-        digested = [hit for hit in hits if hit.text and corpus.has(hit.id)]
+        if unknown := [hit.id for hit in hits if not corpus.has(hit.id)]:
+            raise ValueError(
+                f"{self.engine.place} has documents that are not in the corpus, such as {unknown[0]!r}: open "
+                "the index again if it was updated meanwhile, or restrict the search with only(corpus.ids)"
+            )
+        digested = [hit for hit in hits if hit.text]
         if other := [hit.id for hit in digested if hit.text != text_digest(text_of(corpus, hit.id))]:
             raise ValueError(other_texts(self.engine.place, other))
 

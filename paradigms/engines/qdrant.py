@@ -5,6 +5,7 @@ import os
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,13 +101,7 @@ class QdrantEngine(Engine):
     def stored(self, ids: Collection[str] | None = None) -> dict[str, int]:
         if ids is not None:
             return _digests(self.client.retrieve(self.collection, _keys(ids)))
-        found: dict[str, int] = {}
-        offset = None
-        while True:
-            points, offset = self.client.scroll(self.collection, limit=PAGE, offset=offset)
-            found |= _digests(points)
-            if offset is None:
-                return found
+        return _digests(_pages(lambda first: self.client.scroll(self.collection, limit=PAGE, offset=first)))
 
     def delete(self, ids: Collection[str]) -> None:
         if ids:
@@ -184,14 +179,8 @@ class QdrantEdgeEngine(Engine):
     def stored(self, ids: Collection[str] | None = None) -> dict[str, int]:
         if ids is not None:
             return _digests(self._read(ids))
-        found: dict[str, int] = {}
-        offset = None
-        while True:
-            request = self.edge.ScrollRequest(offset=offset, limit=PAGE, with_payload=True)
-            points, offset = self.shard.scroll(request)
-            found |= _digests(points)
-            if offset is None:
-                return found
+        request = partial(self.edge.ScrollRequest, limit=PAGE, with_payload=True)
+        return _digests(_pages(lambda first: self.shard.scroll(request(offset=first))))
 
     def delete(self, ids: Collection[str]) -> None:
         if ids:
@@ -264,6 +253,15 @@ def _conditions(kit: Any, where: Mapping[str, str]) -> list[Any]:
         kit.FieldCondition(key=f'{METADATA}."{name}"', match=kit.MatchValue(value=value))
         for name, value in where.items()
     ]
+
+
+def _pages(page: Callable[[Any], tuple[list[Any], Any]]) -> Iterator[Any]:
+    """Yield all points. page: the offset of a page, or None for the first -> its points, the next offset."""
+    points, offset = page(None)
+    yield from points
+    while offset is not None:
+        points, offset = page(offset)
+        yield from points
 
 
 def _digests(points: Iterable[Any]) -> dict[str, int]:

@@ -209,6 +209,9 @@ def test_an_engine_follows_a_corpus(tiny_bert, engine_of, name, monkeypatch):
         EngineRetriever(engine, model, Corpus.of(after)).search({"q": "bird"}, 9),
         Indexed.build(model, after).search({"q": "bird"}, 9),
     )
+    outdated = EngineRetriever(engine, model, Corpus.of(before))
+    with pytest.raises(ValueError, match="documents that are not in the corpus, such as 'new'"):
+        outdated.search({"q": "bird"}, 9)
     some = ["0/1", "new", "unknown"]
     assert EngineRetriever(engine, model).only(some).search({"q": "bird"}, 9)["q"].keys() == set(some[:2])
 
@@ -367,6 +370,32 @@ def test_lancedb_indexes_many_vectors_a_document_where_cosines_are_inner_product
             assert next(iter(found)) == next(iter(wanted))
     with pytest.raises(ValueError, match="the query has a vector of length"):
         again.top(2 * unit[0], 10)
+
+
+@needs.qdrant_client
+def test_settings_are_passed_on_to_qdrant(qdrant_server, monkeypatch):
+    from qdrant_client import models
+
+    create, requests = qdrant_server.create_collection, []
+
+    def created(name, **arguments):
+        vectors = arguments.pop("vectors_config")
+        requests.append(models.CreateCollection(vectors=vectors, **arguments))  # as a client of a server does
+        return create(name, vectors_config=vectors, **arguments)
+
+    monkeypatch.setattr(qdrant_server, "create_collection", created)
+    quantisation = {"scalar": {"type": "int8", "always_ram": True}}
+    settings = {"shard_number": 3, "replication_factor": 2, "quantization_config": quantisation}
+    vectors = {"on_disk": True, "hnsw_config": {"m": 0}}  # no graph: for reranking
+    engine = QdrantEngine("http://server", 4, collection="documents", settings=settings, vectors=vectors)
+    engine.add(["a"], [np.ones((2, 4), np.float32)])
+    (request,) = requests
+    sent = request.model_dump(exclude_none=True)
+    assert {name: sent[name] for name in settings} == settings
+    assert {name: sent["vectors"][name] for name in vectors} == vectors
+    assert qdrant_server.get_collection("documents").config.params.vectors.hnsw_config.m == 0
+    again = QdrantEngine("http://server", 4, collection="documents", exact=True)
+    assert again.top(np.ones((1, 4), np.float32), 1) == [("a", 4.0)]
 
 
 @needs.qdrant_client
