@@ -71,6 +71,7 @@ if TYPE_CHECKING:
 K = 10
 GATHER = [{"probes": 8}, {"probes": 16}, {"probes": 32}, {"probes": 32, "candidates": 256}]
 GATHER += [{"probes": 512, "candidates": 20_000}]  # nearly exhaustive: the recall that the codes allow
+FINE = [{"probes": 32, "candidates": 1024}, {"probes": 64, "candidates": 1024}]
 RETRIEVED = [{"search": "impute", "search_tokens": k} for k in (4000, 10_000, 100_000)]
 IMPUTE = [{"probes": p} | RETRIEVED[n] for p, n in ((8, 0), (32, 1), (32, 2))]
 IMPUTE += [IMPUTE[-1] | {"candidates": 128}]
@@ -95,6 +96,7 @@ class System:
 
 SYSTEMS = {
     "compressed": System("tokens", "compressed", {"bits": 4}, GATHER),
+    "compressed, fine": System("tokens", "compressed", {"bits": 4, "fine_bits": 8}, GATHER + FINE),
     "exact": System("tokens", "exact", {}, [{}]),
     "LEMUR, 1,024 numbers": System("tokens", "lemur", {"width": 1024}, RERANKED),
     "LEMUR, random features": System("tokens", "lemur", {"width": 1024, "epochs": 0}, RERANKED),

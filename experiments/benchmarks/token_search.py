@@ -88,9 +88,15 @@ def rows() -> list[Row]:
             setting = {"probes": probes, "candidates": candidates, "search_tokens": 2000}
             name = f"gather, {bits} bits, {probes} lists, {candidates} candidates"
             listed.append(Row(name, "gather", "ours", setting, index, built))
-        for probes, k in ((2, 1000), (3, 2000), (4, 2000), (8, 4000), (16, 6000), (32, 10000)):
-            setting = {"probes": probes, "search_tokens": k, "search": "impute"}
-            name = f"impute, {bits} bits, {probes} lists, k' = {k}"
+        for probes, k, candidates in (
+            (3, 2000, 32),
+            (4, 4000, 32),
+            (8, 6000, 64),
+            (16, 10000, 64),
+            (32, 10000, 512),
+        ):
+            setting = {"probes": probes, "candidates": candidates, "search_tokens": k, "search": "impute"}
+            name = f"impute, {bits} bits, {probes} lists, k' = {k}, {candidates} candidates"
             listed.append(Row(name, "impute", "ours", setting, index, built))
     for bits, full, probes in ((4, 1024, 8), (4, 512, 4), (4, 256, 4), (2, 256, 4)):
         setting = {"n_full_scores": full, "n_ivf_probe": probes}

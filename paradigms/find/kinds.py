@@ -36,15 +36,22 @@ def faiss(factory: str = "", probes: int = 0, seed: int = 0) -> Kind:
 
 
 def compressed(
-    bits: int = 4, lists: int = 0, rounds: int = 5, seed: int = 0, probes: int = 0, candidates: int = 0
+    bits: int = 4,
+    lists: int = 0,
+    rounds: int = 5,
+    seed: int = 0,
+    fine_bits: int = 0,
+    probes: int = 0,
+    candidates: int = 0,
 ) -> Kind:
     """Store a centroid and 1, 2, 4 or 8 bits per dimension for each token; a search scores a few lists.
 
     lists: number of centroids; 0 means the power of two nearest to 4√tokens. rounds, seed: settings of
-    k-means. probes: number of lists to read per query token. candidates: number of documents to score in
-    full, raised to k if smaller. 0 means what `find.recall` chooses.
+    k-means. fine_bits: bits per dimension of a second code, from which the best candidates are scored again;
+    0 stores none. probes: number of lists to read per query token. candidates: number of documents to score
+    in full, raised to k if smaller. 0 means what `find.recall` chooses.
     """
-    codec = Residuals(bits, lists, rounds, seed)
+    codec = Residuals(bits, lists, rounds, seed, fine_bits)
     return Kind("compressed", Float16(), Probing(probes, candidates), Lists(), codec)
 
 

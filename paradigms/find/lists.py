@@ -15,7 +15,8 @@ token j probes the lists of its most similar centroids, down to the similarity l
    impute, by f where i runs over all tokens of d and mⱼ is the expected k'-th best similarity of query token
    j (`loops.select`), an estimate of `impute.imputed_rel` (Lee et al. 2023, Eq. 4). For k' up to `SMALL`, the
    score is Eq. 4 itself, from the k' best tokens that each query token finds in its probed lists, which is
-   slower.
+   slower. If the store has fine codes, f over all tokens of d selects one in `REFINED` candidates, and only
+   these are scored, from their fine codes.
 
 Both modes miss documents without a token in the probed lists. Documents that are added later are not in any
 list at first: a search compares the centroids of all their tokens with the probed lists. Beyond `UNLISTED`
@@ -38,13 +39,14 @@ from paradigms.scoring.stored import PackedQueries, Scanned, divided
 from paradigms.scoring.threads import shared, worth
 from paradigms.store.build import Advance
 from paradigms.store.columns import Files, Writer
-from paradigms.store.residuals import padded
+from paradigms.store.residuals import FINE, padded
 from paradigms.store.store import Store
 from paradigms.store.view import ranges
 
 SMALL = 100  # largest k' for which k' tokens are retrieved instead of estimating mⱼ
 PROBES = 8  # lists per query token, where no recall was measured
 CANDIDATES, EACH = 512, 8  # documents scored in full: the minimum, and the number per wanted document
+REFINED = 4  # candidates per document that is scored from fine codes
 BOUNDED = 16  # documents per candidate that are scored from their listed tokens
 UNLISTED = 1 << 20  # maximum number of tokens outside the lists after an addition: about 1 ms per search
 ENTRIES, BEGINS = "entries.bin", "begins.bin"
@@ -130,20 +132,19 @@ class Probing:
     def efforts(self, store: Store, k: int) -> Iterator["Probing"]:
         codec: Any = store.codec
         lists = len(codec.packed)
-        probes = PROBES
-        candidates = max(CANDIDATES, EACH * k)
+        probes = PROBES // 2
+        candidates = max(CANDIDATES // 8, EACH * k // 4)
         while True:
             # Not clamped to this store, which may grow.
             yield Probing(self.probes or probes, self.candidates or candidates)
             if probes >= lists and candidates >= len(store):
                 return
             probes *= 2
-            if probes > 4 * PROBES:
-                candidates *= 2
+            candidates *= 2
 
     def exhaustive(self, store: Store) -> "Probing":
         codec: Any = store.codec
-        return Probing(len(codec.packed), len(store))
+        return Probing(len(codec.packed), REFINED * len(store))
 
     def search(
         self, store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance
@@ -160,13 +161,20 @@ class Probing:
 
         def search(query: Tokens) -> dict[str, float]:
             # Eq. 4 knows no salience.
-            packed = _read(store).packed(Tokens(query.vectors, query.mask) if imputes else query)
+            coarse = _coarse(store)
+            packed = coarse.packed(Tokens(query.vectors, query.mask) if imputes else query)
             probed = _probe(store, packed, self.probes or PROBES, recipe.search_tokens if imputes else 0)
             rows = _bounded(store, packed, probed, BOUNDED * wanted)
-            rows = _largest(rows, _f(store, packed, rows, probed.chosen, probed.least), wanted)
+            rows = _largest(rows, _f(coarse, packed, rows, probed.chosen, probed.least), wanted)
+            every = np.ones_like(probed.chosen)
+            fine = _fine(store)
+            if fine.tokens.bits > coarse.tokens.bits:
+                f = _f(coarse, packed, rows, every, probed.missing if imputes else probed.least)
+                rows = _largest(rows, f, max(k, wanted // REFINED))
+                packed = fine.repacked(packed)
             if not imputes:
                 return best(store, scores(store, [recipe], query, rows, packed)[0], rows, k)
-            f = _f(store, packed, rows, np.ones_like(probed.chosen), probed.missing)
+            f = _f(fine, packed, rows, every, probed.missing)
             return best(store, torch.from_numpy(f) / query.mask.shape[-1], rows, k)
 
         return _each(parts, advance, search)
@@ -264,21 +272,22 @@ def _bounded(store: Store, packed: PackedQueries, probed: ProbedLists, wanted: i
 
 
 def _f(
-    store: Store, packed: PackedQueries, rows: np.ndarray, chosen: np.ndarray, missing: np.ndarray
+    read: Scanned, packed: PackedQueries, rows: np.ndarray, chosen: np.ndarray, missing: np.ndarray
 ) -> np.ndarray:
     """Compute N · f of the documents at `rows` with m = missing, weighted by the query's salience if any.
 
-    chosen: the lists whose tokens are scored, bool [K].
+    read: codes of the tokens, for which the query is packed. chosen: the lists whose tokens are scored,
+    bool [K].
     """
     from paradigms.scoring import kernels
 
     best = np.empty((len(rows), packed.query.near.shape[1]), np.float32)
-    starts, stops = store.offsets[rows], store.offsets[rows + 1]
+    starts, stops = read.offsets[rows], read.offsets[rows + 1]
     width = packed.vectors.shape[1]
 
     def probe(part: slice) -> None:
         documents = kernels.Documents(starts[part], stops[part], NONE)
-        kernels.probe(_read(store).tokens, packed.query, documents, width, chosen, best[part])
+        kernels.probe(read.tokens, packed.query, documents, width, chosen, best[part])
 
     divided(probe, len(rows), int((stops - starts).sum()) // 4)
     filled = np.maximum(best[:, : len(missing)], missing)
@@ -312,10 +321,20 @@ def _tokens(store: Store, chosen: Sequence[int]) -> np.ndarray:
     return tokens[np.isin(store.columns["centroids"][tokens], chosen)]
 
 
-def _read(store: Store) -> Scanned:
+def _fine(store: Store) -> Scanned:
     read = scanned(store, torch.device("cpu"))
     assert read is not None
     return read
+
+
+def _coarse(store: Store) -> Scanned:
+    codec: Any = store.codec
+    return store.whole.once(_scanned) if FINE in codec.codes else _fine(store)
+
+
+def _scanned(store: Store) -> Scanned:
+    codec: Any = store.codec
+    return codec.scanned(store.columns, store.offsets, coarse=True)
 
 
 def _each(parts: Sequence[Tokens], advance: Advance, search: Callable[[Tokens], dict[str, float]]) -> Ranked:

@@ -6,6 +6,7 @@ tokens, optionally restricted to tokens with the same id (`Alignment.kept`). `Sc
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from itertools import pairwise
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -100,6 +101,7 @@ class PackedQueries:
             near = np.empty((len(C), packed.lanes), np.float32)
             divided(lambda part: kernels.products(C[part], Q, near[part]), len(C), len(C))
         self.query = kernels.Query(packed.tiles, packed.edges, spans, weights, near, centre)
+        self.middle = codes.middle if codes is not None else 0.0
 
     def __len__(self) -> int:
         return len(self.query.spans) - 1
@@ -132,6 +134,14 @@ class Scanned:
     def packed(self, queries: Tokens) -> PackedQueries:
         """Pack queries for scoring against these tokens."""
         return PackedQueries(queries, self.codes)
+
+    def repacked(self, packed: PackedQueries) -> PackedQueries:
+        """Repack queries that were packed for codes of other bits of the same tokens."""
+        assert self.codes is not None
+        again = copy(packed)
+        centre = packed.query.centre * np.float32(self.codes.middle / packed.middle)
+        again.query = packed.query._replace(centre=centre)
+        return again
 
     def relevance(self, recipe: Recipe, packed: PackedQueries, rows: np.ndarray) -> Float[Tensor, "b n"]:
         """Compute rel(d, q) of the documents at `rows`, as `score` does. The recipe must be `compiled`."""

@@ -3,7 +3,7 @@
 c: the nearest k-means centroid (ColBERTv2, Santhanam et al. 2022; PLAID), stored as bytes. z ∈ {0, …, 2^b −
 1}^h: the residual x − c, quantised uniformly. σ ∈ R^h: the residuals' spread per dimension, shared by the
 whole store. s: a scale per token, one of 256 logarithmic steps. A query scores codes without decoding them:
-qᵀx ≈ qᵀc + s · ((σ ⊙ q)ᵀ z − (2^b − 1)/2 · Σ σ ⊙ q).
+qᵀx ≈ qᵀc + s · ((σ ⊙ q)ᵀ z − (2^b − 1)/2 · Σ σ ⊙ q). A store may have a second, finer code of each residual.
 
 A build trains the codec on a sample of tokens, and encodes all other tokens as they arrive. More than `FLAT`
 centroids are organised in two levels, as in FAISS's inverted lists: k-means makes about √K cells, and
@@ -44,6 +44,7 @@ REFINED = 2  # rounds of Lloyd's algorithm over all cells, after the rounds with
 CELLS = 16  # number of nearest cells whose centroids are compared with a token
 SIMILARITIES = 1 << 25  # similarities of tokens and centroids in memory at once
 CODEC = "codec.safetensors"
+FINE = "fine_"  # prefix of the columns of a second code
 CODED = 1 << 15  # tokens encoded at once
 
 
@@ -59,20 +60,25 @@ def centroids_for(tokens: int) -> int:
 class Residuals:
     """Store tokens as residual codes.
 
-    The codes take dim · bits / 8 + 7 bytes per token, including its list entry, and dim + 12 bytes per list.
+    The codes take dim · (bits + fine_bits) / 8 + 7 bytes per token, including its list entry, and one more
+    with fine codes; a list takes dim + 12 bytes.
 
     bits: bits per dimension (1, 2, 4 or 8). lists: number of centroids; 0 means the power of two nearest to
-    4√tokens. rounds, seed: iterations and random seed of k-means.
+    4√tokens. rounds, seed: iterations and random seed of k-means. fine_bits: bits per dimension of a second
+    code, more than `bits`, from which final scores are computed; 0 means none.
     """
 
     bits: int = 4
     lists: int = 0
     rounds: int = 5
     seed: int = 0
+    fine_bits: int = 0
 
     def __post_init__(self) -> None:
         if self.bits not in STEPS:
             raise ValueError(f"bits must be one of {', '.join(map(str, STEPS))}, got {self.bits}")
+        if self.fine_bits and not (self.fine_bits in STEPS and self.fine_bits > self.bits):
+            raise ValueError(f"fine_bits must be 0, or 2, 4 or 8 and above bits, got {self.fine_bits}")
         if not 0 <= self.lists <= MOST_CENTROIDS:
             raise ValueError(f"lists must lie in 1 to 65,536, or be 0 for a number by size, got {self.lists}")
         if self.rounds < 0 or self.seed < 0:
@@ -100,7 +106,8 @@ class Residuals:
         try:
             if CODEC not in files.entries:
                 raise ValueError("it is missing")
-            codec = Codec(**load(files.array(CODEC, "uint8").tobytes()), bits=self.bits, dim=dim)
+            tensors = load(files.array(CODEC, "uint8").tobytes())
+            codec = Codec(**tensors, bits=self.bits, dim=dim, fine_bits=self.fine_bits)
             codec.check()
         except Exception as error:
             raise files.damaged(CODEC, error) from error
@@ -153,7 +160,8 @@ class Codec:
     """A trained codec.
 
     centroids: int8 [K, h], with h = `padded_width`; units [K]: each centroid's scale. spread: σ [h]. cells:
-    int64 [C + 1]; cell n contains the centroids cells[n] to cells[n + 1] − 1.
+    int64 [C + 1]; cell n contains the centroids cells[n] to cells[n + 1] − 1. bits, fine_bits: see
+    `Residuals`.
     """
 
     def __init__(
@@ -164,8 +172,10 @@ class Codec:
         cells: np.ndarray,
         bits: int,
         dim: int,
+        fine_bits: int = 0,
     ) -> None:
         self.bits, self.dim, self.spread, self.cells = bits, dim, spread, cells
+        self.codes = {"": bits} | ({FINE: fine_bits} if fine_bits else {})  # prefix of columns → bits
         self.packed, self.units = centroids, units
         self.centroids: Float[Tensor, "K h"] = torch.from_numpy(centroids).float()
         self.centroids *= torch.from_numpy(units)[:, None]
@@ -232,8 +242,10 @@ class Codec:
         return codec
 
     def columns(self, dim: int, fields: Sequence[str]) -> dict[str, DTypeLike]:
-        width = padded_width(dim, self.bits) * self.bits // 8
-        coded: dict[str, DTypeLike] = {"codes": ("uint8", (width,)), "scales": "uint8", "centroids": "uint16"}
+        width = padded_width(dim, self.bits)
+        coded: dict[str, DTypeLike] = {"centroids": "uint16"}
+        for prefix, bits in self.codes.items():
+            coded |= {f"{prefix}codes": ("uint8", (width * bits // 8,)), f"{prefix}scales": "uint8"}
         return coded | {name: DTYPES[name] for name in fields if name != "vectors"}
 
     def encode(self, tokens: Rows) -> Rows:
@@ -241,17 +253,25 @@ class Codec:
         return self.encode_vectors(vectors) | {n: rows for n, rows in tokens.items() if n != "vectors"}
 
     def decode(self, columns: Rows) -> Rows:
+        """Decode vectors from their finest codes."""
         rest = dict(columns)
-        coded = [rest.pop(name) for name in ("codes", "scales", "centroids")]
-        return {"vectors": self.decode_vectors(*coded).numpy()} | rest
+        coded = {name: rest.pop(f"{prefix}{name}") for prefix in self.codes for name in ("codes", "scales")}
+        return {"vectors": self.decode_vectors(**coded, centroids=rest.pop("centroids")).numpy()} | rest
 
-    def scanned(self, columns: Mapping[str, np.ndarray], offsets: np.ndarray) -> Scanned:
-        """Return the kernels' input: the codes, which are scored without decoding."""
+    def scanned(
+        self, columns: Mapping[str, np.ndarray], offsets: np.ndarray, coarse: bool = False
+    ) -> Scanned:
+        """Return the kernels' input: the codes, which are scored without decoding.
+
+        coarse: whether to score the codes of `bits` instead of the finest ones.
+        """
         from paradigms.scoring import kernels
 
-        codes, scales, centroids = (columns[name] for name in ("codes", "scales", "centroids"))
-        coded = kernels.Stored(codes, self.bits, scales, self.levels, centroids)
-        return Scanned(coded, offsets, columns, Codes(self.spread, self.middle, self.centroids.numpy()))
+        prefix = "" if coarse else list(self.codes)[-1]
+        bits = self.codes[prefix]
+        codes, scales = columns[f"{prefix}codes"], columns[f"{prefix}scales"]
+        coded = kernels.Stored(codes, bits, scales, levels(bits), columns["centroids"])
+        return Scanned(coded, offsets, columns, Codes(self.spread, middle(bits), self.centroids.numpy()))
 
     def encode_vectors(self, vectors: Float[Tensor, "t h"]) -> Rows:
         """Encode vectors as codes (uint8 [t, h·b/8]), scales (uint8 [t]) and centroids (uint16 [t])."""
@@ -259,50 +279,42 @@ class Codec:
 
         vectors = padded(vectors, self.bits)
         nearest = self.nearest(vectors) if len(vectors) else torch.zeros(0).long()
-        codes = np.empty((len(vectors), self.code_bytes), np.uint8)
-        scales = np.empty(len(vectors), np.float32)
-        for part in (slice(first, first + CODED) for first in range(0, len(vectors), CODED)):
-            residuals = self._residuals(vectors[part], nearest[part]).numpy()
-            loops.encode(residuals, self.spread, self.bits, self.step, MANTISSA, codes[part], scales[part])
-        with np.errstate(divide="ignore"):
-            level = np.rint(np.log2(scales / self.step) * MANTISSA) + UNIT
-        return {
-            "codes": codes,
-            "scales": level.clip(0, 255).astype(np.uint8),
-            "centroids": nearest.numpy().astype(np.uint16),
-        }
+        columns: Rows = {"centroids": nearest.numpy().astype(np.uint16)}
+        for prefix, bits in self.codes.items():
+            step = np.float32(STEPS[bits])
+            codes = np.empty((len(vectors), len(self.spread) * bits // 8), np.uint8)
+            scales = np.empty(len(vectors), np.float32)
+            for part in (slice(first, first + CODED) for first in range(0, len(vectors), CODED)):
+                residuals = self._residuals(vectors[part], nearest[part]).numpy()
+                loops.encode(residuals, self.spread, bits, step, MANTISSA, codes[part], scales[part])
+            with np.errstate(divide="ignore"):
+                level = np.rint(np.log2(scales / step) * MANTISSA) + UNIT
+            columns |= {f"{prefix}codes": codes, f"{prefix}scales": level.clip(0, 255).astype(np.uint8)}
+        return columns
 
     def decode_vectors(
         self, codes: np.ndarray, scales: np.ndarray, centroids: np.ndarray
     ) -> Float[Tensor, "t h"]:
         """Decode vectors from codes, scales and centroids."""
-        parts = [codes >> shift & (1 << self.bits) - 1 for shift in range(0, 8, self.bits)]
-        centred = torch.from_numpy(np.concatenate(parts, axis=1)).float() - self.middle
-        scaled = torch.from_numpy(self.levels[scales])[:, None] * centred * torch.from_numpy(self.spread)
+        bits = codes.shape[1] * 8 // len(self.spread)
+        parts = [codes >> shift & (1 << bits) - 1 for shift in range(0, 8, bits)]
+        centred = torch.from_numpy(np.concatenate(parts, axis=1)).float() - middle(bits)
+        scaled = torch.from_numpy(levels(bits)[scales])[:, None] * centred * torch.from_numpy(self.spread)
         existing = torch.from_numpy(centroids.astype(np.int64)).clamp(max=len(self.centroids) - 1)
         return (self.centroids[existing] + scaled)[:, : self.dim]
 
-    @property
-    def middle(self) -> float:
-        """(2^b − 1) / 2, the code of a residual of 0."""
-        return ((1 << self.bits) - 1) / 2
-
-    @property
-    def step(self) -> np.float32:
-        """The scale s for a residual of size σ, quantised to 2^b levels."""
-        return np.float32(STEPS[self.bits])
-
-    @property
-    def levels(self) -> np.ndarray:
-        """The scale s that each byte represents, float32 [256]."""
-        return LEVELS * self.step
-
-    @property
-    def code_bytes(self) -> int:
-        return len(self.spread) * self.bits // 8
-
     def _residuals(self, vectors: Float[Tensor, "t h"], nearest: Int[Tensor, " t"]) -> Float[Tensor, "t h"]:
         return vectors.cpu() - self.centroids[nearest]
+
+
+def middle(bits: int) -> float:
+    """Return (2^b − 1) / 2, the code of a residual of 0."""
+    return ((1 << bits) - 1) / 2
+
+
+def levels(bits: int) -> np.ndarray:
+    """Return the scale s that each byte represents, float32 [256]."""
+    return LEVELS * np.float32(STEPS[bits])
 
 
 def _kmeans(sample: Float[Tensor, "s h"], count: int, rounds: int, seed: int) -> Float[Tensor, "k h"]:

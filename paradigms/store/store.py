@@ -29,7 +29,7 @@ from paradigms.model import Paradigm
 from paradigms.store.build import Advance, Build, encoded, lines
 from paradigms.store.building import TRAINED, Launch, OneProcess, ShardFiles, grown, in_codes, put
 from paradigms.store.columns import CHUNK, MANIFEST, ColumnFolder, Files, Writer
-from paradigms.store.kind import DELETED, DOCUMENTS, ERRORS, KEYS, LENGTHS, TEXTS, Kind, Kinds, kind_of
+from paradigms.store.kind import DELETED, DOCUMENTS, ERRORS, KEYS, LENGTHS, TEXTS, Codec, Kind, Kinds, kind_of
 from paradigms.store.pruning import TokenReduction, directed_distances
 from paradigms.store.shards import Batches, Shard, check_ids, different, text_shards, token_shards
 from paradigms.store.view import View, fields_of
@@ -187,9 +187,12 @@ class Store(View):
         return _open(folder, lambda files: build.kind, verify=False)
 
     @classmethod
-    def opened(cls, files: Files, kind: Kind) -> "Store":
-        """Open the store in `files`. Raises ValueError, naming the file, if a file has invalid content."""
-        store = cls(files, kind, files.manifest)
+    def opened(cls, files: Files, kind: Kind, codec: Codec | None = None) -> "Store":
+        """Open the store in `files`. codec: that of the files, if it is open already.
+
+        Raises ValueError, naming the file, if a file has invalid content.
+        """
+        store = cls(files, kind, files.manifest, codec)
         count, total = files.manifest["documents"], files.manifest["tokens"]
         lengths, deleted = np.diff(store.offsets), files.array(DELETED, "int64")
         if len(lengths) != count or store.offsets[-1] != total or (lengths < 0).any():
@@ -280,11 +283,11 @@ class Store(View):
                 counts |= grown(counts, columns)
             if counts["documents"] > now.manifest["documents"]:
                 writer.remove(ERRORS)
-                now._derive(writer, anew=not now.manifest["tokens"])
+                now._derive(writer, anew=not now.manifest["tokens"], codec=now.codec)
             if len(deleted):
                 writer.append(DELETED, deleted)
             writer.commit(documents=counts["documents"], tokens=counts["tokens"], **state)
-            added = self.opened(writer.files, self.kind)
+            added = self.opened(writer.files, self.kind, now.codec)
             if files is not None:
                 files.clear()
         if added.outgrown:
@@ -392,8 +395,8 @@ class Store(View):
         with self.files.writing() as writer:
             yield self.opened(writer.files, self.kind), writer
 
-    def _derive(self, writer: Writer, anew: bool) -> None:
-        self.kind.derived.write(writer, Store(writer, self.kind, self.manifest), anew)
+    def _derive(self, writer: Writer, anew: bool, codec: Codec | None = None) -> None:
+        self.kind.derived.write(writer, Store(writer, self.kind, self.manifest, codec), anew)
 
 
 def open_store(folder: str | Path, kinds: Kinds, *, verify: bool | None = None) -> Store:

@@ -19,7 +19,7 @@ from paradigms.model import Paradigm
 from paradigms.store.build import key_of
 from paradigms.store.building import TRAINED
 from paradigms.store.columns import Files, Writer
-from paradigms.store.kind import DELETED, DOCUMENTS, ERRORS, KEY, KEYS, LENGTHS, TEXTS, Kind
+from paradigms.store.kind import DELETED, DOCUMENTS, ERRORS, KEY, KEYS, LENGTHS, TEXTS, Codec, Kind
 from paradigms.store.shards import Batch, text_digest
 
 LIKE = 4096  # documents that are sorted by length together, so that blocks have little padding
@@ -39,11 +39,14 @@ class View:
     one row per document (`certify`).
     """
 
-    def __init__(self, files: Files | Writer, kind: Kind, manifest: Mapping[str, Any]) -> None:
-        """Wrap files without checking them; use `open_store` to open a folder."""
+    def __init__(
+        self, files: Files | Writer, kind: Kind, manifest: Mapping[str, Any], codec: Codec | None = None
+    ) -> None:
+        """Wrap files without checking them; use `open_store` to open a folder. codec: None opens it."""
         self.files = cast(Files, files)  # a writer while derived files are written
         self.kind, self.manifest = kind, manifest
-        self.codec = kind.quantiser.open(files, self.dim) if kind.quantiser else kind.codec
+        opened = codec or (kind.quantiser.open(files, self.dim) if kind.quantiser else None)
+        self.codec = opened or kind.codec
         dtypes = self.codec.columns(self.dim, manifest["fields"])
         self.columns = {name: files.array(f"{name}.bin", dtype) for name, dtype in dtypes.items()}
         lengths, deleted = files.array(LENGTHS, "int32"), files.array(DELETED, "int64")

@@ -175,9 +175,12 @@ def index(tmp_path_factory):
     return Index(made.store.delete(["d3", "d12"]))
 
 
-@pytest.mark.parametrize(("bits", "fields"), [(1, FIELDS[:2]), (4, FIELDS)])  # tests/scoring has all bits
-def test_gathering_is_rel_on_what_codes_stand_for(tmp_path, bits, fields):
-    made = everything(build(tmp_path / "index", fields=fields, bits=bits))
+# tests/scoring has all bits
+@pytest.mark.parametrize(
+    ("bits", "fine_bits", "fields"), [(1, 0, FIELDS[:2]), (4, 0, FIELDS), (2, 8, FIELDS)]
+)
+def test_gathering_is_rel_on_what_codes_stand_for(tmp_path, bits, fine_bits, fields):
+    made = everything(build(tmp_path / "index", fields=fields, bits=bits, fine_bits=fine_bits))
     made = Index(made.store.delete(["d4", "d9"]))
     for salience in (False, True):
         asked = queries(5, 0, 17, 33, 1, salience=salience)
@@ -199,6 +202,31 @@ def test_imputing_is_the_formula(index, k, probes):
     found = index.search_tokens(replace(XTR, search_tokens=k), asked, 100)
     assert [set(scores) for scores in found] == [set(scores) for scores in expected]
     assert_ranked(found, expected, 100, 2.5 / 1023)
+
+
+def test_fine_codes_score_the_best_candidates_again(tmp_path):
+    given, asked = documents(LENGTHS * 9), queries(5, 17)
+    build(tmp_path / "index", given, ["vectors"], bits=1, fine_bits=8)
+    fine = everything(open_index(tmp_path / "index"))
+    vectors = torch.cat([part.vectors[part.mask] for _, part in given])
+    decoded = fine.store.tokens_of(fine.store.ids)
+    assert float((decoded.vectors[decoded.mask] - vectors).square().mean().sqrt()) < 1e-2
+    for recipe, count in ((COLBERT, 10), (replace(XTR, search_tokens=10**6), 10)):
+        expected = gathered(fine, COLBERT, asked) if recipe is COLBERT else imputed(fine, 10**6, asked)
+        assert_ranked(fine.search_tokens(recipe, asked, count), expected, count, 2.5 / 1023)
+    few = fine.with_finder(candidates=80).search_tokens(COLBERT, asked, 100)
+    assert [len(scores) for scores in few] == [100, 100], "no fewer than k are scored"
+    coarse = everything(build(given=given, fields=["vectors"], bits=1))
+    for rows, found in zip(
+        coarse.search_tokens(COLBERT, asked, 20),
+        fine.with_finder(candidates=80).search_tokens(COLBERT, asked, 10),
+        strict=True,
+    ):
+        assert found.keys() <= rows.keys(), (
+            "one candidate in four is scored: those with the best coarse codes"
+        )
+    with pytest.raises(ValueError, match="fine_bits must be 0, or 2, 4 or 8 and above bits, got 4"):
+        kinds.compressed(bits=4, fine_bits=4)
 
 
 @pytest.mark.parametrize("k", [1, 7, 20])
