@@ -104,8 +104,8 @@ def encode(
     places = index_places(folder, settings.parts)
     wanted = [n for n in range(len(places)) if settings.part in (-1, n)]
     if all(places[n].is_dir() for n in wanted):
-        count, _ = measured([places[n] for n in wanted], paradigm)
-        console.print(f"Encoded before: {count:,} documents in {folder}")
+        count, _, checksum = measured([places[n] for n in wanted], paradigm)
+        console.print(f"Encoded before: {count:,} documents in {folder}, checksum {checksum:016x}")
         return
     corpus = Pieces(collection.corpus, settings.passages).corpus
     if len(corpus) < len(places):
@@ -141,10 +141,11 @@ def encode(
     if launch.is_main_process:
         seconds = time.perf_counter() - began
         write_json(folder / "environment.json", environment(launch) | {"seconds": seconds})
-        count, size = measured([places[n] for n in wanted], paradigm)
+        count, size, checksum = measured([places[n] for n in wanted], paradigm)
         console.print(
             f"{count:,} documents in {seconds:.0f} s with {launch.num_processes} process(es), "
-            f"{size / max(1, count):,.0f} bytes each. Index: {', '.join(str(places[n]) for n in wanted)}"
+            f"{size / max(1, count):,.0f} bytes each, checksum {checksum:016x}. Index: "
+            f"{', '.join(str(places[n]) for n in wanted)}"
         )
 
 
@@ -153,10 +154,15 @@ def index_places(folder: Path, parts: int) -> list[Path]:
     return [folder / f"index-{n}-of-{parts}" for n in range(parts)] if parts else [folder / "index"]
 
 
-def measured(folders: Sequence[Path], paradigm: Paradigm) -> tuple[int, int]:
-    """Return the documents and bytes of indexes. Raises ValueError if another model built one of them."""
+def measured(folders: Sequence[Path], paradigm: Paradigm) -> tuple[int, int, int]:
+    """Return the documents, the bytes and the checksum of indexes, whatever the number of parts.
+
+    Raises ValueError if another model built one of them.
+    """
     indexes = [Indexed.open(folder, paradigm) for folder in folders]
-    return sum(len(one.index) for one in indexes), sum(one.size_in_bytes() for one in indexes)
+    documents = sum(len(one.index) for one in indexes)
+    checksum = sum(one.index.store.checksum() for one in indexes) % (1 << 64)
+    return documents, sum(one.size_in_bytes() for one in indexes), checksum
 
 
 def open_encoded(

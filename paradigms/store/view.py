@@ -25,6 +25,7 @@ from paradigms.store.shards import Batch, text_digest
 LIKE = 4096  # documents that are sorted by length together, so that blocks have little padding
 GROWN = 8  # growth factor of the number of tokens after which `compact` trains new centroids
 FEW = 1 << 10  # minimum number of tokens to measure that growth from
+MIXER = np.uint64(0x9E3779B97F4A7C15)  # an odd number, of which every bit of a product depends on many bits
 SCANS = 256  # number of ids to look up by scanning, before making a dict of all ids takes less time
 Value = TypeVar("Value")
 AnyView = TypeVar("AnyView", bound="View")  # typing.Self, which run-time checks of single methods reject
@@ -109,6 +110,17 @@ class View:
         if len(rows) != len(self):
             raise self.files.damaged(DOCUMENTS, f"{len(rows)} different ids of {len(self)} documents")
         return rows
+
+    def checksum(self) -> int:
+        """Return a checksum of the documents' ids, texts and numbers of tokens, in any order.
+
+        The checksums of an index's parts add up, modulo 2^64, to the checksum of one index of all documents.
+        """
+        mixed = np.zeros(len(self.living), np.uint64)
+        for values in (self.keys["hash"], self.texts, np.diff(self.offsets)):
+            mixed = (mixed ^ values.astype(np.uint64)) * MIXER
+            mixed ^= mixed >> np.uint64(32)
+        return int(mixed[self.living].sum(dtype=np.uint64))
 
     @property
     def longest(self) -> int:

@@ -379,3 +379,17 @@ def test_what_was_encoded_is_compared_and_reranked(model, tmp_path, capsys, monk
     write_run(tmp_path / "found.run", found, tag="colbert")
     compared = tmp_path / "compared" / "runs" / "colbert.retrieve.run"
     assert compared.read_bytes() == (tmp_path / "found.run").read_bytes()
+
+
+def test_checksums_of_parts_add_up_to_the_checksum_of_the_whole(model: Path) -> None:
+    paradigm = Paradigm.from_pretrained(model)
+
+    def checksum(rows: Sequence[int], texts: Sequence[str] = TEXTS) -> int:
+        ids = [IDS[row] for row in rows]
+        store = Store.build(kinds.compressed(lists=2), paradigm, ids, [texts[row] for row in rows])
+        return store.checksum()
+
+    whole = checksum(range(60))
+    assert (checksum(range(0, 60, 2)) + checksum(range(59, 0, -2))) % (1 << 64) == whole
+    assert checksum(range(59)) != whole
+    assert checksum(range(60), [*TEXTS[:-1], TEXTS[0]]) != whole
