@@ -148,7 +148,7 @@ class Centroids:
     @cached_property
     def halves(self) -> Float[Tensor, " K"]:
         """‖c‖² / 2 for each centroid."""
-        return self.centroids.square().sum(1) / 2
+        return torch.linalg.vector_norm(self.centroids, dim=1).square() / 2
 
     @cached_property
     def coarse(self) -> Float[Tensor, "C h"]:

@@ -31,6 +31,7 @@ from paradigms.store.building import TRAINED, Launch, OneProcess, ShardFiles, gr
 from paradigms.store.columns import CHUNK, MANIFEST, ColumnFolder, Files, Writer
 from paradigms.store.kind import DELETED, DOCUMENTS, ERRORS, KEYS, LENGTHS, TEXTS, Codec, Kind, Kinds, kind_of
 from paradigms.store.pruning import TokenReduction, directed_distances
+from paradigms.store.residuals import CODEC
 from paradigms.store.shards import Batches, Shard, check_ids, different, text_shards, token_shards
 from paradigms.store.view import View, fields_of
 
@@ -393,7 +394,8 @@ class Store(View):
     def _writing(self) -> Iterator[tuple["Store", Writer]]:
         """Yield the store at the newest commit, possibly made by another process, and its only writer."""
         with self.files.writing() as writer:
-            yield self.opened(writer.files, self.kind), writer
+            same = self._codec_entry and self._codec_entry == writer.files.entries.get(CODEC)
+            yield self.opened(writer.files, self.kind, self.codec if same else None), writer
 
     def _derive(self, writer: Writer, anew: bool, codec: Codec | None = None) -> None:
         self.kind.derived.write(writer, Store(writer, self.kind, self.manifest, codec), anew)

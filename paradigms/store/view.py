@@ -20,6 +20,7 @@ from paradigms.store.build import key_of
 from paradigms.store.building import TRAINED
 from paradigms.store.columns import Files, Writer
 from paradigms.store.kind import DELETED, DOCUMENTS, ERRORS, KEY, KEYS, LENGTHS, TEXTS, Codec, Kind
+from paradigms.store.residuals import CODEC
 from paradigms.store.shards import Batch, text_digest
 
 LIKE = 4096  # documents that are sorted by length together, so that blocks have little padding
@@ -48,6 +49,7 @@ class View:
         self.kind, self.manifest = kind, manifest
         opened = codec or (kind.quantiser.open(files, self.dim) if kind.quantiser else None)
         self.codec = opened or kind.codec
+        self._codec_entry = dict(files.entries.get(CODEC, {}))
         dtypes = self.codec.columns(self.dim, manifest["fields"])
         self.columns = {name: files.array(f"{name}.bin", dtype) for name, dtype in dtypes.items()}
         lengths, deleted = files.array(LENGTHS, "int32"), files.array(DELETED, "int64")
