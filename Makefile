@@ -9,7 +9,7 @@ export PIP_NO_COMPILE ?= 1
 # What is installed here is what was tested.
 INSTALL := $(BIN)/python -m pip install --quiet -c tests/constraints.txt
 
-.PHONY: install compare explore quick test test-all test-cpus test-gpu attack extras lint bench api site paper wheel
+.PHONY: install compare explore quick test test-all test-cpus gpu attack extras lint bench api site paper wheel
 
 # All that the commands need, with readers of PDF and of word processors' formats.
 install: .venv/.run
@@ -54,8 +54,10 @@ test-cpus: .venv/.test
 	ATEN_CPU_CAPABILITY=avx2 DNNL_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 FAISS_SIMD_LEVEL=AVX2 \
 		OPENBLAS_CORETYPE=Haswell $(OLDER) $(ARGS)
 
-test-gpu: .venv/.test
-	CUDA_VISIBLE_DEVICES=0 $(BIN)/python -m pytest tests/test_gpu.py $(ARGS)
+# Kernels, training, launches and speed on one GPU; ARGS="--device cpu" tries the checks at small sizes.
+gpu: .venv/.test
+	$(INSTALL) -e '.[interop]'
+	$(BIN)/python experiments/gpu.py $(ARGS)
 
 # Damaged files, strangers' checkpoints, killed writers: 10,000 tries, or ARGS="--tries 100000 --only index".
 attack: .venv/.extras

@@ -19,7 +19,7 @@ from tests.experiments.scripts import write_words
 from tests.near import compute_throughout_in_float64
 from tests.tiny import DECODERS, FAMILIES, SEQ2SEQ, write_checkpoint, write_seq2seq
 
-# Tests compute on CPUs, also where GPUs are; `make test-gpu` names one.
+# Tests compute on CPUs, also where GPUs are; `make gpu` names one.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 # The same examples in every run, so a failure is the change's own; no limit in seconds.
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=50)

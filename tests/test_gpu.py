@@ -18,7 +18,7 @@ from tests.scoring.table import RECIPES, gradients, label, texts
 from tests.tiny import built
 from tests.tiny_generative import generative, named
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: make test-gpu")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: make gpu")
 TEXTS = ["A quick fox, in the garden.", "the stone story of a zebra; stone and water", "snow"]
 QUERIES = {"q1": "where is the quick fox", "q2": "stone"}
 # What Z "retrieved" counts of a soft A depends on where an exponential becomes 0 in float32.

@@ -10,11 +10,12 @@ seconds depend on the machine.
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import field
+from dataclasses import field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,10 +38,12 @@ class Settings(Benchmark, CollectionName, Backbone):
     """batch sizes, in pairs, for training the upper layer; with the first one, all layers are trained too"""
     length: int = 64
     """tokens of a text, at most"""
+    steps: int = 1
+    """timed steps of a round"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, batches=2, length=4, rounds=1, threads=1)
+        at_least(self, batches=2, length=4, rounds=1, threads=1, steps=1)
         different(self, "batches")
 
 
@@ -48,29 +51,30 @@ launch(__name__, Settings, __doc__)  # before the slow imports
 
 import torch
 from accelerate import Accelerator
-from parts.measuring import new_process
+from accelerate.utils import send_to_device
+from parts.measuring import memory, new_process
 from studies.pages import Rows, Section, publish
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from paradigms import PARADIGMS
+from paradigms import PARADIGMS, Paradigm
 from paradigms.align import QueryToDocument
 from paradigms.data import Collection, Corpus, load_collection
 from paradigms.encoder.backbone import packaged
 from paradigms.encoder.batches import by_length
 from paradigms.encoder.precision import native_precision
 from paradigms.encoder.text import TOKENS
-from paradigms.io.device import processor
+from paradigms.io.device import chosen_device, processor
 from paradigms.io.files import held
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
 from paradigms.train.loop import TrainingSettings, train
 from paradigms.train.order import step_batches
+from paradigms.train.state import HISTORY
 from paradigms.train.states import keep_states
 
 TEMPERATURES = {"dpr": 0.05, "colbert": 1.0}  # of the softmax over rel; the peer's defaults
 CHECKED = 8  # pairs for the loss that must be equal in all systems
 WARMUP = 1  # untimed steps of a round
-STEPS = 1  # timed steps of a round
 RATE = 2e-5
 OURS = "ours"
 PEER = "sentence-transformers"
@@ -89,17 +93,23 @@ class Case(NamedTuple):
 
 
 class Round(NamedTuple):
-    """A round's queries per CPU second, and the loss before training."""
+    """A round's queries per CPU second, and the loss before training.
+
+    On a GPU, seconds are those of the clock. peak: the process's memory in bytes, on a GPU that of the GPU.
+    last: the loss of our last step.
+    """
 
     rate: float
     loss: float
+    peak: int = 0
+    last: float = 0.0
 
 
 def main(settings: Settings) -> None:
     held(settings.output)
-    bf16 = native_precision(torch.device("cpu")) == "bf16"
+    bf16 = native_precision(chosen_device()) == "bf16"
     measured: dict[Case, list[Round]] = {case: [] for case in cases(settings, bf16)}
-    needed = max(*settings.batches, settings.batches[0] * (WARMUP + STEPS))
+    needed = max(*settings.batches, settings.batches[0] * (WARMUP + settings.steps))
     with refusing():
         pairs = distinct_pairs(load_collection(settings.collection), needed, settings.seed)
     with TemporaryDirectory() as states, ExitStack() as stack:
@@ -110,9 +120,9 @@ def main(settings: Settings) -> None:
                 process = processes[case.system, case.precision]
                 answers.append(process.submit(measure, settings, case, pairs, states).result())
     summary = (
-        f"Rounds: {settings.rounds}; timed steps in each: {STEPS}; texts of at most {settings.length} "
-        f"tokens; {padding(settings, pairs)}; {settings.threads} thread(s) of {processor()}, which other "
-        "work may have shared."
+        f"Rounds: {settings.rounds}; timed steps in each: {settings.steps}; texts of at most "
+        f"{settings.length} tokens; {padding(settings, pairs)}; {settings.threads} thread(s) of "
+        f"{processor()}, which other work may have shared."
     )
     summary += "" if bf16 else " bf16 is left out: this processor does not multiply it natively."
     summary += "" if find_spec("sentence_transformers") else f" {PEER} is not installed, and left out."
@@ -163,7 +173,7 @@ def padding(settings: Settings, pairs: Pairs) -> str:
     encoder = PARADIGMS["dpr"](settings.backbone, document_length=settings.length).encoder
     size = settings.batches[0]
     tokens = together = parts = 0
-    for batch in step_batches(len(pairs), size, WARMUP + STEPS, seed=settings.seed):
+    for batch in step_batches(len(pairs), size, WARMUP + settings.steps, seed=settings.seed):
         for side in zip(*(pairs[n] for n in batch), strict=True):
             lengths = encoder.tokenize(side, "document").lengths()
             tokens += sum(lengths)
@@ -173,37 +183,68 @@ def padding(settings: Settings, pairs: Pairs) -> str:
     return "padding in batches of {} pairs: {} of the tokens, in our parts {}".format(size, *shares)
 
 
-def measure(settings: Settings, case: Case, pairs: Pairs, states: str) -> Round:
-    """Train for a round in this process. A step lasts from the end of the step before it to its own end."""
+def measure(
+    settings: Settings, case: Case, pairs: Pairs, states: str, changes: Mapping[str, Any] | None = None
+) -> Round:
+    """Train for a round in this process. A step lasts from the end of the step before it to its own end.
+
+    changes: fields of our `TrainingSettings`.
+    """
     torch.set_num_threads(settings.threads)
     ends: list[float] = []
-    hook = register_optimizer_step_post_hook(lambda *_: ends.append(time.process_time()))
+    hook = register_optimizer_step_post_hook(lambda *_: ends.append(seconds()))
+    last = 0.0
     with TemporaryDirectory() as folder:
-        trainer = ours if case.system == OURS else sentence_transformers
-        loss = trainer(settings, case, pairs, Path(folder), Path(states))
+        place = Path(folder)
+        if case.system == OURS:
+            loss = ours(settings, case, pairs, place, Path(states), changes or {})
+            last = json.loads((place / HISTORY).read_text(encoding="utf-8").splitlines()[-1])["loss"]
+        else:
+            loss = sentence_transformers(settings, case, pairs, place)
     hook.remove()
-    seconds = ends[-1] - ends[WARMUP - 1]
-    return Round(case.batch * STEPS / seconds, loss)
+    rate = case.batch * settings.steps / (ends[-1] - ends[WARMUP - 1])
+    on_gpu = chosen_device().type == "cuda"
+    return Round(rate, loss, torch.cuda.max_memory_allocated() if on_gpu else memory("VmHWM"), last)
 
 
-def ours(settings: Settings, case: Case, pairs: Pairs, folder: Path, states: Path) -> float:
-    """Train with `paradigms.train`; return the loss on the first CHECKED pairs, before training."""
+def seconds() -> float:
+    """Return this process's CPU seconds or, on a GPU, the clock once its work is done."""
+    if chosen_device().type != "cuda":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def contrastive(settings: Settings, paradigm: str, pairs: Pairs) -> tuple[Paradigm, Contrastive]:
+    """Make a paradigm on the chosen device, and its objective on the pairs."""
     lengths: dict[str, Any] = {"query_length": settings.length, "document_length": settings.length}
-    if case.paradigm == "colbert":  # as the peer's: no token is skipped, and Z = 1
-        paradigm = PARADIGMS["colbert"](settings.backbone, skip="", **lengths)
-        paradigm = paradigm.with_alignment(QueryToDocument(), normalise="one")
+    if paradigm == "colbert":  # as the peer's: no token is skipped, and Z = 1
+        model = PARADIGMS["colbert"](settings.backbone, skip="", **lengths)
+        model = model.with_alignment(QueryToDocument(), normalise="one")
     else:
-        paradigm = PARADIGMS["dpr"](settings.backbone, pooling="mean", **lengths)
+        model = PARADIGMS["dpr"](settings.backbone, pooling="mean", **lengths)
     corpus = Corpus([str(n) for n in range(len(pairs))], [document for _, document in pairs])
     examples = [Example(query, n, (), (n,)) for n, (query, _) in enumerate(pairs)]
+    return model, Contrastive(model.to(chosen_device()), corpus, examples)
+
+
+def ours(
+    settings: Settings, case: Case, pairs: Pairs, folder: Path, states: Path, changes: Mapping[str, Any]
+) -> float:
+    """Train with `paradigms.train`; return the loss on the first CHECKED pairs, before training."""
+    steps = WARMUP + settings.steps
     training = TrainingSettings(
-        steps=WARMUP + STEPS, batch_size=case.batch, learning_rate=RATE, warmup=0.0,
-        trained_layers=case.layers, seed=settings.seed, temperature=TEMPERATURES[case.paradigm],
+        steps=steps, batch_size=case.batch, learning_rate=RATE, warmup=0.0, trained_layers=case.layers,
+        seed=settings.seed, temperature=TEMPERATURES[case.paradigm], log_every=steps,
     )  # fmt: skip
-    objective = Contrastive(paradigm, corpus, examples).configure(training)
-    accelerator = Accelerator(cpu=True, mixed_precision=case.precision)
+    training = replace(training, **changes)
+    paradigm, objective = contrastive(settings, case.paradigm, pairs)
+    objective.configure(training)
+    device = chosen_device()
+    accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=case.precision)
     with paradigm.evaluating(), torch.no_grad(), accelerator.autocast():
-        loss = objective.loss(paradigm, objective.collate(examples[:CHECKED])).item()
+        batch = send_to_device(objective.collate(list(objective.examples[:CHECKED])), device)
+        loss = objective.loss(paradigm, batch).item()
     if case.layers:
         queries, documents = (list(side) for side in zip(*pairs, strict=True))
         texts = {"query": queries, "document": documents}
@@ -212,7 +253,7 @@ def ours(settings: Settings, case: Case, pairs: Pairs, folder: Path, states: Pat
     return loss
 
 
-def sentence_transformers(settings: Settings, case: Case, pairs: Pairs, folder: Path, states: Path) -> float:
+def sentence_transformers(settings: Settings, case: Case, pairs: Pairs, folder: Path) -> float:
     """Train all layers with the peer's trainer; return the loss as `ours` does."""
     import sentence_transformers as peer
     from datasets import Dataset
@@ -231,7 +272,7 @@ def sentence_transformers(settings: Settings, case: Case, pairs: Pairs, folder: 
     if case.paradigm == "dpr":
         trainer_of = peer.SentenceTransformerTrainer
         arguments = peer.SentenceTransformerTrainingArguments
-        model = peer.SentenceTransformer(encoder, device="cpu")
+        model = peer.SentenceTransformer(encoder, device=str(chosen_device()))
         model.max_seq_length = settings.length
         loss = MultipleNegativesRankingLoss(model, scale=scale)
     else:
@@ -239,9 +280,9 @@ def sentence_transformers(settings: Settings, case: Case, pairs: Pairs, folder: 
         arguments = peer.MultiVectorEncoderTrainingArguments
         tokens = Transformer(encoder, query_length=settings.length, document_length=settings.length)
         parts = tokens, MultiVectorMask(skiplist_words=[]), Normalize(module_input_name="token_embeddings")
-        model = peer.MultiVectorEncoder(modules=list(parts), device="cpu")
+        model = peer.MultiVectorEncoder(modules=list(parts), device=str(chosen_device()))
         loss = MultiVectorMultipleNegativesRankingLoss(model, scale=scale)
-    steps = WARMUP + STEPS
+    steps = WARMUP + settings.steps
     batches = step_batches(len(pairs), case.batch, steps, seed=settings.seed)
     rows = [{"query": q, "document": d} for batch in batches for q, d in (pairs[n] for n in batch)]
     checked = [{"query": q, "document": d} for q, d in pairs[:CHECKED]]
@@ -253,7 +294,7 @@ def sentence_transformers(settings: Settings, case: Case, pairs: Pairs, folder: 
                 SequentialSampler(rows), batch_size, drop_last
             ),
             learning_rate=RATE, weight_decay=0.01, max_grad_norm=1.0,  # as in our trainer
-            seed=settings.seed, bf16=case.precision == "bf16", use_cpu=True,
+            seed=settings.seed, bf16=case.precision == "bf16", use_cpu=chosen_device().type == "cpu",
             save_strategy="no", report_to="none", disable_tqdm=True,
         ),
         train_dataset=Dataset.from_list(rows),

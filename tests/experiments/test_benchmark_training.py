@@ -22,11 +22,6 @@ from tests.tiny import TERMS, WORDS, write_collection
 BATCH, STEPS, LENGTH = 8, 2, 7
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "STEPS", STEPS)
-
-
 @pytest.fixture(scope="module")
 def settings(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> training.Settings:
     """Forty documents of six words; each query is three of a document's words."""
@@ -39,6 +34,7 @@ def settings(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> train
         backbone=str(tiny_bert),
         batches=[BATCH],
         length=LENGTH,
+        steps=STEPS,
         threads=torch.get_num_threads(),
     )
 

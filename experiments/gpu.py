@@ -1,0 +1,420 @@
+"""Check training on one GPU: kernels, exactness, waits, interruptions, launches, memory and speed.
+
+gpu-DEVICE.json in the results folder is written after each check; the same command runs those that have not
+passed. On a CPU (--device cpu), checks run at small sizes, or say that they need a GPU. Encoders have random
+weights; pairs are those of pydocs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from studies.settings import Output, known, launch
+
+from paradigms.io.command_line import flags
+
+
+@flags(output="experiments/results")
+class Settings(Output):
+    """Settings for the checks."""
+
+    checks: list[str] = field(default_factory=list)
+    """checks to run, even if they have passed; empty: all that have not passed"""
+
+    def __post_init__(self) -> None:
+        if self.checks:
+            known(self, "checks", CHECKS)
+
+
+launch(__name__, Settings, __doc__)  # before the slow imports
+
+import torch
+from accelerate.utils import send_to_device
+from studies.counted import Living
+from studies.pages import ROOT, Rows, Section, print_sections, study
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import BertConfig, BertModel
+
+from paradigms.align import NORMALISERS, Alignment, PoolTopK, QueryToDocument, TopK
+from paradigms.core import Tokens, rel
+from paradigms.data import load_collection
+from paradigms.encoder.backbone import load_tokenizer, packaged
+from paradigms.encoder.precision import autocast
+from paradigms.io.checks import json_or_empty
+from paradigms.io.device import chosen_device, processor
+from paradigms.io.files import write_json
+from paradigms.io.terminal import Terminal, shown
+from paradigms.scoring import in_batch
+from paradigms.train.loop import TrainingSettings
+from paradigms.train.state import HISTORY
+
+sys.path.append(str(ROOT / "experiments" / "benchmarks"))
+
+import training
+from parts.measuring import MiB, cpu_seconds, medians, new_process
+
+# Sizes of BERTs; {}: transformers' default, BERT-base.
+SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+WITHOUT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+NEAR = 1e-3  # relative difference of losses whose sums are rounded in another order
+ROUNDED = 0.05  # the same in 16 bits, after some steps
+# Alignments that paradigms train with.
+SCORED: dict[str, tuple[Alignment, str]] = {
+    "colbert": (QueryToDocument(), "one"),
+    "xtr": (PoolTopK(k=320), "retrieved"),
+    "aligner": (TopK(k=1), "total"),
+}
+
+
+class NeedsGpu(Exception):
+    """Raised by a check that has no form on a CPU."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the checks share: a device and a temporary folder."""
+
+    device: torch.device
+    folder: Path
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    def need_gpu(self) -> None:
+        if not self.on_gpu:
+            raise NeedsGpu
+
+    def backbone(self, changes: dict[str, Any]) -> str:
+        """Write a BERT with random weights, base-sized on a GPU; return its folder."""
+        torch.manual_seed(0)
+        tokenizer = load_tokenizer(packaged("offline"))
+        sizes: dict[str, Any] = {} if self.on_gpu else SMALL
+        folder = self.folder / "backbone"
+        BertModel(BertConfig(vocab_size=len(tokenizer), **sizes | changes)).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return str(folder)
+
+    def settings(self) -> training.Settings:
+        """Make settings of the training benchmark."""
+        batch, length, steps = (32, 180, 8) if self.on_gpu else (8, 32, 2)
+        return training.Settings(backbone=self.backbone({}), batches=[batch], length=length, steps=steps)
+
+    def train(
+        self, precision: str = "no", system: str = training.OURS, kernels: bool = True, **changes: Any
+    ) -> training.Round:
+        """Train a ColBERT in a new process. changes: fields of `TrainingSettings`."""
+        settings = self.settings()
+        case = training.Case("colbert", precision, settings.batches[0], 0, system)
+        with new_process() as process:
+            process.submit(use_kernels, kernels).result()
+            return process.submit(training.measure, settings, case, pairs(settings), "", changes).result()
+
+    def script(self, name: str, config: str = "") -> subprocess.Popen[str]:
+        """Start train.py without dropout, by accelerate with one process if there is a configuration."""
+        command = [sys.executable]
+        if config:
+            command += [
+                "-m",
+                "accelerate.commands.launch",
+                "--num_processes",
+                "1",
+                "--main_process_port",
+                "0",
+            ]
+            command += ["--config_file", f"experiments/configs/{config}"]
+        command += ["experiments/train.py", "--documents", "200", "--steps", "40", "--save-every", "4"]
+        command += ["--batch-size", "8", "--dev-queries", "0", "--precision", "no", "--tracker", "none"]
+        command += ["--backbone", self.backbone(SMALL | WITHOUT_DROPOUT), "--output", str(self.folder / name)]
+        environment = os.environ | ({} if self.on_gpu else {"ACCELERATE_USE_CPU": "true"})
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdout=pipe, stderr=pipe)
+
+    def losses(self, name: str, config: str = "") -> list[float]:
+        """Run train.py to its end, and return its losses."""
+        process = self.script(name, config)
+        _, errors = process.communicate()
+        assert process.returncode == 0, f"train.py ended with status {process.returncode}: {errors[-500:]}"
+        history = (self.folder / name / "training" / HISTORY).read_text(encoding="utf-8")
+        return [json.loads(line)["loss"] for line in history.splitlines()]
+
+
+def pairs(settings: training.Settings) -> training.Pairs:
+    needed = settings.batches[0] * (training.WARMUP + settings.steps)
+    return training.distinct_pairs(load_collection(settings.collection), needed, settings.seed)
+
+
+def use_kernels(use: bool) -> None:
+    in_batch.FUSED = {"cuda"} if use else set()
+
+
+def apart(first: list[float], second: list[float], most: float) -> float:
+    """Return the largest relative difference of losses. Raises AssertionError if it exceeds `most`."""
+    difference = max(abs(b / a - 1) for a, b in zip(first, second, strict=True))
+    assert difference <= most, f"losses differ by {difference:.1e}, relative to {first}"
+    return difference
+
+
+def kernels(place: Place) -> Rows:
+    """Does the GPU compute what the CPU computes?"""
+    place.need_gpu()
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_gpu.py"]
+    visible = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
+    ended = subprocess.run(command, cwd=ROOT, env=os.environ | visible, text=True, capture_output=True)
+    summary = ended.stdout.strip().rpartition("\n")[2]
+    assert ended.returncode == 0, summary or ended.stderr[-500:]
+    return [{"tests": summary}]
+
+
+def in_batch_scores(place: Place) -> Rows:
+    """What do in-batch scores cost, forward and backward?"""
+    sizes = (512, 32, 180, 128) if place.on_gpu else (16, 8, 24, 16)
+    rows: Rows = []
+    for vectors in ("tf32", "bfloat16") if place.on_gpu else ("float32",):
+        torch.set_float32_matmul_precision("high" if vectors == "tf32" else "highest")
+        sides = unit_tokens(place, getattr(torch, vectors.replace("tf32", "float32")), *sizes)
+        for name, (align, normalise) in SCORED.items():
+            for way in ("plain", "chunks", *["kernels"] * (place.on_gpu and align.is_maximum())):
+                use_kernels(way == "kernels")
+                score = rel if way == "plain" else in_batch.in_batch_rel
+                work = partial(scored, place, sides, score, align, NORMALISERS[normalise])
+                costs = {"MiB": peak(place, work) / MiB, "ms": 1000 * medians([work], 3)[0]}
+                rows.append({"case": name, "vectors": vectors, "way": way} | costs)
+    use_kernels(True)
+    torch.set_float32_matmul_precision("highest")
+    return rows
+
+
+def unit_tokens(
+    place: Place, dtype: torch.dtype, batch: int, query_tokens: int, document_tokens: int, dim: int
+) -> tuple[Tokens, Tokens]:
+    """Draw unit vectors for texts with random lengths, uniform between half the maximum and the maximum."""
+    random = torch.Generator().manual_seed(0)
+
+    def tokens(x: int, n: int, length: int) -> Tokens:
+        vectors = torch.nn.functional.normalize(torch.randn(x, n, length, dim, generator=random), dim=-1)
+        mask = torch.arange(length) < torch.randint(length // 2, length + 1, (x, n, 1), generator=random)
+        return Tokens(vectors.to(place.device, dtype).requires_grad_(), mask.to(place.device))
+
+    return tokens(1, batch, document_tokens), tokens(batch, 1, query_tokens)
+
+
+def scored(place: Place, sides: tuple[Tokens, Tokens], score: Any, align: Alignment, normalise: Any) -> None:
+    for side in sides:
+        side.vectors.grad = None
+    score(*sides, align, normalise).float().logsumexp(1).sum().backward()
+    if place.on_gpu:
+        torch.cuda.synchronize()
+
+
+def peak(place: Place, work: Callable[[], object]) -> int:
+    """Return the most bytes that tensors made by `work` take at once."""
+    if not place.on_gpu:
+        with Living() as living:
+            work()
+        return living.peak
+    work()  # compiles and tunes kernels
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    work()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def dropout_replay(place: Place) -> Rows:
+    """Do cached gradients repeat dropout exactly, under autocast?"""
+    settings = place.settings()
+    model, objective = training.contrastive(settings, "colbert", pairs(settings))
+    objective.configure(TrainingSettings(chunk=2))
+    states: dict[bytes, list[Tensor]] = {}
+
+    def note(_: object, __: object, inputs: dict[str, Tensor], output: Any) -> None:
+        states.setdefault(inputs["input_ids"].cpu().numpy().tobytes(), []).append(output[0].detach())
+
+    model.encoder.backbone.register_forward_hook(note, with_kwargs=True)
+    batch = send_to_device(objective.collate(objective.examples[:8]), place.device)
+    rows: Rows = []
+    for precision in ("no", "bf16", *["fp16"] * place.on_gpu):
+        states.clear()
+        with autocast(place.device, precision):
+            objective.loss(model.train(), batch).backward()
+        twice = [passes for passes in states.values() if len(passes) == 2]
+        difference = max(float((second - first).abs().max()) for first, second in twice)
+        assert difference == 0, f"{precision}: states differ by up to {difference}"
+        rows.append({"precision": precision, "parts encoded twice": len(twice), "difference": difference})
+    return rows
+
+
+class Reads(TorchDispatchMode):
+    """List where values are read that are computed from the batch, for which a GPU would have to finish."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: list[str] = []
+        self.constants: dict[int, Any] = {}  # Python's numbers as tensors, and results of these
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        result = function(*arguments, **(keywords or {}))
+        tensors = [leaf for leaf in tree_leaves((arguments, keywords)) if isinstance(leaf, Tensor)]
+        constant = bool(tensors) and all(id(tensor) in self.constants for tensor in tensors)
+        if constant or function is torch.ops.aten.lift_fresh.default:
+            self.constants |= {id(leaf): leaf for leaf in tree_leaves(result)}
+        elif function in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default):
+            frames = [frame.filename for frame in traceback.extract_stack()]
+            self.places.append([name for name in frames if "/torch/" not in name and name != __file__][-1])
+        return result
+
+
+def host_waits(place: Place) -> Rows:
+    """Does a step of ours wait for the GPU?"""
+    settings = place.settings()
+    if place.on_gpu:
+        places = waits_of_steps(settings, place.folder)
+        steps = settings.steps - 1
+    else:
+        model, objective = training.contrastive(settings, "colbert", pairs(settings))
+        model.encoder.tokens = {}  # whole batches, as on a GPU
+        batch = objective.collate(objective.examples[:8])
+        with Reads() as reads:
+            objective.loss(model.train(), batch).backward()
+        places = reads.places
+        steps = 1
+    ours = [name for name in places if Path(name).is_relative_to(ROOT)]
+    assert not ours, f"{len(ours)} waits in {sorted(set(ours))}"
+    return [{"steps": steps, "waits of ours": 0, "of transformers and torch": len(places)}]
+
+
+def waits_of_steps(settings: training.Settings, folder: Path) -> list[str]:
+    """List the files in which steps wait for the GPU; the first steps and the last, which is saved, may."""
+    done: list[None] = []
+
+    def after_step(*_: object) -> None:
+        done.append(None)
+        watched = training.WARMUP <= len(done) < training.WARMUP + settings.steps - 1
+        torch.cuda.set_sync_debug_mode("warn" if watched else "default")
+
+    hook = register_optimizer_step_post_hook(after_step)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        case = training.Case("colbert", "no", settings.batches[0])
+        training.ours(settings, case, pairs(settings), folder, folder, {})
+    hook.remove()
+    return [warning.filename for warning in caught if "synchronizing" in str(warning.message)]
+
+
+def fp16_scaler(place: Place) -> Rows:
+    """Does fp16 train as float32 does?"""
+    place.need_gpu()
+    exact, half = place.train("no"), place.train("fp16")
+    return [{"difference": apart([exact.last], [half.last], ROUNDED), "faster": half.rate / exact.rate}]
+
+
+def workers(place: Place) -> Rows:
+    """Do tokenising workers save time, and change nothing?"""
+    runs = {count: place.train(workers=count) for count in (0, 4 if place.on_gpu else 1)}
+    apart(*([run.last] for run in runs.values()), NEAR)
+    return [{"workers": count, "pairs / s": run.rate} for count, run in runs.items()]
+
+
+def triton_in_training(place: Place) -> Rows:
+    """Do Triton's kernels make a training faster?"""
+    place.need_gpu()
+    runs = {use: place.train(kernels=use, matmul_precision="high") for use in (False, True)}
+    apart(*([run.last] for run in runs.values()), ROUNDED)
+    return [{"kernels": use, "pairs / s": run.rate, "MiB": run.peak / MiB} for use, run in runs.items()]
+
+
+def interruption(place: Place) -> Rows:
+    """Does a killed training resume where it stopped?"""
+    whole = place.losses("whole")
+    process = place.script("killed")
+    while process.poll() is None and not [*place.folder.glob("killed/training/checkpoints/step-*")]:
+        time.sleep(0.02)
+    process.kill()
+    process.communicate()
+    assert process.returncode < 0, "the training ended before it could be killed"
+    return [{"losses": len(whole), "difference": apart(whole, place.losses("killed"), NEAR * place.on_gpu)}]
+
+
+def launches(place: Place) -> Rows:
+    """Do copies (gpus.yaml) and shards (fsdp.yaml) of one process train as without a launcher?"""
+    alone = place.losses("alone")
+    configs = ("gpus.yaml", "fsdp.yaml")
+    return [{"launch": name, "difference": apart(alone, place.losses(name, name), NEAR)} for name in configs]
+
+
+def beside_sentence_transformers(place: Place) -> Rows:
+    """What do steps of ColBERT, base-sized on a GPU, cost beside sentence-transformers?"""
+    rows: Rows = []
+    for precision in ("no", *["bf16"] * place.on_gpu):
+        for system in (training.OURS, training.PEER):
+            run = place.train(precision, system)
+            costs = {"pairs / s": run.rate, "MiB": run.peak / MiB, "loss before": run.loss}
+            rows.append({"precision": precision, "system": system} | costs)
+    return rows
+
+
+CHECKS: dict[str, Callable[[Place], Rows]] = {
+    check.__name__: check
+    for check in (
+        kernels, in_batch_scores, dropout_replay, host_waits, fp16_scaler, workers, triton_in_training,
+        interruption, launches, beside_sentence_transformers,
+    )
+}  # fmt: skip
+
+
+def main(settings: Settings) -> int:
+    """Run the checks, and return the exit status: 1 if one has failed."""
+    device = chosen_device()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
+    words = "".join(c if c.isalnum() else " " for c in name.lower()).split()
+    file = Path(settings.output, f"gpu-{'-'.join(words)}.json")
+    summary = f"{name}; torch {torch.__version__}."
+    stored = json_or_empty(file)
+    if stored.get("summary") != summary:
+        stored = {}
+    figures = {check: Section(**section) for check, section in stored.get("sections", {}).items()}
+    rows = {row["check"]: row for row in figures["checks"].rows} if figures else {}
+    missing = [check for check in CHECKS if rows.get(check, {}).get("outcome") in (None, "failed")]
+    for check in settings.checks or missing:
+        Terminal().print(check)
+        result, seconds, figures[check] = outcome(check, device)
+        question = figures[check].heading
+        rows[check] = {"check": check, "decides": question, "outcome": result, "s": seconds}
+        figures["checks"] = Section("Checks", "", [rows[check] for check in CHECKS if check in rows])
+        minutes = stored.get("minutes", 0.0) + cpu_seconds() / 60
+        write_json(file, study(settings, "One GPU", summary, figures, file, minutes))
+    print_sections(section for section in figures.values() if section.rows)
+    Terminal().print(str(file))
+    return int(any(row["outcome"] == "failed" for row in rows.values()))
+
+
+def outcome(check: str, device: torch.device) -> tuple[str, float | None, Section]:
+    """Run a check; return how it ended, its seconds, and its figures or its error."""
+    began = time.monotonic()
+    rows: Rows = []
+    with TemporaryDirectory() as folder:
+        try:
+            rows = CHECKS[check](Place(device, Path(folder)))
+            result = "passed"
+        except NeedsGpu:
+            result = "needs a GPU"
+        except Exception as error:  # the other checks go on
+            rows = [{"error": f"{type(error).__name__}: {shown(error)}"}]
+            result = "failed"
+    seconds = None if result == "needs a GPU" else time.monotonic() - began
+    return result, seconds, Section((CHECKS[check].__doc__ or "").strip(), "", rows)
