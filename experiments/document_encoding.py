@@ -89,7 +89,7 @@ launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
 import numpy as np
 from papers.wu2024 import trained_pairs
-from papers.wu2024.trained_pairs import TaskResults, half_of, run_study, sample, trainings_of
+from papers.wu2024.trained_pairs import TaskResults, half_ids, run_study, sample, trainings_of
 from studies.claims import Study, printed
 from studies.curves import Curves, at_path
 from studies.model_runs import DEV, LEARNED, StudyData, unlearned, values_of
@@ -104,7 +104,7 @@ from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.seal import query_states, seal_scores
 from paradigms.io.checks import read_json
 from paradigms.retrieve import retriever_of
-from paradigms.train.fit import DevMeasure
+from paradigms.train.fit import dev_queries
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -168,7 +168,7 @@ def measure(settings: Settings, system: str, _: int, data: StudyData, models: li
     if len(models) < 2:
         return measured
     dev = {}
-    drawn = DevMeasure(corpus, data.dev, data.dev_run, trained_pairs.DEV_QUERIES, "no").queries
+    drawn = dev_queries(data.dev, trained_pairs.DEV_QUERIES)
     sides = zip(("trained", "untrained"), models, strict=True)
     for side, model in sides if drawn else ():
         model.settings = replace(model.settings, beams=SEAL_BEAMS)
@@ -304,7 +304,7 @@ def of_added(results: TaskResults, data: StudyData) -> list[dict[str, Any]]:
     """
     if HALF not in results:
         return []
-    learned = {*half_of(data).collection.corpus.ids}
+    learned = {*half_ids(data)}
     queries = results[BM25][0]["queries"]
     relevant = [{id for id, grade in data.test.judgements[q].items() if grade > 0} for q in queries]
     kinds = {

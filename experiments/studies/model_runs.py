@@ -1,5 +1,6 @@
 """Train a study's missing models, and measure each model once."""
 
+import atexit
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Collection as Names
 from contextlib import ExitStack
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from rich.console import Console
 from studies.pages import Measured, Section, shown
 from studies.settings import EncoderStudy, PairSettings, refusing, training_fields
@@ -24,10 +25,12 @@ from paradigms.evaluate import PerQuery, candidates, holm, paired_test, per_quer
 from paradigms.evaluate.claims import ALPHA
 from paradigms.find import Index, Store, kinds
 from paradigms.io.checks import read_json
+from paradigms.io.command_line import folder_name
 from paradigms.io.files import remove_folder, write_json
+from paradigms.retrieve import AllProcesses
 from paradigms.train.fit import DEV_DEPTH, fit, training_splits
 from paradigms.train.loop import TrainingSettings, dev_values, kept_step, training_seconds
-from paradigms.train.negatives import NEGATIVES_DEPTH
+from paradigms.train.negatives import NEGATIVES_DEPTH, SharedBM25
 from paradigms.train.parallel import by_main
 from paradigms.train.script import content, keep_settings, open_collection
 from paradigms.train.state import TRAINED
@@ -51,11 +54,15 @@ class StudyData:
     @cached_property
     def mined(self) -> Run:
         """BM25's run for the training queries, from which hard negatives are drawn."""
-        return self.bm25.search(self.train.queries, NEGATIVES_DEPTH, progress=self.progress)
+        return self.searched(self.train, NEGATIVES_DEPTH)
 
     @cached_property
     def dev_run(self) -> Run:
-        return self.bm25.search(self.dev.queries, DEV_DEPTH, progress=self.progress)
+        return self.searched(self.dev, DEV_DEPTH)
+
+    def searched(self, split: Split, depth: int) -> Run:
+        """Return BM25's run for a split. All processes call this, and divide the queries."""
+        return AllProcesses(self.bm25, PartialState()).search(split.queries, depth, progress=self.progress)
 
     @cached_property
     def measured(self) -> list[str]:
@@ -110,7 +117,15 @@ def open_study(
         if kind in needs and not split.queries:
             which = f"{name}, cut to {settings.documents} documents," if cut else name
             raise SystemExit(f"{which} has no {kind} queries; its splits: {', '.join(opened.splits)}")
-    return StudyData(opened, train, dev, test, BM25(opened.corpus))
+    bm25 = shared_bm25(opened.corpus, Path(settings.output, f"bm25-{folder_name(name)}"))
+    return StudyData(opened, train, dev, test, bm25)
+
+
+def shared_bm25(corpus: Corpus, folder: Path) -> BM25:
+    """Return BM25, which one process builds; several processes map it from `folder`, until they end."""
+    shared = SharedBM25(corpus, folder, PartialState())
+    atexit.register(shared.__exit__)
+    return shared.index()
 
 
 def some_queries(split: Split, count: int) -> Split:

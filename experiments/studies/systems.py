@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from accelerate import Accelerator
 from encode import open_encoded
-from studies.model_runs import StudyData, trained_once
+from studies.model_runs import StudyData, shared_bm25, trained_once
 from studies.settings import training_fields
 from studies.system_settings import SystemSettings
 
@@ -202,7 +202,7 @@ def divided(collection: Collection, settings: Any) -> tuple[Split, Split, Split,
 def prepare(collection: Collection, settings: Any, *, progress: bool = False) -> ComparisonData:
     """Divide the queries (`divided`), build BM25, and split documents into passages if `passages` is set."""
     (*splits, others), corpus, began = divided(collection, settings), collection.corpus, time.perf_counter()
-    bm25 = BM25(corpus, progress=progress)
+    bm25 = shared_bm25(corpus, Path(settings.output, "bm25-index"))
     seconds = time.perf_counter() - began
     own_of_splits = (
         own_documents(corpus, part, settings.identical_ids) for part in (splits[-1], *others.values())
@@ -229,7 +229,9 @@ def read_by_encoders(corpus: Corpus, settings: Any) -> tuple[BM25 | None, str]:
             texts = model.read_part(corpus)
             cut = sum(text != whole for text, whole in zip(texts, corpus, strict=True))
             words = f"the first {model.document_length} tokens of each document, as {name} ({cut:,} are cut)"
-            return (BM25(Corpus(corpus.ids, texts)), words) if cut else (None, "")
+            if not cut:
+                return None, ""
+            return shared_bm25(Corpus(corpus.ids, texts), Path(settings.output, f"{CUT}-index")), words
     return None, ""
 
 

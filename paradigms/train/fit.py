@@ -13,7 +13,7 @@ from paradigms.encoder.settings import Side
 from paradigms.evaluate import candidates, per_query
 from paradigms.io.terminal import shown
 from paradigms.model import Paradigm
-from paradigms.retrieve import Reranking
+from paradigms.retrieve import AllProcesses, Reranking, Retriever
 from paradigms.train.contrastive import Contrastive, Listwise
 from paradigms.train.examples import Example, build_examples
 from paradigms.train.loop import Dev, TrainingSettings, train
@@ -32,19 +32,30 @@ class DevMeasure:
     """Measure a paradigm by its nDCG@10 for each dev query.
 
     Candidates are the first DEV_DEPTH documents of `run` and the relevant documents; queries are chosen by
-    hash.
+    hash. launch: processes that all call the measure, and divide the queries.
     """
 
-    def __init__(self, corpus: Corpus, split: Split, run: Run, queries: int, precision: str) -> None:
+    def __init__(
+        self,
+        corpus: Corpus,
+        split: Split,
+        run: Run,
+        queries: int,
+        precision: str,
+        launch: Accelerator | None = None,
+    ) -> None:
         self.corpus = corpus
         self.precision = precision
+        self.launch = launch
         self.queries = dev_queries(split, queries)
         self.judgements = {query: split.judgements[query] for query in self.queries}
         retrieved = {query: run.get(query, {}) for query in self.queries}
         self.pool = candidates(retrieved, DEV_DEPTH, with_relevant=self.judgements)
 
     def __call__(self, model: Any) -> Dev:
-        reranker = Reranking(model, self.corpus, precision=self.precision)
+        reranker: Retriever = Reranking(model, self.corpus, precision=self.precision)
+        if self.launch is not None:
+            reranker = AllProcesses(reranker, self.launch)
         reranked = reranker.rerank(self.queries, self.pool)
         return per_query(reranked, self.judgements, ("nDCG@10",)).values["nDCG@10"]
 
@@ -61,7 +72,8 @@ def dev_measure(
     """Make the dev measure on `queries` queries of a split, or None if there are none."""
     if not split.queries or not queries:
         return None
-    return DevMeasure(corpus, split, run, queries, accelerator.mixed_precision)
+    launch = None if sharded() else accelerator
+    return DevMeasure(corpus, split, run, queries, accelerator.mixed_precision, launch)
 
 
 def training_splits(collection: Collection, seed: int, *measured: str) -> tuple[Split, Split]:

@@ -122,7 +122,8 @@ def train(
 ) -> Trained:
     """Minimise the objective; return the paradigm's last state, or an earlier state that `dev` rates higher.
 
-    dev: measures each dev query. The last state is returned unless an earlier state, which may be the
+    dev: measures each dev query; all processes call it and receive all values, or the main process alone if
+    the launch shards the model. The last state is returned unless an earlier state, which may be the
     untrained one, had a higher mean by more than the standard error of the last state's mean.
 
     folder/checkpoints contains the newest checkpoints; the same call resumes exactly from the last intact
@@ -376,19 +377,23 @@ class _Run:
         return waited >= s.patience * s.evaluate_every
 
     def measure(self, step: int, dev: Callable[[Any], Dev], *, last: bool = False) -> None:
-        """Compute the dev measure on the main process, and save the paradigm if it is the best so far."""
+        """Compute the dev measure, and save the paradigm if it is the best so far."""
         self.read()
         model = self.state.full_model()
 
-        def measure_and_keep() -> None:
-            values = dev(model.to(self.accelerator.device))
+        def measured() -> Dev:
+            return dev(model.to(self.accelerator.device))
+
+        values = by_main(measured, self.accelerator) if self.state.shards else measured()
+
+        def keep() -> None:
             mean = float(values.mean())
             error = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else 0.0
             self._log(step, {"dev": mean, "dev_standard_error": error}, {}, dev_values=values.tolist())
             if mean > self.state.best or (last and mean >= self.state.best - error):
                 self.state.save_best(model, mean, step)
 
-        by_main(measure_and_keep, self.accelerator)
+        by_main(keep, self.accelerator)
         self.state.empty()  # training needs the memory
 
     def _log(self, step: int, values: dict[str, float], only: dict[str, float], **more: list[float]) -> None:

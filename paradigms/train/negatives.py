@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 
 from paradigms.baselines.bm25 import BM25, SAVED
 from paradigms.data import Corpus, Run, Split, read_run, write_run
@@ -66,7 +66,7 @@ class SharedBM25:
     folder: where several processes store the index until `__exit__`; they all see it.
     """
 
-    def __init__(self, corpus: Corpus, folder: Path, accelerator: Accelerator) -> None:
+    def __init__(self, corpus: Corpus, folder: Path, accelerator: Accelerator | PartialState) -> None:
         self.corpus = corpus
         self.folder = folder
         self.accelerator = accelerator
@@ -81,17 +81,21 @@ class SharedBM25:
             if self.accelerator.is_main_process:
                 remove_folder(self.folder, SAVED)
 
-    def search(self, queries: Mapping[str, str], k: int) -> Run:
-        """Find the k best documents for each query. Every process calls this and receives the run."""
-        if not queries:
-            return {}
-        progress = self.accelerator.is_main_process
+    def index(self) -> BM25:
+        """Return the index. Every process calls this."""
         if self.bm25 is None and self.accelerator.num_processes == 1:
             self.bm25 = BM25(self.corpus, progress=True)
         elif self.bm25 is None:
             by_main(lambda: BM25(self.corpus, progress=True).save(self.folder), self.accelerator)
             self.bm25 = BM25.mapped(self.folder, self.corpus)
-        return AllProcesses(self.bm25, self.accelerator).search(queries, k, progress=progress)
+        return self.bm25
+
+    def search(self, queries: Mapping[str, str], k: int) -> Run:
+        """Find the k best documents for each query. Every process calls this and receives the run."""
+        if not queries:
+            return {}
+        searched = AllProcesses(self.index(), self.accelerator)
+        return searched.search(queries, k, progress=self.accelerator.is_main_process)
 
 
 def mined_run(

@@ -23,7 +23,6 @@ from studies.settings import PairSettings, lengths_of
 from transformers import AutoConfig
 
 from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm
-from paradigms.baselines.bm25 import BM25
 from paradigms.data import Problems, Split
 from paradigms.data.within import learned_share
 from paradigms.encoder.backbone import packaged, pretrained
@@ -31,7 +30,7 @@ from paradigms.encoder.precision import autocast
 from paradigms.evaluate import per_query
 from paradigms.generative.pairs import Pair, indexing_pairs, retrieval_pairs
 from paradigms.retrieve import Reranking
-from paradigms.train.fit import DevMeasure, fit
+from paradigms.train.fit import dev_measure, fit
 from paradigms.train.generative import fit_pairs, training_pairs
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.parallel import by_main
@@ -63,7 +62,7 @@ def trained(
     kind, *variants = name.split("-")
     whole = data.collection.corpus
     half = "half" in variants
-    data = half_of(data) if half else data
+    data = half_of(data, settings) if half else data
     models = Path(settings.models)
     second = "second" in variants
     paired = "pairs" in variants
@@ -85,9 +84,7 @@ def trained(
             problems = Problems()
             pairs = pairs_of(model, data, settings, problems)
             corpus = data.collection.corpus
-            dev = None
-            if data.dev.queries:
-                dev = DevMeasure(corpus, data.dev, data.dev_run, DEV_QUERIES, accelerator.mixed_precision)
+            dev = dev_measure(corpus, data.dev, data.dev_run, DEV_QUERIES, accelerator)
             how = generative_training(seed, settings)
             kept: dict[str, Any] = {"states": models / STATES, "problems": problems, "dev": dev}
             return fit_pairs(model, corpus, pairs, how, training, accelerator, **kept)
@@ -117,9 +114,13 @@ def trained(
     return model.add(whole.only(id for id in whole.ids if id not in learned)) if half else model
 
 
-def half_of(data: StudyData) -> StudyData:
+def half_ids(data: StudyData) -> Sequence[str]:
+    return data.collection.corpus.ids[::2]
+
+
+def half_of(data: StudyData, settings: PairSettings) -> StudyData:
     """Keep every other document, and the training and dev queries whose relevant documents are all kept."""
-    corpus = data.collection.corpus.only(data.collection.corpus.ids[::2])
+    corpus = data.collection.corpus.only(half_ids(data))
 
     def answered(split: Split) -> Split:
         documents = {*corpus.ids}
@@ -129,7 +130,8 @@ def half_of(data: StudyData) -> StudyData:
         return split.only(query for query, ids in relevant.items() if ids and ids <= documents)
 
     collection = replace(data.collection, corpus=corpus)
-    return StudyData(collection, answered(data.train), answered(data.dev), data.test, BM25(corpus))
+    bm25 = model_runs.shared_bm25(corpus, Path(settings.output, "bm25-half"))
+    return StudyData(collection, answered(data.train), answered(data.dev), data.test, bm25)
 
 
 def generative_training(seed: int, settings: PairSettings, **more: Any) -> TrainingSettings:
