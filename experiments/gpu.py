@@ -330,6 +330,13 @@ def workers(place: Place) -> Rows:
     return [{"workers": count, "pairs / s": run.rate} for count, run in runs.items()]
 
 
+def parts(place: Place) -> Rows:
+    """Do parts of similar length make a training faster, with the same losses?"""
+    runs = {count: place.train(parts=count) for count in (1, 4)}
+    apart(*([run.last] for run in runs.values()), ROUNDED)
+    return [{"parts": count, "pairs / s": run.rate, "MiB": run.peak / MiB} for count, run in runs.items()]
+
+
 def triton_in_training(place: Place) -> Rows:
     """Do Triton's kernels make a training faster?"""
     place.need_gpu()
@@ -371,7 +378,7 @@ def beside_sentence_transformers(place: Place) -> Rows:
 CHECKS: dict[str, Callable[[Place], Rows]] = {
     check.__name__: check
     for check in (
-        kernels, in_batch_scores, dropout_replay, host_waits, fp16_scaler, workers, triton_in_training,
+        kernels, in_batch_scores, dropout_replay, host_waits, fp16_scaler, workers, parts, triton_in_training,
         interruption, launches, beside_sentence_transformers,
     )
 }  # fmt: skip

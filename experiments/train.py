@@ -110,6 +110,9 @@ class Settings(Results, OneCollection, FullTraining, Options, Seed):
     """weights that shards (fsdp.yaml) gather for each layer; bf16: half the traffic, with precision bf16"""
     adapted_weights: Literal["float32", "bf16"] = "float32"
     """weights below adapters (--options '{"lora_rank": 16}'); bf16: half the memory, with precision bf16"""
+    parts: int = 1
+    """parts of similar length in which a GPU encodes a batch, each padded to its longest text; a CPU chooses
+    their number"""
     attention: str = ""
     """transformers' implementation of attention: eager, sdpa, flex_attention, flash_attention_2 or
     flash_attention_3; empty: its choice"""

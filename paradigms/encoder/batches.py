@@ -94,22 +94,23 @@ def in_parts(
     *,
     tokens: int | None = None,
     rows: int | None = None,
+    least: int = 1,
 ) -> Tokens:
     """Compute encode(batch) in the parts from `by_length`; equals one call up to rounding and dropout.
 
-    axis: axis of the texts. With more than `rows` texts, only the last `rows` keep their activations. The
-    other parts are encoded again, with the same dropout, once the gradients of all vectors are known. This
-    gives the gradient of the whole batch in the memory of `rows` texts (gradient caching, Gao et al. 2021,
-    arXiv:2101.06983). All parts form one graph, so DistributedDataParallel sees one forward and one backward
-    pass. If `tokens` is None, the number of parts depends only on the number of texts, as sharded weights
-    require.
+    axis: axis of the texts. least: a part has at most ⌈x/least⌉ texts. With more than `rows` texts, only the
+    last `rows` keep their activations. The other parts are encoded again, with the same dropout, once the
+    gradients of all vectors are known. This gives the gradient of the whole batch in the memory of `rows`
+    texts (gradient caching, Gao et al. 2021, arXiv:2101.06983). All parts form one graph, so
+    DistributedDataParallel sees one forward and one backward pass. If `tokens` is None, the number of parts
+    depends only on the number of texts, as sharded weights require.
     """
     rows = len(batch) if rows is None else rows
     cached = rows < len(batch)
-    if not cached and (tokens is None or len(batch) == 1):
+    if not cached and (len(batch) == 1 or (tokens is None and least == 1)):
         return encode(batch)
     lengths = batch.lengths()
-    parts = by_length(lengths, tokens, rows)
+    parts = by_length(lengths, tokens, min(rows, -(-len(batch) // least)))
     encoded = []
     left = len(batch)
     for part in parts:

@@ -58,6 +58,7 @@ class TextEncoder(Encoder):
         names = (name for name, kind in ENCODERS.items() if kind is type(self))
         self.settings = settings = replace(settings, encoder=next(names, type(self).__name__))
         self.tokens = TOKENS  # maximum number of padded tokens per pass, by device type
+        self.parts = 1  # `least` of `in_parts`
         self.split: SplitBackbone | None = None  # set by `freeze`, if only the upper layers are trained
         backbone = packaged(backbone)
         self.backbone: Any = self._load_backbone(backbone)
@@ -210,7 +211,7 @@ class TextEncoder(Encoder):
             keep_freed_memory()
         tokens = self.tokens.get(device)
         encode = partial(self._together, side=side)
-        encoded = in_parts(encode, batch, axis, tokens=tokens, rows=chunk or None)
+        encoded = in_parts(encode, batch, axis, tokens=tokens, rows=chunk or None, least=self.parts)
         s = self.settings
         return encoded if s.truncate is None else first_coordinates(encoded, s.truncate, s.normalize)
 

@@ -78,6 +78,9 @@ class TrainingSettings(LossSettings):
     max_grad_norm: Positive = 1.0
     # trained upper layers of each encoder; lower layers are frozen (`freeze`); 0 = all
     trained_layers: AtLeast0 = 0
+    # On GPUs, encode a batch in this many parts of similar length, each padded to its longest text: less
+    # padding, for two waits a step, for the lengths. CPUs choose the parts.
+    parts: AtLeast1 = 1
     recompute: bool = False  # recompute activations in the backward pass: less memory, more time
     # Weights that shards gather for each layer: bf16 sends half the bytes. It rounds biases, norms' weights
     # and gradients besides the factors of products, which precision bf16 rounds anyway.
@@ -151,7 +154,7 @@ def train(
             "adapted_weights=bf16 needs adapters (lora_rank), precision bf16 and no shards (gpus.yaml)"
         )
     attend(paradigm, settings.attention)
-    freeze(paradigm, settings.trained_layers)
+    freeze(paradigm, settings.trained_layers, settings.parts)
     with locked_by_main(folder, accelerator), _multiplying(settings.matmul_precision):
         run = _Run(paradigm, objective, settings, folder, accelerator, dev)
         try:
@@ -468,14 +471,15 @@ def _check_negatives(objective: Objective, s: TrainingSettings, accelerator: Acc
         warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
-def freeze(paradigm: Trainable, trained_layers: int) -> None:
-    """Call `TextEncoder.freeze` on each encoder of the paradigm. Raises ValueError if there is none."""
+def freeze(paradigm: Trainable, trained_layers: int, parts: int = 1) -> None:
+    """Call `TextEncoder.freeze` on each encoder, and set its `parts`. Raises ValueError if there is none."""
     encoders = [module for module in paradigm.modules() if isinstance(module, TextEncoder)]
     if trained_layers and (not encoders or sharded()):
         why = "shards of its weights" if encoders else "no encoder whose layers could be frozen"
         raise ValueError(f"trained_layers={trained_layers}: {paradigm.name} has {why}; set it to 0")
     for encoder in encoders:
         encoder.freeze(trained_layers)
+        encoder.parts = parts
 
 
 def attend(paradigm: Trainable, attention: str) -> None:

@@ -21,6 +21,7 @@ from paradigms.encoder import batches
 from paradigms.encoder.batches import by_length
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
+from paradigms.train.loop import freeze
 from paradigms.train.losses import LossSettings
 from tests.near import assert_same, assert_within_rounding
 from tests.tiny import built
@@ -31,7 +32,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "xtr": {"k_train": 30},
     "aligner": {"salience": "relu", "salience_l1": 0.1},
 }
-CHUNKED = {"by texts": (2, None), "by tokens": (0, 20), "by both": (3, 20)}
+CHUNKED = {"by texts": (2, None, 1), "by tokens": (0, 20, 1), "by both": (3, 20, 1), "three": (0, None, 3)}
 
 
 def build(name: str, backbone: Path, dropout: bool = False, **options: Any) -> Paradigm:
@@ -42,11 +43,16 @@ def build(name: str, backbone: Path, dropout: bool = False, **options: Any) -> P
 
 
 def step(
-    paradigm: Paradigm, chunk: int = 0, tokens: int | None = None, examples: Sequence[Example] = EXAMPLES
+    paradigm: Paradigm,
+    chunk: int = 0,
+    tokens: int | None = None,
+    parts: int = 1,
+    examples: Sequence[Example] = EXAMPLES,
 ) -> dict[str, Tensor]:
     """The loss of one batch and its gradients. tokens: at once, None = all."""
     objective = Contrastive(paradigm, CORPUS, examples).configure(LossSettings(chunk=chunk))
     paradigm.zero_grad()
+    freeze(paradigm, 0, parts)
     torch.manual_seed(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paradigm.encoder, "tokens", {} if tokens is None else {"cpu": tokens})
@@ -136,13 +142,16 @@ def test_arrays_hold_the_vectors_that_count(tiny_bert, name, side):
         paradigm.encode("a text", side)
 
 
-@pytest.mark.parametrize(("chunk", "tokens"), CHUNKED.values(), ids=CHUNKED)
+@pytest.mark.parametrize(("chunk", "tokens", "parts"), CHUNKED.values(), ids=CHUNKED)
 @pytest.mark.parametrize("name", PARADIGMS)
-def test_losses_and_gradients_are_those_of_the_plain_step(tiny_bert, name, chunk, tokens):
+def test_losses_and_gradients_are_those_of_the_plain_step(tiny_bert, name, chunk, tokens, parts):
     paradigm = build(name, tiny_bert).double()
     expected = step(paradigm)
+    passes = []
+    paradigm.encoder.backbone.register_forward_hook(lambda *_: passes.append(1))
     assert max(float(g.abs().max()) for name, g in expected.items() if name != "loss") > 1e-3
-    assert_same(step(paradigm, chunk, tokens), expected)
+    assert_same(step(paradigm, chunk, tokens, parts), expected)
+    assert len(passes) > 3
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])

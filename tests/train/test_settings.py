@@ -28,7 +28,7 @@ EXAMPLES = [
     for n in range(6)
 ]
 # How the same steps are computed, when they are measured or stored, and with what rounding.
-SAME = {*FREE, "attention", "chunk", "score_bytes", "evaluate_every", "evaluate_at"}
+SAME = {*FREE, "attention", "chunk", "parts", "score_bytes", "evaluate_every", "evaluate_at"}
 BASE: dict[str, Any] = {"steps": 2, "batch_size": 2, "learning_rate": 1e-3, "log_every": 1}
 # Values other than the defaults; `other` derives the rest from the defaults.
 VALUES: dict[str, Any] = {
