@@ -17,7 +17,7 @@ from studies.pages import Measured, Section, shown
 from studies.settings import EncoderStudy, PairSettings, refusing, training_fields
 
 from paradigms import Paradigm, load
-from paradigms.baselines.bm25 import BM25
+from paradigms.baselines.bm25 import BM25, SAVED
 from paradigms.data import Collection, Corpus, Run, Split
 from paradigms.data.collection import hash_order
 from paradigms.data.within import most_asked, within_documents
@@ -123,9 +123,11 @@ def open_study(
 
 def shared_bm25(corpus: Corpus, folder: Path) -> BM25:
     """Return BM25, which one process builds; several processes map it from `folder`, until they end."""
-    shared = SharedBM25(corpus, folder, PartialState())
-    atexit.register(shared.__exit__)
-    return shared.index()
+    processes = PartialState()
+    bm25 = SharedBM25(corpus, folder, processes).index()
+    if processes.num_processes > 1 and processes.is_main_process:
+        atexit.register(remove_folder, folder, SAVED)
+    return bm25
 
 
 def some_queries(split: Split, count: int) -> Split:
