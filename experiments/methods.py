@@ -1,13 +1,11 @@
 """Measure what recent methods add to MaxSim if the token vectors stay as they are.
 
 BM25's first documents are ranked by MaxSim and by methods that change one part of the formula: A (a soft
-maximum), Z (the document's length), the weights of query tokens (IDF, or a weight for each vocabulary entry,
-learned from training queries), and D (fewer tokens). Dev queries choose every free number, and each method
-stands beside its control. The share of MaxSim's products that an exact early exit needs is counted, too.
-Collections may be added to a results folder.
+maximum), Z (the document's length), the weights of query tokens (IDF), and D (fewer tokens). Dev queries
+choose every free number, and each method stands beside its control. Collections may be added to a results
+folder.
 """
 
-from dataclasses import field
 from pathlib import Path
 
 from studies.settings import (
@@ -32,22 +30,18 @@ class Settings(Results, Collections, Documents, Backbone, Lengths, Queries, Seed
 
     depth: int = 100
     """documents per query that BM25 retrieves and every method ranks"""
-    examples: int = 2000
-    """training queries from which weights are learned"""
-    epochs: list[int] = field(default_factory=lambda: [1, 3, 10])
-    """numbers of epochs, among which dev queries choose"""
     dev_queries: int = 200
     """dev queries, drawn by a hash"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        different(self, "collections", "epochs")
-        at_least(self, depth=11, examples=1, epochs=1, dev_queries=1)
+        different(self, "collections")
+        at_least(self, depth=11, dev_queries=1)
 
 
 launch(__name__, Settings, __doc__)  # before the slow imports
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -57,17 +51,7 @@ from papers.implicit_idf.floors import weighted
 from papers.lee2023.token_measures import best_documents, stored_ids
 from studies.model_runs import Job, StudyData, bind, bind_collection, open_study, run_jobs
 from studies.pages import Measured, Section, publish, shown
-from studies.token_methods import (
-    FIRST,
-    Candidates,
-    Example,
-    candidates_of,
-    cell_worths,
-    largest,
-    learn,
-    needed_products,
-    soft,
-)
+from studies.token_methods import Candidates, candidates_of, largest, soft
 
 from paradigms import Paradigm
 from paradigms.colbert import colbert
@@ -80,7 +64,6 @@ from paradigms.io.command_line import folder_name
 from paradigms.train.script import begin
 
 NDCG = "nDCG@10"
-SAMPLE = 2000  # query tokens whose best document tokens measure what each one is worth
 SOFT = (0.01, 0.02, 0.05, 0.1)  # τ of the soft maximum, in units of cosine
 POWERS = (0.02, 0.05, 0.1, 0.2)  # b of Z = N · length^b
 SHARES = {2: "half of the tokens", 4: "a quarter of the tokens"}
@@ -89,11 +72,10 @@ CONTROLS = {  # method -> its control
     "soft maximum": "MaxSim",
     "divided by length^b": "MaxSim",
     "IDF weights": "MaxSim",
-    "learned weights": "IDF weights",
 }
 for share in SHARES.values():
     CONTROLS |= {f"{share}, {way}": "MaxSim" for way in ("first", "random")}
-    CONTROLS |= {f"{share}, {way}": f"{share}, random" for way in ("rare", "cells", "pooled")}
+    CONTROLS |= {f"{share}, {way}": f"{share}, random" for way in ("rare", "pooled")}
 
 
 Scores = Callable[[Candidates], Float[np.ndarray, " n"]]
@@ -113,8 +95,7 @@ def main(settings: Settings) -> None:
     summary = (
         f"ColBERT from {original(settings.backbone)}, not trained here, ranks BM25's first "
         f"{settings.depth} documents, cut after {settings.document_length} tokens. Up to "
-        f"{settings.dev_queries} dev queries choose free numbers; at most {settings.examples:,} training "
-        "queries teach weights."
+        f"{settings.dev_queries} dev queries choose free numbers."
     )
     publish(settings, "Methods on frozen token vectors", summary, sections, accelerator)
     accelerator.end_training()
@@ -147,43 +128,26 @@ def measure(paradigm: Paradigm, data: StudyData, settings: Settings, precision: 
     def pool(split: Split) -> Run:
         return candidates(data.bm25.search(split.queries, settings.depth), settings.depth)
 
-    train = data.train.only(hash_order(data.train.queries)[: settings.examples])
     dev = data.dev.only(hash_order(data.dev.queries)[: settings.dev_queries])
-    examples = list(examples_of(paradigm, indexes[1], train, pool(train)))
-    if not examples:
-        raise ValueError(
-            f"no training query has a relevant document among BM25's first {settings.depth}: "
-            "there is nothing to learn weights from"
-        )
-    weights = {
-        f"{start}, {count} epochs": learned
-        for start, first in (("ones", np.ones_like(idf)), ("IDF", idf))
-        for count, learned in learn(first, examples, settings.epochs, settings.seed).items()
-    }
-    queries = paradigm.encode_queries(list(train.queries.values())).to("cpu")
-    vectors = queries.vectors[queries.mask].float()
-    drawn = torch.randperm(len(vectors), generator=torch.Generator().manual_seed(settings.seed))[:SAMPLE]
     ids = stored_ids(paradigm, indexes[1], corpus)
     worths = {
         "first": -np.arange(len(ids)),
         "random": np.random.default_rng(settings.seed).random(len(ids)),
         "rare": idf[ids],
-        "cells": cell_worths(store, vectors[drawn]),
     }
-    systems = systems_of(idf, weights, worths, store.offsets)
-    on_dev, _ = values_of(paradigm, indexes, dev, pool(dev), systems)
+    systems = systems_of(idf, worths, store.offsets)
+    on_dev = values_of(paradigm, indexes, dev, pool(dev), systems)
     best = {}
     for method, of in on_dev.items():
         means = {value: float(np.mean(each)) for value, each in of.items()}
         best[method] = max(means, key=means.__getitem__)
     chosen = {method: {value: systems[method][value]} for method, value in best.items()}
-    on_test, needed = values_of(paradigm, indexes, data.test, pool(data.test), chosen)
+    on_test = values_of(paradigm, indexes, data.test, pool(data.test), chosen)
     return {
         "chosen": best,
         "values": {"bm25": values(pool(data.test), data.test)}
         | {method: of[best[method]] for method, of in on_test.items()},
         "vectors": {str(n): int(index.store.offsets[-1]) / len(index) for n, index in indexes.items()},
-        "needed": needed,
     }
 
 
@@ -193,7 +157,6 @@ def values(run: Run, split: Split) -> list[float]:
 
 def systems_of(
     idf: Float[np.ndarray, " v"],
-    weights: Mapping[str, Float[np.ndarray, " v"]],
     worths: Mapping[str, Float[np.ndarray, " t"]],
     offsets: Int[np.ndarray, " n1"],
 ) -> Systems:
@@ -219,7 +182,6 @@ def systems_of(
         "soft maximum": {f"τ = {tau:g}": (1, softened(tau)) for tau in SOFT},
         "divided by length^b": {f"b = {b:g}": (1, divided(b)) for b in POWERS},
         "IDF weights": {"": (1, weighing(idf))},
-        "learned weights": {name: (1, weighing(table)) for name, table in weights.items()},
     }
     for n, share in SHARES.items():
         systems[f"{share}, pooled"] = {"": (n, mean)}
@@ -228,36 +190,23 @@ def systems_of(
     return systems
 
 
-def examples_of(paradigm: Paradigm, index: Index, split: Split, pool: Run) -> Iterator[Example]:
-    for query, each in candidates_of(paradigm, index, split, pool):
-        judged = split.judgements.get(query, {})
-        relevant = np.array([judged.get(id, 0) > 0 for id in index.store.names(each.rows)])
-        if relevant.any():
-            yield Example(each.ids, each.maxima(), relevant)
-
-
 def values_of(
     paradigm: Paradigm, indexes: Mapping[int, Index], split: Split, pool: Run, systems: Systems
-) -> tuple[dict[str, dict[str, list[float]]], dict[str, list[float]]]:
-    """Return method -> value of its free number -> nDCG@10 of each query, and `needed_products` by bound."""
+) -> dict[str, dict[str, list[float]]]:
+    """Return method -> value of its free number -> nDCG@10 of each query."""
     runs: dict[tuple[str, str], Run] = {
         (method, value): {} for method in systems for value in systems[method]
     }
-    needed: dict[str, list[float]] = {"of unit vectors": [], "of the best candidate": []}
     for pooling, index in indexes.items():
         for query, each in candidates_of(paradigm, index, split, pool):
             for (method, value), run in runs.items():
                 own, scores = systems[method][value]
                 if own == pooling:
-                    run[query] = best_documents(index, each.rows, scores(each), FIRST)
-            if pooling == 1:
-                maxima = each.maxima()
-                for name, bounds in zip(needed, (np.ones(len(maxima)), maxima.max(1)), strict=True):
-                    needed[name].append(needed_products(maxima, each.lengths, bounds))
+                    run[query] = best_documents(index, each.rows, scores(each), 10)
     measured: dict[str, dict[str, list[float]]] = {method: {} for method in systems}
     for (method, value), run in runs.items():
         measured[method][value] = values(run, split)
-    return measured, needed
+    return measured
 
 
 def section(name: str, measured: Measured) -> Section:
@@ -281,8 +230,5 @@ def section(name: str, measured: Measured) -> Section:
                 "p (Holm)": f"{p:.4f}",
             }
         )
-    exits = " and ".join(
-        f"{np.mean(each):.0%} with bounds {bound}" for bound, each in measured["needed"].items()
-    )
-    text = f"{len(of['MaxSim']):,} test queries. An exact early exit needs, of MaxSim's products, {exits}."
+    text = f"{len(of['MaxSim']):,} test queries."
     return Section(f"Methods on {name}", text, rows)

@@ -2,16 +2,24 @@
 
 The loss sees clusters of a document's token vectors (CRISP), or nested numbers of vectors (MetaEmbed); the
 weights of a SPLADE query come from a learned table (Li-LSR); the sum of BGE-M3's three scores teaches each.
-Models rank BM25's first documents, untrained and trained. Collections and seeds may be added to a results
-folder.
+Models rank BM25's first documents, untrained and trained. Collections, methods and seeds may be added
+to a results folder.
 """
 
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 
-from studies.settings import Collections, EncoderStudy, at_least, different, launch, lengths_of
+from studies.settings import Collections, EncoderStudy, at_least, different, known, launch, lengths_of
 
 from paradigms.io.command_line import flags
+
+CONTROLS = {  # method -> the same training without it
+    "clusters in the loss": "ColBERT",
+    "nested numbers of vectors": "ME-BERT",
+    "self-distillation": "BGE-M3",
+    "learned table": "SPLADE, query weights 1",
+}
 
 
 @flags(documents=0, document_length=64, steps=100, negatives=1, evaluate_every=50, queries=400, seeds=[0])
@@ -22,10 +30,13 @@ class Settings(EncoderStudy, Collections):
     """encoder with a masked-language-model head, for SPLADE"""
     depth: int = 30
     """documents per query that BM25 retrieves and every model ranks"""
+    methods: list[str] = field(default_factory=lambda: [*CONTROLS])
+    """methods to train, each with its control"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         different(self, "collections")
+        known(self, "methods", CONTROLS)
         at_least(self, depth=1, steps=1, dev_queries=1)
 
 
@@ -33,7 +44,6 @@ launch(__name__, Settings, __doc__)  # before the slow imports
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -65,12 +75,12 @@ from paradigms.store.pruning import TokenReduction
 from paradigms.train.script import begin
 
 NDCG = "nDCG@10"
-FREE = {"collections", "seeds"}  # settings that may change in a results folder
+FREE = {"collections", "methods", "seeds"}  # settings that may change in a results folder
 ALL = TokenReduction()
 QUARTER = TokenReduction(pool=4)
 NESTED = [TokenReduction(pool=n, pooling="sequential") for n in (2, 4, 8)]
 STORED = {"colbert": [ALL, QUARTER], "me_bert": [ALL, *NESTED]}  # numbers of vectors; others: all
-# Method -> paradigm, its options, and what changes in training. Each second one has the first as its control.
+# Method -> paradigm, its options, and what changes in training.
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "ColBERT": ("colbert", {}, {}),
     "clusters in the loss": ("colbert", {}, {"reductions": [QUARTER]}),
@@ -81,7 +91,6 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "BGE-M3": ("bge_m3", {}, {}),
     "self-distillation": ("bge_m3", {"self_distillation": True}, {}),
 }
-CONTROLS = dict(zip(list(MODELS)[1::2], list(MODELS)[::2], strict=True))
 
 
 def main(settings: Settings) -> None:
@@ -95,8 +104,10 @@ def main(settings: Settings) -> None:
         name = folder_name(collection)
         bind_collection(data, Path(settings.output) / name, accelerator)
         pool = data.pool(settings.depth)
-        cells = [(model, seed) for model in CONTROLS.values() for seed in ("untrained", *settings.seeds)]
-        cells += [(model, seed) for model in CONTROLS for seed in settings.seeds]
+        cells: list[tuple[str, int | str]] = []
+        for method in settings.methods:
+            cells += [(CONTROLS[method], seed) for seed in ("untrained", *settings.seeds)]
+            cells += [(method, seed) for seed in settings.seeds]
         jobs = [job(*cell, data, pool, settings, accelerator) for cell in cells]
         measured: dict[str, list[Measured]] = {}
         for (model, seed), result in zip(cells, run_jobs(jobs, accelerator, console), strict=True):
@@ -144,6 +155,8 @@ def job(
 
 def measure(paradigm: Paradigm, index: Index, data: StudyData, pool: Run, precision: str) -> Measured:
     """Return nDCG@10 of each query for each stored number of vectors, and for SPLADE with IDF, too."""
+    first = data.test.only(list(pool)[:1])
+    ranked(paradigm, index, replace(data, test=first), pool, precision)  # compiles what the others time
     ways = {}
     for reduction in STORED.get(paradigm.name, [ALL]):
         store = index.store
@@ -193,33 +206,36 @@ def sections_of(name: str, measured: Mapping[str, Sequence[Measured]]) -> dict[s
     pairs = [
         (model, way, control, way)
         for model, control in CONTROLS.items()
+        if model in measured
         for way in measured[model][0]["ways"]
     ]
-    ones = CONTROLS["learned table"]
-    pairs.append(("learned table", "", ones, "IDF"))
+    if "learned table" in measured:
+        pairs.append(("learned table", "", CONTROLS["learned table"], "IDF"))
     tests = holm([paired_test(values(*pair[:2]).mean(0), values(*pair[2:]).mean(0)) for pair in pairs])
     rows: Rows = []
     for (model, way, control, other), p in zip(pairs, tests, strict=True):
         mine, its = values(model, way), values(control, other)
+        untrained = values(f"{CONTROLS[model]}, untrained", other)
         stored = measured[model][0]["ways"][way]
+        against = f" against {other}" if other != way else ""
         rows.append(
             {
-                "method": f"{model}, {way}".removesuffix(", "),
-                "vectors/document": round(stored["vectors"], 1),
-                "bytes/document": round(stored["bytes"]),
-                "CPU ms/query": round(stored["ms"], 2),
-                "untrained → trained": f"{values(f'{CONTROLS[model]}, untrained', other).mean():.3f} → "
+                "method": f"{model}, {way}".removesuffix(", ") + against,
+                f"{NDCG}: untrained, control → trained": f"{untrained.mean():.3f}, {its.mean():.3f} → "
                 f"{shown(seeds_interval(mine))}",
-                "control": f"{control}, {other}".removesuffix(", "),
-                "control's": shown(seeds_interval(its)),
-                "difference": shown(seeds_interval(mine - its), "+"),
+                "− control": shown(seeds_interval(mine - its), "+"),
                 "p (Holm)": f"{p:.4f}",
                 "moved": "no" if unmoved({model: measured[model]}) else "yes",
+                "bytes (vectors)": f"{stored['bytes']:,.0f} ({stored['vectors']:.1f})",
+                "CPU ms/query": round(stored["ms"], 2),
             }
         )
     trainings = {model: seeds for model, seeds in measured.items() if not model.endswith("untrained")}
     training = training_section(trainings)
-    text = f"{len(mine[0]):,} test queries. moved: training improved the dev queries' mean significantly."
+    text = (
+        f"{len(mine[0]):,} test queries. control: the same training without the method, with the same number "
+        "of vectors. moved: training improved the dev queries' mean significantly."
+    )
     return {
         name: Section(f"Trained methods on {name}", text, rows),
         f"{name}-training": replace(training, heading=f"{training.heading}, {name}"),
