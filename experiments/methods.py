@@ -41,7 +41,8 @@ class Settings(Results, Collections, Documents, Backbone, Lengths, Queries, Seed
 
 launch(__name__, Settings, __doc__)  # before the slow imports
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -51,7 +52,6 @@ from papers.implicit_idf.floors import weighted
 from papers.lee2023.token_measures import best_documents, stored_ids
 from studies.model_runs import Job, StudyData, bind, bind_collection, open_study, run_jobs
 from studies.pages import Measured, Section, publish, shown
-from studies.token_methods import Candidates, candidates_of, largest, soft
 
 from paradigms import Paradigm
 from paradigms.colbert import colbert
@@ -61,6 +61,7 @@ from paradigms.encoder.backbone import original
 from paradigms.evaluate import candidates, holm, paired_test, per_query, seeds_interval
 from paradigms.find import Index, Store, kinds
 from paradigms.io.command_line import folder_name
+from paradigms.io.progress import progress_bar
 from paradigms.train.script import begin
 
 NDCG = "nDCG@10"
@@ -76,6 +77,71 @@ CONTROLS = {  # method -> its control
 for share in SHARES.values():
     CONTROLS |= {f"{share}, {way}": "MaxSim" for way in ("first", "random")}
     CONTROLS |= {f"{share}, {way}": f"{share}, random" for way in ("rare", "pooled")}
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """One query's candidates in an index, in BM25's order.
+
+    rows: positions of the documents. ids: of the query's tokens. tokens: places of the documents' tokens in
+    the index. starts: where each document begins among them. S: similarities.
+    """
+
+    rows: Int[np.ndarray, " n"]
+    ids: Int[np.ndarray, " j"]
+    tokens: Int[np.ndarray, " t"]
+    starts: Int[np.ndarray, " n"]
+    S: Float[np.ndarray, "j t"]
+
+    @property
+    def lengths(self) -> Int[np.ndarray, " n"]:
+        return np.diff(self.starts, append=len(self.tokens))
+
+    def maxima(self, stays: np.ndarray | None = None) -> Float[np.ndarray, "j n"]:
+        """Return the maximum over i of S, of all tokens or of those at the places that stay in the index."""
+        S = self.S if stays is None else np.where(stays[self.tokens], self.S, -np.inf)
+        return np.maximum.reduceat(S, self.starts, axis=1)
+
+
+def candidates_of(
+    paradigm: Paradigm, index: Index, split: Split, pool: Run
+) -> Iterator[tuple[str, Candidates]]:
+    """Yield each query with its candidates; documents without tokens are left out."""
+    store = index.store
+    vectors = store.columns["vectors"]
+    with progress_bar(True) as bar:
+        for query in bar.track(list(pool), description="score candidates"):
+            encoded = paradigm.encode_queries([split.queries[query]]).to("cpu")
+            assert encoded.ids is not None
+            mask = encoded.mask[0, 0]
+            rows = store.positions(list(pool[query]))
+            rows = rows[np.diff(store.offsets)[rows] > 0]
+            if not len(rows) or not mask.any():
+                continue
+            tokens = np.concatenate([np.arange(*store.offsets[row : row + 2]) for row in rows])
+            lengths = np.diff(store.offsets)[rows]
+            documents = torch.from_numpy(vectors[tokens].astype(np.float32))
+            S = encoded.vectors[0, 0][mask].float() @ documents.T
+            starts = np.cumsum(lengths) - lengths
+            yield query, Candidates(rows, encoded.ids[0, 0][mask].numpy(), tokens, starts, S.numpy())
+
+
+def soft(each: Candidates, tau: float) -> Float[np.ndarray, " n"]:
+    """Return the mean over j of Σᵢ softmaxᵢ(S/τ) S."""
+    exponents = np.exp((each.S - np.repeat(each.maxima(), each.lengths, axis=1)) / tau)
+    sums = np.add.reduceat(exponents, each.starts, axis=1)
+    return (np.add.reduceat(exponents * each.S, each.starts, axis=1) / sums).mean(0)
+
+
+def largest(worth: np.ndarray, offsets: Int[np.ndarray, " n1"], n: int) -> np.ndarray:
+    """Return which tokens stay: each document's ⌈length / n⌉ tokens of the largest worth."""
+    lengths = np.diff(offsets)
+    owners = np.repeat(np.arange(len(lengths)), lengths)
+    order = np.lexsort((-worth, owners))
+    stays = np.zeros(len(worth), dtype=bool)
+    places = np.arange(len(worth)) - offsets[:-1][owners]
+    stays[order[places < -(-lengths // n)[owners]]] = True
+    return stays
 
 
 Scores = Callable[[Candidates], Float[np.ndarray, " n"]]

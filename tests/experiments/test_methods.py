@@ -5,8 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from methods import CONTROLS
-from studies.token_methods import Candidates, largest, soft
+from methods import CONTROLS, Candidates, largest, soft
 
 from tests.experiments import scripts
 from tests.near import assert_same
