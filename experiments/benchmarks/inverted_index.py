@@ -139,10 +139,10 @@ def main(settings: Settings) -> None:
 
 
 def encoded(settings: Settings) -> tuple[Sparse, Sparse]:
-    """Encode a collection's documents, and test queries drawn by a hash."""
+    """Encode a collection's documents and test queries, drawn by a hash."""
     collection = load_collection(settings.collection)
     model = PARADIGMS["splade"](settings.splade).eval()
-    corpus = collection.corpus
+    corpus = collection.corpus.only(hash_order(collection.corpus.ids)[: settings.documents])
     index = Index(Store.build(kinds.exact(), model, corpus.ids, corpus))
     texts = collection.split("test").queries
     tokens = model.encode_queries([texts[query] for query in hash_order(texts)[: settings.queries]])
