@@ -198,7 +198,10 @@ def built(documents: Sparse, bits: int) -> Index:
 
 def held_by(index: Index) -> Sparse:
     rows = index.store.decoded(slice(None))
-    return Sparse((rows["vectors"][:, 0], rows["ids"], index.store.offsets), shape=(len(index), TERMS))
+    return Sparse(
+        (rows["vectors"][:, 0].astype(np.float32), rows["ids"], index.store.offsets),
+        shape=(len(index), TERMS),
+    )
 
 
 def nbytes(documents: Sparse) -> int:
