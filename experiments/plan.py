@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
@@ -68,10 +69,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from paradigms.align import AllPairs
 from paradigms.encoder.backbone import load_backbone, packaged, without_weights
 from paradigms.encoder.precision import autocast
 
 GB = 1e9
+GiB = 1 << 30
 # The rows of the page: name -> what differs from the defaults of the settings.
 CASES: dict[str, dict[str, Any]] = {
     "MiniLM ColBERT, MS MARCO": {"model": "offline", "gpus": 1, "pairs": 5e5, "batch": 256,
@@ -123,9 +126,31 @@ def main(settings: Settings) -> None:
                               "after scoring and at the end of the backward pass.", memory),
             "sent": Section("Collectives of a step", "GB sent by each GPU if processes form a ring.", sent),
             "work": Section("Training", "", work),
+            "scores": Section(
+                "In-batch scores, for batches of one process",
+                f"Counted, for vectors in float32 and a bound of {settings.score_bytes / GiB:g} GiB. "
+                "maximum: ColBERT's and COIL's A, and ALIGNER's with k = 1. S: of the whole batch.",
+                score_rows(settings),
+            ),
             "encoding": Section("Encoding", "Bytes of token vectors in float16 and in 2 bits.", encoding),
         },
     )  # fmt: skip
+
+
+def score_rows(settings: Settings) -> Rows:
+    """Count the memory of in-batch scores by numbers of queries and hard negatives."""
+    s = settings
+    rows: Rows = []
+    for queries, negatives in product((32, 512, 4096, 8192), (0, 7)):
+        documents = queries * (1 + negatives)
+        lengths = s.query_length, s.document_length
+        row = {"queries": queries, "documents": documents}
+        sizes = {"S": 4 * queries * documents * lengths[0] * lengths[1]}
+        sizes["D's gradient"] = 4 * documents * lengths[1] * s.dim
+        for name, align in (("maximum", None), ("all pairs", AllPairs())):
+            sizes[f"peak, {name}"] = score_bytes(queries, documents, *lengths, s.dim, s.score_bytes, align)
+        rows.append(row | {f"{name}, GiB": size / GiB for name, size in sizes.items()})
+    return rows
 
 
 def built(model: str) -> Any:

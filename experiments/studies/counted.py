@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from paradigms.align import NORMALISERS, QueryToDocument
+from paradigms.align import NORMALISERS, Alignment, QueryToDocument
 from paradigms.core import Tokens
 from paradigms.scoring import in_batch
 
@@ -44,23 +44,39 @@ class Living(TorchDispatchMode):
 
 
 def score_bytes(
-    queries: int, documents: int, query_tokens: int, document_tokens: int, dim: int, bound: int
+    queries: int,
+    documents: int,
+    query_tokens: int,
+    document_tokens: int,
+    dim: int,
+    bound: int,
+    align: Alignment | None = None,
 ) -> int:
-    """Count the bytes of ColBERT's in-batch scores, forward and backward, besides D and Q.
+    """Count the bytes of in-batch scores, forward and backward, besides D and Q.
 
-    The queries of two pieces are scored, as more pieces take no more memory.
+    align: a soft A, or one of many pairs; by default ColBERT's. The queries of two pieces or 16 tiles
+    are scored, and twice as many; each further query takes as much more.
     """
+    pairs = documents * query_tokens
+    few = bound // (pairs * in_batch.KEPT) + 1
+    if align is not None:  # computed again in tiles, without pieces
+        few = 16 * max(1, in_batch.MANY_CELLS // (pairs * document_tokens))
 
     def tokens(x: int, n: int, length: int) -> Tokens:
         mask = torch.ones(x, n, length, dtype=torch.bool, device="meta")
         return Tokens(torch.empty(x, n, length, dim, device="meta", requires_grad=True), mask)
 
-    some = min(queries, bound // (documents * query_tokens * in_batch.KEPT) + 1)
-    D = tokens(1, documents, document_tokens)
-    Q = tokens(some, 1, query_tokens)
-    with Living() as living:
-        living.ignore(D.vectors, D.mask, Q.vectors, Q.mask)
-        # `in_batch_rel` turns autocast off, which these tensors do not know.
-        scores = in_batch._rel(D, Q, QueryToDocument(), NORMALISERS["one"], None, bound)
-        scores.logsumexp(1).sum().backward()
-    return living.peak
+    def peak(count: int) -> int:
+        D = tokens(1, documents, document_tokens)
+        Q = tokens(count, 1, query_tokens)
+        with Living() as living:
+            living.ignore(D.vectors, D.mask, Q.vectors, Q.mask)
+            # `in_batch_rel` turns autocast off, which these tensors do not know.
+            scores = in_batch._rel(D, Q, align or QueryToDocument(), NORMALISERS["one"], None, bound)
+            scores.logsumexp(1).sum().backward()
+        return living.peak
+
+    if queries <= 2 * few:
+        return peak(queries)
+    first = peak(few)
+    return first + (peak(2 * few) - first) * (queries - few) // few
