@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -127,17 +127,10 @@ class Place:
 
     def script(self, name: str, config: str = "") -> subprocess.Popen[str]:
         """Start train.py without dropout, by accelerate with one process if there is a configuration."""
-        command = [sys.executable]
-        if config:
-            command += [
-                "-m",
-                "accelerate.commands.launch",
-                "--num_processes",
-                "1",
-                "--main_process_port",
-                "0",
-            ]
-            command += ["--config_file", f"experiments/configs/{config}"]
+        launcher = (
+            f"-m accelerate.commands.launch --config_file experiments/configs/{config} --num_processes 1"
+        )
+        command = [sys.executable, *(f"{launcher} --main_process_port 0".split() if config else ())]
         command += ["experiments/train.py", "--documents", "200", "--steps", "40", "--save-every", "4"]
         command += ["--batch-size", "8", "--dev-queries", "0", "--precision", "no", "--tracker", "none"]
         command += ["--backbone", self.backbone(SMALL | WITHOUT_DROPOUT), "--output", str(self.folder / name)]
@@ -316,33 +309,36 @@ def waits_of_steps(settings: training.Settings, folder: Path) -> list[str]:
     return [warning.filename for warning in caught if "synchronizing" in str(warning.message)]
 
 
+def compared(place: Place, setting: str, values: Sequence[Any], most: float, **changes: Any) -> Rows:
+    """Train with each value of a setting. Raises AssertionError if last losses differ by more than `most`."""
+    runs = [place.train(**{setting: value}, **changes) for value in values]
+    apart([runs[0].last], [runs[1].last], most)
+    return [
+        {setting: value, "pairs / s": run.rate, "MiB": run.peak / MiB}
+        for value, run in zip(values, runs, strict=True)
+    ]
+
+
 def fp16_scaler(place: Place) -> Rows:
     """Does fp16 train as float32 does?"""
     place.need_gpu()
-    exact, half = place.train("no"), place.train("fp16")
-    return [{"difference": apart([exact.last], [half.last], ROUNDED), "faster": half.rate / exact.rate}]
+    return compared(place, "precision", ("no", "fp16"), ROUNDED)
 
 
 def workers(place: Place) -> Rows:
     """Do tokenising workers save time, and change nothing?"""
-    runs = {count: place.train(workers=count) for count in (0, 4 if place.on_gpu else 1)}
-    apart(*([run.last] for run in runs.values()), NEAR)
-    return [{"workers": count, "pairs / s": run.rate} for count, run in runs.items()]
+    return compared(place, "workers", (0, 4 if place.on_gpu else 1), NEAR)
 
 
 def parts(place: Place) -> Rows:
     """Do parts of similar length make a training faster, with the same losses?"""
-    runs = {count: place.train(parts=count) for count in (1, 4)}
-    apart(*([run.last] for run in runs.values()), ROUNDED)
-    return [{"parts": count, "pairs / s": run.rate, "MiB": run.peak / MiB} for count, run in runs.items()]
+    return compared(place, "parts", (1, 4), ROUNDED)
 
 
 def triton_in_training(place: Place) -> Rows:
     """Do Triton's kernels make a training faster?"""
     place.need_gpu()
-    runs = {use: place.train(kernels=use, matmul_precision="high") for use in (False, True)}
-    apart(*([run.last] for run in runs.values()), ROUNDED)
-    return [{"kernels": use, "pairs / s": run.rate, "MiB": run.peak / MiB} for use, run in runs.items()]
+    return compared(place, "kernels", (False, True), ROUNDED, matmul_precision="high")
 
 
 def interruption(place: Place) -> Rows:
