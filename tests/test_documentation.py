@@ -239,7 +239,7 @@ def test_sentences_have_the_numbers_of_the_results():
         f"ranks no worse than ColBERT: RR@10 +{tenth[0]:.3f} [−{-tenth[1]:.3f}, {tenth[2]:.3f}]",
         f"from all tokens, {curve[0] - curve[1]:.3f} better still",
         f"RR@10 {passages[0]:.2f} and {passages[1]:.2f}, and worse than BM25, {passages[2]:.2f} ",
-        f"has an R@1 {-digits[0]:.2f} above a path of digits",
+        f"has an R@1 {-digits[0]:.2f} above digits by place",
         f"the first quarter of the tokens costs {-pruned[0]:.2f} ",
     ]
     which = [
@@ -247,7 +247,7 @@ def test_sentences_have_the_numbers_of_the_results():
         f"{after[2]['bm25']:.3f} in .1 ms; ColBERT, {after[2]['colbert']:.3f}, does",
         f"one vector, {after[2]['dpr']:.3f}, does",
         f"in 6 kB: {after[0]['me_bert']:.3f}, {after[1]['me_bert']:.3f} and {after[2]['me_bert']:.3f}",
-        f"{dsi[0]:.3f} on Debian |",
+        f"{dsi[0]:.3f} nDCG@10 over all of Debian |",
         f"ColBERT has {debian['colbert'][0]:.3f} on Debian and one vector {debian['dpr'][0]:.3f}",
         f"of BM25 is {after[1]['colbert'] - after[1]['bm25']:.3f} lower on the first",
         f"vector {after[2]['colbert'] - after[2]['dpr']:.3f} on the second",
