@@ -132,8 +132,8 @@ class Probing:
     def efforts(self, store: Store, k: int) -> Iterator["Probing"]:
         codec: Any = store.codec
         lists = len(codec.packed)
-        probes = PROBES // 2
-        candidates = max(CANDIDATES // 8, EACH * k // 4)
+        probes = PROBES
+        candidates = max(CANDIDATES, EACH * k) // 4
         while True:
             # Not clamped to this store, which may grow.
             yield Probing(self.probes or probes, self.candidates or candidates)
