@@ -35,6 +35,7 @@ PAGES = [
     *(page for room in ROOMS for page in sorted(ROOT.glob(room))),
 ]
 EXTRAS = {
+    "import ray": "ray",
     "from sentence_transformers": "sentence_transformers",
     "paradigms.engines.pyterrier": "pyterrier",
     "LanceEngine": "lancedb",
