@@ -184,10 +184,9 @@ def verdicts(page: Page, paper: str) -> str:
     listed = {row["claim"] for row in listed_claims(paper)}
     tested = {claim for claim, tests in judged.items() if {*map(word_of, tests)} != {UNTESTED}}
     written = (f"{heading}\n\n{markdown_rows(rows)}\n" for heading, rows in groups.items() if rows)
-    return (
-        f"{''.join(written)}Not decided here: {counted(undecided, 'claim')}. "
-        f"Not tested: {counted(len(listed - tested), 'claim')}. [All tests]({DETAILS}).\n"
-    )
+    rest = {"Not decided here": undecided, "Not tested": len(listed - tested)}
+    said = "".join(f"{name}: {counted(count, 'claim')}. " for name, count in rest.items() if count)
+    return f"{''.join(written)}{said}[All tests]({DETAILS}).\n"
 
 
 def counted(number: int | str, noun: str) -> str:
