@@ -52,7 +52,7 @@ def test_the_makefile_names_tests_that_exist():
 
 def test_a_wheel_holds_all_that_the_command_needs(tmp_path: Path):
     """Built from a copy, unpacked, and its command run away from the repository."""
-    pytest.importorskip("build.__main__", reason="needs build: pip install build")  # a folder named build has none
+    pytest.importorskip("build.__main__", reason="needs build: pip install build")
     if importlib.util.find_spec("setuptools") is None:
         pytest.skip("needs setuptools: pip install setuptools")
     source = tmp_path / "source"
