@@ -51,7 +51,7 @@ from paradigms.retrieve import Indexed, Merged, Passages, Retriever
 BEGUN = ".begun"
 FRESH = ".fresh.jsonl"  # during an update, the source's current documents
 DOCUMENTS = "corpus"  # entry of the store's manifest: fingerprint of the documents at the last update
-SECRET = re.compile("password|secret|token|credential|(api|access|account)_?key", re.IGNORECASE)
+SECRET = re.compile("password|secret|token(?!i)|credential|(api|access|account)_?key", re.IGNORECASE)
 MOVED = 0.5  # share of the documents by which a moved source is recognised
 
 

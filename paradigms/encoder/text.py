@@ -211,7 +211,8 @@ class TextEncoder(Encoder):
             keep_freed_memory()
         tokens = self.tokens.get(device)
         encode = partial(self._together, side=side)
-        encoded = in_parts(encode, batch, axis, tokens=tokens, rows=chunk or None, least=self.parts)
+        least = self.parts if torch.is_grad_enabled() else 1
+        encoded = in_parts(encode, batch, axis, tokens=tokens, rows=chunk or None, least=least)
         s = self.settings
         return encoded if s.truncate is None else first_coordinates(encoded, s.truncate, s.normalize)
 

@@ -118,8 +118,9 @@ def _unlisted(files: Files | Writer, store: Store) -> int:
 class Probing:
     """Search the lists of the centroids that are most similar to each query token.
 
-    probes: number of lists to read per query token. candidates: number of documents to score in full. 0 means
-    what the build chose (`recall`) or, if nothing was measured, 8 lists and the larger of 512 and 8k.
+    probes: number of lists to read per query token. candidates: number of documents to score in full; of a
+    store with fine codes, a quarter of them by these, at least k. 0 means what the build chose (`recall`) or,
+    if nothing was measured, 8 lists and the larger of 512 and 8k.
     """
 
     probes: int = 0
@@ -169,7 +170,9 @@ class Probing:
             every = np.ones_like(probed.chosen)
             fine = _fine(store)
             if fine.tokens.bits > coarse.tokens.bits:
-                f = _f(coarse, packed, rows, every, probed.missing if imputes else probed.least)
+                # All tokens are scored, so that only imputation has a floor.
+                floors = probed.missing if imputes else np.full_like(probed.least, -np.inf)
+                f = _f(coarse, packed, rows, every, floors)
                 rows = _largest(rows, f, max(k, wanted // REFINED))
                 packed = fine.repacked(packed)
             if not imputes:

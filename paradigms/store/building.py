@@ -161,7 +161,8 @@ class Building:
         assert self._quantiser is not None
         self.table.read()
         self._codec = self._quantiser.open(self.table, self._dim)
-        self._checksum = str([entry["crc32"] for entry in self.table.entries.values()])
+        # Codes depend on the quantiser's bits, too, which its files do not have.
+        self._checksum = str([self._quantiser, *(entry["crc32"] for entry in self.table.entries.values())])
 
     def holds(self, source: bytes) -> bool:
         """Return whether a shard is stored, in codes or not."""

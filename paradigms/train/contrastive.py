@@ -107,8 +107,8 @@ class Contrastive(Objective):
         whole = encoder.settings.document_vectors == "pooled" or "ids" in self.model.recipe.align.reads
         if settings.reductions and (whole or joined):
             raise ValueError(
-                f"reductions need several vectors without ids; {self.model.name} has one vector per "
-                "document, or aligns ids, which clusters do not have"
+                f"reductions need several vectors of one kind per document, without ids; {self.model.name} "
+                "has others"
             )
         if settings.distillation is not None or not settings.in_batch:
             candidate_count(self.examples, self.model.name, settings.distillation is not None)
@@ -140,7 +140,8 @@ class Contrastive(Objective):
         pool = gather_documents(documents)
         positions = gather(batch.positions[None])[0]
         settings = self.model.encoder.settings
-        loss, scores = self._of_rel(pool, queries, batch, positions)
+        reduced = [gather_documents(reduction(documents)) for reduction in self.settings.reductions]
+        loss, scores = self._of_rel(pool, reduced, queries, batch, positions)
         if isinstance(settings, BgeM3Settings):
             teacher = self._logits(scores.detach(), batch, positions) if settings.self_distillation else None
             learned = loss.new_zeros(())  # from the teacher
@@ -166,13 +167,21 @@ class Contrastive(Objective):
         return loss
 
     def _of_rel(
-        self, pool: Tokens, queries: Tokens, batch: TrainingBatch, positions: Int[Tensor, " n"]
+        self,
+        pool: Tokens,
+        reduced: Sequence[Tokens],
+        queries: Tokens,
+        batch: TrainingBatch,
+        positions: Int[Tensor, " n"],
     ) -> tuple[Tensor, Float[Tensor, "b n"]]:
-        """Sum the losses on rel with all numbers and with fewer; return the sum, and rel with all."""
+        """Sum the losses on rel with all numbers and with fewer; return the sum, and rel with all.
+
+        reduced: the pool by each of `reductions`.
+        """
         which = torch.arange(len(positions), device=positions.device)
         if "pool" in getattr(self.model.align, "reads", ()):  # the pool has each document once
             places, which = distinct(positions)
-            pool = pool.map(lambda t: t[:, places])
+            pool, *reduced = [part.map(lambda t: t[:, places]) for part in (pool, *reduced)]
         normalize = self.model.encoder.settings.normalize
         s = self.settings
         forms = [(pool, queries)]
@@ -180,7 +189,7 @@ class Contrastive(Objective):
             forms.append(
                 (first_coordinates(pool, dim, normalize), first_coordinates(queries, dim, normalize))
             )
-        forms += [(reduction(pool), queries) for reduction in s.reductions]
+        forms += [(part, queries) for part in reduced]
         rels = []
         for d, q in forms:
             d = straight_through(d, s.coded_bits) if s.coded_bits else d

@@ -78,8 +78,8 @@ class TrainingSettings(LossSettings):
     max_grad_norm: Positive = 1.0
     # trained upper layers of each encoder; lower layers are frozen (`freeze`); 0 = all
     trained_layers: AtLeast0 = 0
-    # On GPUs, encode a batch in this many parts of similar length, each padded to its longest text: less
-    # padding, for two waits a step, for the lengths. CPUs choose the parts.
+    # Encode a batch in at least this many parts of similar length, each padded to its longest text: less
+    # padding; on GPUs for two waits a step, for the lengths. CPUs choose more parts by themselves.
     parts: AtLeast1 = 1
     recompute: bool = False  # recompute activations in the backward pass: less memory, more time
     # Weights that shards gather for each layer: bf16 sends half the bytes. It rounds biases, norms' weights

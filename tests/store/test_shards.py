@@ -266,13 +266,14 @@ def test_an_interrupted_build_resumes_with_what_still_fits(model, tmp_path, kind
     assert change in OPTIONS or sum(new) <= 10 + 3 * SHARD  # 10 documents came after the interruption
 
 
-@pytest.mark.parametrize("change", ["nothing", "texts", "a deletion"])
+@pytest.mark.parametrize("change", ["nothing", "texts", "a deletion", "fine codes"])
 @pytest.mark.parametrize("sampled", [True, False])
 def test_a_codec_is_trained_again_on_documents_that_changed(model, tmp_path, monkeypatch, sampled, change):
     """It was trained on a sample or, with an unknown number of documents, on the first ones."""
     monkeypatch.setattr("paradigms.store.build.HELD", 3)
     monkeypatch.setattr("paradigms.store.build.SHARD", SHARD)
     paradigm, texts = Paradigm.from_pretrained(model), dict(zip(IDS, TEXTS, strict=True))
+    kind = KINDS["compressed"]
     trained: list[None] = []
     encoded = [] if sampled else [""] * 20
     train, encode = Residuals.train, paradigm.encode_documents
@@ -285,7 +286,7 @@ def test_a_codec_is_trained_again_on_documents_that_changed(model, tmp_path, mon
 
     def make(folder: Path, texts: Documents) -> Store:
         documents = list(texts.values()) if sampled else iter(texts.values())
-        return Store.build(KINDS["compressed"], paradigm, list(texts), documents, folder, batch_size=3)
+        return Store.build(kind, paradigm, list(texts), documents, folder, batch_size=3)
 
     monkeypatch.setattr(Residuals, "train", lambda *given: trained.append(train(*given)))
     with monkeypatch.context() as patch:
@@ -293,7 +294,9 @@ def test_a_codec_is_trained_again_on_documents_that_changed(model, tmp_path, mon
         with pytest.raises(KeyboardInterrupt):
             make(tmp_path / "index", texts)
     assert len(trained) == 1
-    if change == "texts":
+    if change == "fine codes":
+        kind = kinds.compressed(lists=4, fine_bits=8)
+    elif change == "texts":
         texts = {id: f"{text} lion" for id, text in texts.items()}
     else:
         texts = CHANGES[change](texts)

@@ -16,6 +16,7 @@ from paradigms.core import Tokens
 from paradigms.data import Corpus
 from paradigms.encoder import frozen
 from paradigms.encoder.text import Side
+from paradigms.store.pruning import TokenReduction
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
 from paradigms.train.loop import TrainingSettings, train
@@ -51,9 +52,14 @@ EXAMPLES = [
     Example("who read the letter", 3, (8, 4), (3,), (1.0, 2.0, 3.0)),
     Example("a bird, an island", 1, (9, 3), (1, 4), (-2.0, -2.0, -7.5)),
 ]
-OPTIONS: dict[str, dict] = {"xtr": {"k_train": 20}, "aligner": {"salience_l1": 0.1}}
+OPTIONS: dict[str, dict] = {
+    "xtr": {"k_train": 20},
+    "aligner": {"salience_l1": 0.1},
+    "bge_m3": {"self_distillation": True},
+}
 DISTILLED = "colbert with a teacher"
-CASES = (*PARADIGMS, DISTILLED)
+REDUCED = "colbert with clusters"
+CASES = (*PARADIGMS, DISTILLED, REDUCED)
 
 
 def build(name: str, backbone: Path, seed: int = 0) -> Paradigm:
@@ -72,7 +78,8 @@ def loss_and_gradients(
     share = len(examples) // accelerator.num_processes
     mine = examples[accelerator.process_index * share :][:share]
     distillation = Distillation("kl", 0.5) if name == DISTILLED else None
-    settings = LossSettings(distillation=distillation, chunk=chunk)
+    reductions = [TokenReduction(pool=2)] if name == REDUCED else []
+    settings = LossSettings(distillation=distillation, chunk=chunk, reductions=reductions)
     objective = Contrastive(paradigm, CORPUS, mine).configure(settings)
     loss = objective.loss(model, objective.collate(mine))
     accelerator.backward(loss)
