@@ -7,6 +7,7 @@ weights; pairs are those of pydocs.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -387,7 +388,9 @@ def main(settings: Settings) -> int:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     words = "".join(c if c.isalnum() else " " for c in name.lower()).split()
     file = Path(settings.output, f"gpu-{'-'.join(words)}.json")
-    summary = f"{name}; torch {torch.__version__}."
+    code = b"".join(part.read_bytes() for part in sorted((ROOT / "paradigms").rglob("*.py")))
+    version = hashlib.sha256(code + Path(__file__).read_bytes()).hexdigest()[:8]
+    summary = f"{name}; torch {torch.__version__}; code {version}."
     stored = json_or_empty(file)
     if stored.get("summary") != summary:
         stored = {}

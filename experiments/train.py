@@ -154,7 +154,7 @@ class Settings(Results, OneCollection, FullTraining, Options, Seed):
         for n, source in enumerate(self.sources):
             with refusing(f"source {n}: ", options=True):
                 Source(**source)
-        at_least(self, mixing=1)
+        at_least(self, mixing=1, pool=2)
         if bool(self.teacher) != (self.distil != "none"):
             raise SystemExit("a teacher needs a loss: set both --teacher and --distil, or neither")
         if not self.filter and (self.filter_margin, self.filter_share) != (None, None):

@@ -44,7 +44,14 @@ def launch(
                 from paradigms.train.launcher import check_launch
 
                 check_launch(arguments["precision"], shards=shards)
-            raise SystemExit(script.main(script.Settings(**arguments)))
+            try:
+                raise SystemExit(script.main(script.Settings(**arguments)))
+            except Exception as error:
+                loop = sys.modules.get("paradigms.train.loop")  # not there if nothing was trained
+                if loop is None or not isinstance(error, loop.Paused):
+                    raise
+                print(f"Paused: {error}. The same command resumes.", file=sys.stderr)
+                raise SystemExit(os.EX_TEMPFAIL) from None
 
 
 def leave_to_first() -> None:

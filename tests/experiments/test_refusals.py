@@ -5,8 +5,9 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from studies.settings import refusing
+from studies.settings import launch, refusing
 
+from paradigms.train.loop import Paused
 from tests.experiments.scripts import SMALL, run
 
 HERE = Path(__file__).parent  # a folder without a checkpoint
@@ -71,6 +72,7 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
             "the backbone /nowhere/at/all is a path, and this folder does not exist",
         ),
         ({"run": "some.run", "negatives": 0}, "needs hard negatives: set --negatives"),
+        ({"pool": "[1]"}, r"pool must be at least 2, got \[1\]"),
         ({"batch_size": 64}, "batch of 64 .* larger than the 27 training examples"),
         ({"teacher": "some.run", "negatives": 1}, "set both --teacher and --distil, or neither"),
         ({"teacher": "nowhere.run", "distil": "kl", "negatives": 1}, "nowhere.run is neither a run, nor a m"),
@@ -119,3 +121,19 @@ def test_an_error_of_the_program_keeps_its_traceback() -> None:
         len(3)  # type: ignore[arg-type]
     with pytest.raises(SystemExit, match="dpr: TypeError: "), refusing("dpr: ", options=True):
         len(3)  # type: ignore[arg-type]
+
+
+def test_a_study_that_is_told_to_stop_has_the_status_of_a_pause(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limit = import_module("limit")
+
+    def main(_: object) -> None:
+        raise Paused("SIGTERM: dpr after 3 of 60 steps")
+
+    monkeypatch.setattr(limit, "main", main)
+    monkeypatch.setattr("sys.argv", ["limit.py"])
+    with pytest.raises(SystemExit) as ended:
+        launch("__main__", limit.Settings, "")
+    assert ended.value.code == 75
+    assert capsys.readouterr().err == "Paused: SIGTERM: dpr after 3 of 60 steps. The same command resumes.\n"
