@@ -2,9 +2,10 @@
 
 Docstrings of the standard library and PACKAGES are read with `ast` and never imported. A query (`q:` before
 the id) is a docstring's summary; the relevant document, `module:qualified.name`, is the rest. Its title is
-the id in words, such as "max pool2d in torch nn functional". Queries of the split `parameters` (`p:`) are
-first sentences of parameters' descriptions, one for each test document that has one; all documents that
-contain these words in sequence are relevant, at most MOST.
+the id in words, such as "max pool2d in torch nn functional". Queries of a second kind (`p:`) are first
+sentences of parameters' descriptions, one for each document that has one; all documents that contain these
+words in sequence are relevant, at most MOST. Test queries of this kind are the split `parameters`; train and
+dev have both kinds, and their sentences occur in no document of another split.
 
 Each split contains whole groups of modules (`asyncio`, `scipy.stats`), chosen by a hash of the group's name.
 A docstring is left out if its summary repeats, or if its document is nearly an earlier one.
@@ -72,7 +73,7 @@ PARAMETER_QUERY_WORDS, PARAMETER_WORDS, MOST = range(6, 21), 70, 10
 DOCUMENT_WORDS = 30
 NEAR = 0.5
 SHARES = {"train": 0.7, "dev": 0.1, "test": 0.2}
-PARAMETERS = "parameters"  # split with the second kind of query
+PARAMETERS = "parameters"  # split with the test queries of the second kind
 
 
 @dataclass(frozen=True)
@@ -213,22 +214,27 @@ def subset(collection: Collection, documents: int) -> Collection:
     """
     if not 0 < documents <= len(collection.corpus):
         raise ValueError(f"{collection.name} has {len(collection.corpus):,} documents, not {documents:,}")
-    pairs = {
-        name: sorted(
-            ((query, document) for query, grades in split.judgements.items() for document in grades),
-            key=lambda pair: uniform(pair[1]),
-        )
-        for name, split in collection.splits.items()
-    }
-    described = pairs.pop(PARAMETERS, [])
+    pairs: dict[str, list[tuple[str, str]]] = {}  # summaries and their documents
+    described: dict[str, list[tuple[str, str]]] = {}
+    for name, split in collection.splits.items():
+        rows = [(query, document) for query, grades in split.judgements.items() for document in grades]
+        described[name] = [pair for pair in rows if pair[0].startswith("p:")]
+        if name != PARAMETERS:
+            summaries = [pair for pair in rows if pair[0].startswith("q:")]
+            pairs[name] = sorted(summaries, key=lambda pair: uniform(pair[1]))
     exact = {name: documents * len(rows) / len(collection.corpus) for name, rows in pairs.items()}
     sizes = {name: int(share) for name, share in exact.items()}
     missing = documents - sum(sizes.values())
     for name in sorted(exact, key=lambda name: sizes[name] - exact[name])[:missing]:
         sizes[name] += 1
-    chosen = {name: sorted(rows[: sizes[name]]) for name, rows in pairs.items()}
-    ids = {document for rows in chosen.values() for _, document in rows}
-    chosen[PARAMETERS] = sorted(pair for pair in described if ids.issuperset((pair[0][2:], pair[1])))
+    ids = {document for name, rows in pairs.items() for _, document in rows[: sizes[name]]}
+    chosen = {
+        name: sorted(
+            pairs.get(name, [])[: sizes.get(name, 0)]
+            + [pair for pair in rows if ids.issuperset((pair[0][2:], pair[1]))]
+        )
+        for name, rows in described.items()
+    }
     judgements = {name: ((q, document, 1) for q, document in rows) for name, rows in chosen.items()}
     return some_documents(collection, collection.name, ids, judgements)
 
@@ -236,31 +242,34 @@ def subset(collection: Collection, documents: int) -> Collection:
 def _assembled(items: list[Docstring]) -> Collection:
     # A query's id differs from the document's, because some evaluators ignore results with the query's id.
     queries = [(f"q:{item.id}", item.summary) for item in items]
+    splits = {item.id: split_of(item.group) for item in items}
     judgements: dict[str, list[tuple[str, str, int]]] = {split: [] for split in (*SHARES, PARAMETERS)}
-    for item in items:
-        judgements[split_of(item.group)].append((f"q:{item.id}", item.id, 1))
-    for id, sentence, holders in _described(items):
+    for id, split in splits.items():
+        judgements[split].append((f"q:{id}", id, 1))
+    for id, sentence, holders in _described(items, splits):
         queries.append((f"p:{id}", sentence))
-        judgements[PARAMETERS] += [(f"p:{id}", holder, 1) for holder in holders]
+        name = PARAMETERS if splits[id] == "test" else splits[id]
+        judgements[name] += [(f"p:{id}", holder, 1) for holder in holders]
     documents = ((item.id, title(item), item.rest) for item in items)
     return assemble("pydocs", documents, queries, judgements)
 
 
-def _described(items: list[Docstring]) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield test documents' ids, each with a parameter's sentence and the documents that contain it."""
+def _described(
+    items: list[Docstring], splits: Mapping[str, str]
+) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield documents' ids, each with a parameter's sentence and the documents that contain it."""
     phrases = {item.id: near.phrase(item.rest) for item in items}
     containing: dict[str, list[str]] = {}  # word -> ids of the documents that contain it
     for id, text in phrases.items():
         for word in set(text.split()):
             containing.setdefault(word, []).append(id)
     for item in items:
-        if split_of(item.group) != "test":
-            continue
         for sentence in sorted(parameters(item.rest), key=uniform):
             phrase = near.phrase(sentence)
             rarest = min((containing.get(word, []) for word in phrase.split()), key=len)
             holders = [id for id in rarest if phrase in phrases[id]]
-            if item.id in holders and len(holders) <= MOST:
+            elsewhere = splits[item.id] != "test" and {splits[id] for id in holders} != {splits[item.id]}
+            if item.id in holders and len(holders) <= MOST and not elsewhere:
                 yield item.id, sentence, holders
                 break
 

@@ -148,7 +148,8 @@ def test_a_subset_is_fixed_and_in_proportion():
     assert not part.problems
     for name in pydocs.SHARES:
         split, shrunk = whole.split(name), part.split(name)
-        assert abs(len(shrunk.queries) - 100 * len(split.queries) / len(whole.corpus)) < 1
+        counts = [sum(query.startswith("q:") for query in queries.queries) for queries in (split, shrunk)]
+        assert abs(counts[1] - 100 * counts[0] / len(whole.corpus)) < 1
         assert shrunk.queries.items() <= split.queries.items()
         assert all(split.judgements[query] == grades for query, grades in shrunk.judgements.items())
     rows = whole.corpus.only(part.corpus.ids)
@@ -169,8 +170,17 @@ def whole():
     return load_collection("pydocs")
 
 
+def summarised(split: Split) -> set[str]:
+    return {query[2:] for query in split.queries if query.startswith("q:")}
+
+
 def known_items(whole: Collection) -> list[Split]:
-    return [whole.split(name) for name in pydocs.SHARES]
+    splits = []
+    for name in pydocs.SHARES:
+        split = whole.split(name)
+        queries = {query: text for query, text in split.queries.items() if query.startswith("q:")}
+        splits.append(Split(queries, {query: split.judgements[query] for query in queries}))
+    return splits
 
 
 def test_every_summary_has_its_own_document_in_one_split(whole):
@@ -187,17 +197,22 @@ def test_every_summary_has_its_own_document_in_one_split(whole):
     assert texts.most_common(1)[0][1] == 1
 
 
-def test_the_relevant_documents_of_a_parameter_are_those_that_hold_its_words():
+@pytest.mark.parametrize(("name", "summaries"), [("parameters", "test"), ("train", "train"), ("dev", "dev")])
+def test_the_relevant_documents_of_a_parameter_are_those_that_hold_its_words(name, summaries):
     collection = load_collection("pydocs", documents=800)
     rows = zip(collection.corpus.ids, collection.corpus, strict=True)
     texts = {id: f" {' '.join(words(text))} " for id, text in rows}
-    split = collection.split("parameters")
-    assert len(split.queries) > 40
-    for query, text in list(split.queries.items())[::20]:
-        phrase = f" {' '.join(words(text))} "
+    split = collection.split(name)
+    described = [query for query in split.queries if query.startswith("p:")]
+    assert len(described) > 20
+    others = {id for other in pydocs.SHARES if other != name for id in summarised(collection.split(other))}
+    for query in described[::20]:
+        phrase = f" {' '.join(words(split.queries[query]))} "
         assert set(split.judgements[query]) == {id for id, held in texts.items() if phrase in held}
-        assert f"q:{query[2:]}" in collection.split("test").queries
+        assert f"q:{query[2:]}" in collection.split(summaries).queries
         assert len(split.judgements[query]) <= pydocs.MOST
+        # So that no training query is a test query.
+        assert name == "parameters" or others.isdisjoint(split.judgements[query])
 
 
 @pytest.mark.parametrize(
@@ -229,7 +244,7 @@ def test_groups_of_modules_stay_in_one_split(whole):
     home: dict[str, str] = {}
     for name in pydocs.SHARES:
         for query in whole.split(name).queries:
-            assert home.setdefault(group(query.removeprefix("q:")), name) == name
+            assert home.setdefault(group(query[2:]), name) == name
     assert len(home) > 200
 
 
