@@ -5,7 +5,7 @@ the id) is a docstring's summary; the relevant document, `module:qualified.name`
 the id in words, such as "max pool2d in torch nn functional". Queries of a second kind (`p:`) are first
 sentences of parameters' descriptions, one for each document that has one; all documents that contain these
 words in sequence are relevant, at most MOST. Test queries of this kind are the split `parameters`; train and
-dev have both kinds, and their sentences occur in no document of another split.
+dev have both kinds. A sentence belongs to the last of train, dev and test that has a document with it.
 
 Each split contains whole groups of modules (`asyncio`, `scipy.stats`), chosen by a hash of the group's name.
 A docstring is left out if its summary repeats, or if its document is nearly an earlier one.
@@ -268,8 +268,8 @@ def _described(
             phrase = near.phrase(sentence)
             rarest = min((containing.get(word, []) for word in phrase.split()), key=len)
             holders = [id for id in rarest if phrase in phrases[id]]
-            elsewhere = splits[item.id] != "test" and {splits[id] for id in holders} != {splits[item.id]}
-            if item.id in holders and len(holders) <= MOST and not elsewhere:
+            last = max((splits[id] for id in [item.id, *holders]), key=[*SHARES].index)
+            if item.id in holders and len(holders) <= MOST and splits[item.id] == last:
                 yield item.id, sentence, holders
                 break
 
