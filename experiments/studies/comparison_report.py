@@ -41,6 +41,7 @@ from paradigms.retrieve.wrappers import Wrapper
 from paradigms.train.script import summarise
 from paradigms.view.report import Picture, Report, cost_picture, write_pictures, write_report
 
+COLUMNS = {"retrieve": "whole corpus", "rerank": "reranking"}  # names of stages in the overview
 ALIGNED = 6  # test queries in the report's alignment view
 
 
@@ -301,6 +302,16 @@ def unread(costs: Sequence[Mapping[str, Any]]) -> str:
     return f"Shares of the documents' tokens that are cut and not read: {'; '.join(parts)}." if parts else ""
 
 
+def effects(tables: Mapping[str, ResultTable]) -> str:
+    """State how training changes the mean of all trained systems, by stage."""
+    changed = {COLUMNS.get(stage, stage): table for stage, table in tables.items() if table.effect}
+    if not changed:
+        return ""
+    first = next(iter(changed.values()))
+    stages = "; ".join(f"{stage} {table.effect}" for stage, table in changed.items())
+    return f"Training changes the mean {first.measures[0]} of {len(first.training)} systems: {stages}."
+
+
 def gates(retrievers: Mapping[str, Retriever]) -> Iterator[str]:
     """Describe how active the salience gate is, for each system with salience."""
     for name, retriever in retrievers.items():
@@ -315,14 +326,13 @@ def overview(tables: Mapping[str, ResultTable], costs: Sequence[Mapping[str, Any
 
     tables: stage → table.
     """
-    columns = {"retrieve": "whole corpus", "rerank": "reranking"}
     deep = [name for name in tables["retrieve"].measures if name.endswith("@100")][:1]
     rows = []
     for name, cost in zip(tables["retrieve"].rows, costs, strict=True):
         row: dict[str, Any] = {"system": name}
         for stage, table in tables.items():
             measure = table.measures[0]
-            row[f"{measure}, {columns.get(stage, stage)}"] = str(table.rows[name][measure])
+            row[f"{measure}, {COLUMNS.get(stage, stage)}"] = str(table.rows[name][measure])
             row |= {m: f"{table.rows[name][m].mean:.3f}" for m in deep if stage == "retrieve"}
         milliseconds = (cost["encode ms/query"] or 0) + (cost["search ms/query"] or 0)
         row |= {"bytes/document": cost["bytes/document"], "ms/query": milliseconds}
@@ -353,7 +363,7 @@ def show(
     write_report(folder / "report.html", report)
     console.print(f"{report.summary}\nReport: {folder / 'report.html'}")
     pictures = write_pictures(report, folder / "pictures")
-    text = f"{of_seeds(settings)} {unread(report.costs)}".strip()
+    text = f"{of_seeds(settings)} {unread(report.costs)} {effects(tables)}".strip()
     sections = {"overview": Section("Overview", text, overview(tables, report.costs))}
     sections |= {p.name: Section(p.heading, p.text, p.rows, p.figure) for p in report.pictures}
     write_sections(folder, sections)

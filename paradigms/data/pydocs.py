@@ -254,9 +254,7 @@ def _assembled(items: list[Docstring]) -> Collection:
     return assemble("pydocs", documents, queries, judgements)
 
 
-def _described(
-    items: list[Docstring], splits: Mapping[str, str]
-) -> Iterator[tuple[str, str, list[str]]]:
+def _described(items: list[Docstring], splits: Mapping[str, str]) -> Iterator[tuple[str, str, list[str]]]:
     """Yield documents' ids, each with a parameter's sentence and the documents that contain it."""
     phrases = {item.id: near.phrase(item.rest) for item in items}
     containing: dict[str, list[str]] = {}  # word -> ids of the documents that contain it

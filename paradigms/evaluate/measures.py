@@ -48,6 +48,11 @@ class PerQuery:
         """Return a measure's values, weighted so that their mean is the macro-average over groups."""
         return self.values[measure] * self._weights()
 
+    def by_seed(self, measure: str) -> Float[np.ndarray, "seeds queries"]:
+        """Return `weighted` for each training seed."""
+        values = self.values[measure][None] if self.seeds is None else self.seeds[measure]
+        return values * self._weights()
+
     def _weights(self) -> float | Float[np.ndarray, " queries"]:
         if self.groups is None:
             return 1.0
@@ -57,8 +62,7 @@ class PerQuery:
     def intervals(self) -> "dict[str, Interval]":
         """Map each measure to its mean's bootstrap interval, over queries and over any training seeds."""
         if self.seeds is not None:
-            weights = self._weights()
-            return {m: seeds_interval(v * weights, groups=self.groups) for m, v in self.seeds.items()}
+            return {m: seeds_interval(self.by_seed(m), groups=self.groups) for m in self.seeds}
         rows = np.stack([self.weighted(measure) for measure in self.values])
         return dict(zip(self.values, bootstrap_intervals(rows, groups=self.groups), strict=True))
 

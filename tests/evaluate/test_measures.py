@@ -276,6 +276,12 @@ def test_a_trained_system_stands_beside_itself_untrained():
     values = {line["system"]: line["untrained"] for line in lines if line["measure"] == "nDCG@10"}
     assert float(values["good"]) == pytest.approx(before)
     assert values["BM25"] == ""
+    means = [after[name].mean("nDCG@10") - row.mean("nDCG@10") for name, row in untrained.items()]
+    assert table.change is not None
+    assert table.change.mean == pytest.approx(sum(means) / 3)
+    assert table.change.low < table.change.mean < table.change.high
+    assert table.effect.startswith(f"{table.change.mean:+.3f} [".replace("0.", "."))
+    assert result_table("t", after).effect == ""
     with pytest.raises(ValueError, match="not measured on the same queries"):
         result_table("t", after, untrained={"good": systems(queries=119)["good"]})
 
