@@ -73,10 +73,10 @@ def main(settings: Settings) -> None:
             systems = measured.setdefault((encoder, folder_name(collection)), {})
             for (loss, _), result in zip(cells, run_jobs(jobs, accelerator, console), strict=True):
                 systems.setdefault(loss, []).append(result)
-    summary = (
-        f"All documents. k' and the edge of softplus are chosen by {settings.dev_queries} dev queries. T5 is "
-        f"trained in {settings.steps} steps of {settings.batch_size} queries, seeds {settings.seeds}."
-    )
+    summary = f"All documents. k' and the edge of softplus are chosen by {settings.dev_queries} dev queries."
+    if settings.trained:
+        steps = f"{settings.steps} steps of {settings.batch_size} queries"
+        summary += f" T5 is trained in {steps}, seeds {settings.seeds}."
     publish(settings, "Imputation", summary, sections_of(measured, settings.search_tokens), accelerator)
     accelerator.end_training()
 

@@ -47,7 +47,7 @@ def sections_of(cells: Cells, counts: Sequence[int]) -> dict[str, Section]:
     encoders = list(dict.fromkeys(encoder for encoder, _ in cells))
     return {
         "training": training_section(study.trainings),
-        "claims": study.section(PAPER, "imputation"),
+        "claims": study.section(PAPER, "trained" if study.trainings else "imputation"),
         "systems": Section(
             "Systems",
             "nDCG@10 of test queries, and the k' that dev queries choose.",
