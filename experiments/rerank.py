@@ -74,12 +74,14 @@ from paradigms.io.files import held, write_json, write_text
 from paradigms.io.terminal import Terminal
 from paradigms.loading import as_paradigm
 from paradigms.retrieve import AllProcesses, Model, Passages, Retriever, fuse, retriever_of
+from paradigms.train.heartbeat import start_heartbeat
 from paradigms.train.parallel import check_shared
 from paradigms.train.script import PATIENCE, open_collection
 
 
 def main(settings: Settings) -> None:
     state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"), timeout=PATIENCE)
+    start_heartbeat()
     console = Terminal(quiet=not state.is_main_process)
     with refusing():
         rerank_run(settings, state, console)

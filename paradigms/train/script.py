@@ -27,6 +27,7 @@ from paradigms.io.device import chosen_device
 from paradigms.io.files import held, sha256, write_json, write_text
 from paradigms.io.plugins import LOADED
 from paradigms.io.terminal import Terminal, shown
+from paradigms.train.heartbeat import start_heartbeat
 from paradigms.train.parallel import by_main, check_shared, sharded
 from paradigms.train.states import STATES, sweep_states
 
@@ -53,6 +54,7 @@ def begin(settings: Any) -> tuple[Accelerator, Console]:
         project_dir=folder,
         kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)],
     )
+    start_heartbeat()
     choose_precision(accelerator.mixed_precision)
     if settings.precision == "fp16" and accelerator.device.type == "cpu":
         raise SystemExit("precision fp16 needs a GPU: a processor would silently compute in float32")

@@ -1,0 +1,58 @@
+"""A process that is lost ends the others soon; work of one process that takes long does not."""
+
+import atexit
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+
+from paradigms.train.heartbeat import start_heartbeat
+from paradigms.train.parallel import by_main
+from tests.forks import fork_group
+
+SILENCE = 1.0
+
+
+def joined() -> None:
+    dist.init_process_group("gloo", timeout=timedelta(days=2))
+    start_heartbeat(beat=0.1, silence=SILENCE)
+
+
+def stopped() -> None:
+    """Process 1 stops without closing a connection, as a machine that is gone."""
+    joined()
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    dist.barrier()
+
+
+def long_work() -> None:
+    """Process 0 works three times as long as a lost process would be waited for, also after 1 has ended."""
+    from accelerate import Accelerator
+
+    joined()
+    accelerator = Accelerator()
+    assert by_main(lambda: time.sleep(3 * SILENCE) or 7, accelerator) == 7
+    if accelerator.is_main_process:
+        time.sleep(3 * SILENCE)
+    atexit._run_exitfuncs()  # which multiprocessing's children skip
+    print("ended", file=sys.stderr)
+
+
+def test_a_lost_process_ends_the_others(tmp_path: Path) -> None:
+    first, second = fork_group(tmp_path / "log", 2, stopped)
+    try:
+        code, text = first.ended()
+    finally:
+        second.process.kill()
+    assert code == 1
+    assert "process 0 ends: no sign of life from process 1 of 2 for 1 s." in text
+
+
+def test_long_work_of_one_process_is_waited_for(tmp_path: Path) -> None:
+    group = fork_group(tmp_path / "log", 2, long_work, ACCELERATE_USE_CPU="true")
+    assert [process.ended()[0] for process in group] == [0, 0]
