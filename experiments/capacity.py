@@ -190,7 +190,10 @@ def open_tasks(settings: Settings, collection: Collection) -> list[PassageTask]:
     pieces = backbone if settings.terms == "pieces" else None
     measures = {n: f"Success@{settings.tokens // n}" if answering else "RR@10" for n in passages}
     first = UNI if answering else BI
-    return [open_task(n, cut, measures[n], first, settings.depth, pieces) for n, cut in passages.items()]
+    return [
+        open_task(n, cut, measures[n], first, settings.depth, pieces, Path(settings.output))
+        for n, cut in passages.items()
+    ]
 
 
 def under_titles(corpus: Corpus) -> Corpus:

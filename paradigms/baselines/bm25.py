@@ -265,14 +265,17 @@ class BM25(Guessed):
         return bm25
 
     @classmethod
-    def mapped(cls, folder: str | Path, corpus: Corpus) -> "BM25":
-        """Map the weights of an index of words that another process of this launch has just saved.
+    def mapped(
+        cls, folder: str | Path, corpus: Corpus, ngrams: int = 1, tokenizer: str | Path | None = None
+    ) -> "BM25":
+        """Map the weights of an index that another process of this launch has just saved.
 
-        Unlike `load`, this neither reads nor compares the documents.
+        Unlike `load`, this neither reads nor compares the documents. ngrams, tokenizer: as when it was built.
         """
         bm25 = cls.__new__(cls)
         index = _bm25s().BM25.load(folder, mmap=True, show_progress=False, allow_pickle=False)
-        bm25._hold(index, corpus, 1, STOPWORDS, None)
+        pieces = None if tokenizer is None else _tokenizer(tokenizer)
+        bm25._hold(index, corpus, ngrams, () if pieces else STOPWORDS, pieces)
         return bm25
 
     def _scores(self, text: str) -> np.ndarray:

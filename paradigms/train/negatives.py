@@ -63,11 +63,21 @@ def mine(
 class SharedBM25:
     """BM25 that one process builds when it is first used; all processes map its index and divide searches.
 
-    folder: where several processes store the index until `__exit__`; they all see it.
+    folder: where several processes store the index until `__exit__`; they all see it. ngrams, tokenizer: as
+    in `BM25`.
     """
 
-    def __init__(self, corpus: Corpus, folder: Path, accelerator: Accelerator | PartialState) -> None:
+    def __init__(
+        self,
+        corpus: Corpus,
+        folder: Path,
+        accelerator: Accelerator | PartialState,
+        ngrams: int = 1,
+        tokenizer: str | Path | None = None,
+    ) -> None:
         self.corpus = corpus
+        self.ngrams = ngrams
+        self.tokenizer = tokenizer
         self.folder = folder
         self.accelerator = accelerator
         self.bm25: BM25 | None = None
@@ -84,11 +94,14 @@ class SharedBM25:
     def index(self) -> BM25:
         """Return the index. Every process calls this."""
         if self.bm25 is None and self.accelerator.num_processes == 1:
-            self.bm25 = BM25(self.corpus, progress=True)
+            self.bm25 = self._built()
         elif self.bm25 is None:
-            by_main(lambda: BM25(self.corpus, progress=True).save(self.folder), self.accelerator)
-            self.bm25 = BM25.mapped(self.folder, self.corpus)
+            by_main(lambda: self._built().save(self.folder), self.accelerator)
+            self.bm25 = BM25.mapped(self.folder, self.corpus, self.ngrams, self.tokenizer)
         return self.bm25
+
+    def _built(self) -> BM25:
+        return BM25(self.corpus, ngrams=self.ngrams, tokenizer=self.tokenizer, progress=True)
 
     def search(self, queries: Mapping[str, str], k: int) -> Run:
         """Find the k best documents for each query. Every process calls this and receives the run."""

@@ -53,17 +53,25 @@ class PassageTask:
 
 
 def open_task(
-    length: int, collection: Collection, measure: str, first: str, depth: int, pieces: str | Path | None
+    length: int,
+    collection: Collection,
+    measure: str,
+    first: str,
+    depth: int,
+    pieces: str | Path | None,
+    folder: Path,
 ) -> PassageTask:
     """Open a collection of passages, with candidates that always include the relevant passages.
 
     first: the variant of BM25 that ranks the candidates. pieces: a backbone whose tokens are BM25's terms; by
-    default, terms are words.
+    default, terms are words. folder: where several processes share BM25's indexes.
     """
     corpus = collection.corpus
     half = depth // 2
     each = NEGATIVES_DEPTH // 2
-    bm25 = {name: BM25(corpus, ngrams=n, tokenizer=pieces) for name, n in NGRAMS.items()}
+    bm25 = {
+        name: shared_bm25(corpus, folder / f"bm25-{length}-{n}", n, pieces) for name, n in NGRAMS.items()
+    }
     train = collection.split("train")
     test = collection.split("test")
     mined = with_random(bm25[first].search(train.queries, each), corpus, each, 0)
