@@ -16,14 +16,15 @@ from datetime import timedelta
 import torch.distributed as dist
 
 BEAT = 10.0  # seconds between two signs of life
-SILENCE = (
-    600.0  # seconds without one: compiled code may hold Python's lock, so that no sign is given, for minutes
-)
+SILENCE = 600.0  # seconds without one, as compiled code may hold Python's lock for minutes
 ENDED = b"ended"
 
 
 class Heartbeat(threading.Thread):
-    """A thread that gives this process's signs of life, and ends the process if another gives none."""
+    """A thread that ends this process if another gives no signs of life; a second one exchanges the signs.
+
+    There are two because a call of the store never returns if the machine that has it is gone.
+    """
 
     def __init__(self, beat: float, silence: float) -> None:
         super().__init__(name="heartbeat", daemon=True)
@@ -33,30 +34,24 @@ class Heartbeat(threading.Thread):
         self.store.set_timeout(timedelta(seconds=silence))
         self.rank = dist.get_rank()
         self.keys = [f"heartbeat/{rank}" for rank in range(dist.get_world_size())]
+        self.signs = [b""] * len(self.keys)
+        self.silent = [0] * len(self.keys)  # beats since each process's last sign
         self.failed = False
         self.ended = threading.Event()
         self.store.set(self.keys[self.rank], "0")
 
     def run(self) -> None:
-        signs = [b""] * len(self.keys)
-        heard = [time.monotonic()] * len(self.keys)
-        beats = 0
-        while not self.ended.wait(self.beat):
-            beats += 1
-            try:
-                self.store.set(self.keys[self.rank], str(beats))
-                latest = self.store.multi_get(self.keys)
-            except RuntimeError:  # nobody answers: no sign of any process
-                latest = signs
-            now = time.monotonic()
-            heard = [
-                now if new != old or new == ENDED else last
-                for new, old, last in zip(latest, signs, heard, strict=True)
-            ]
-            signs = latest
-            lost = [rank for rank, last in enumerate(heard) if now - last > self.silence]
-            if lost and not self.ended.is_set():
-                names = ", ".join(map(str, lost))
+        threading.Thread(target=self._exchange, daemon=True).start()
+        while self.signs[0] != ENDED:  # process 0 may have the store
+            time.sleep(self.beat)
+            # Beats and not seconds: while compiled code holds Python's lock, neither thread counts.
+            for rank, sign in enumerate(self.signs):
+                self.silent[rank] = 0 if sign == ENDED else self.silent[rank] + 1
+            most = self.silence / self.beat
+            lost = [rank for rank, beats in enumerate(self.silent) if beats > most]
+            if lost:
+                without_store = self.silent[self.rank] > most / 2
+                names = "0" if without_store else ", ".join(map(str, lost))
                 print(
                     f"process {self.rank} ends: no sign of life from process {names} of {len(self.keys)} for "
                     f"{self.silence:.0f} s. The same command resumes.",
@@ -64,6 +59,20 @@ class Heartbeat(threading.Thread):
                     flush=True,
                 )
                 os._exit(1)
+
+    def _exchange(self) -> None:
+        beats = 0
+        while not self.ended.wait(self.beat):
+            beats += 1
+            try:
+                self.store.set(self.keys[self.rank], str(beats))
+                latest = self.store.multi_get(self.keys)
+            except RuntimeError:  # nobody answers: no sign of any process
+                continue
+            for rank, sign in enumerate(latest):
+                if sign != self.signs[rank]:
+                    self.silent[rank] = 0
+            self.signs = latest
 
     def end(self) -> None:
         """Tell the others that this process ended as it should; after an error, tell them nothing."""

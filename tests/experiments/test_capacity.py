@@ -124,7 +124,7 @@ def test_answers_are_looked_for_in_a_fixed_number_of_tokens(
     assert set(result["stages"]["DE-BERT-8"]["rerank"]) <= {0.0, 1.0}
 
 
-def test_a_question_learns_from_the_passage_of_its_own_paragraph(tiny_bert: Path) -> None:
+def test_a_question_learns_from_the_passage_of_its_own_paragraph(tiny_bert: Path, tmp_path: Path) -> None:
     words = WORDS.split()
     first, second = " ".join(words[:20]), " ".join([*words[20:38], words[5], words[6]])
     rows = [("a#0", "t", f"t {first}"), ("a#1", "t", f"t {second}"), ("b#0", "u", f"u {second}")]

@@ -8,6 +8,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 import torch.distributed as dist
 
 from paradigms.train.heartbeat import start_heartbeat
@@ -22,10 +23,11 @@ def joined() -> None:
     start_heartbeat(beat=0.1, silence=SILENCE)
 
 
-def stopped() -> None:
-    """Process 1 stops without closing a connection, as a machine that is gone."""
+def stopped(lost: int) -> None:
+    """A process stops without closing a connection, as a machine that is gone; process 0 has the store."""
     joined()
-    if dist.get_rank() == 1:
+    dist.barrier()
+    if dist.get_rank() == lost:
         os.kill(os.getpid(), signal.SIGSTOP)
     dist.barrier()
 
@@ -43,14 +45,15 @@ def long_work() -> None:
     print("ended", file=sys.stderr)
 
 
-def test_a_lost_process_ends_the_others(tmp_path: Path) -> None:
-    first, second = fork_group(tmp_path / "log", 2, stopped)
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_lost_process_ends_the_others(lost: int, tmp_path: Path) -> None:
+    group = fork_group(tmp_path / "log", 2, stopped, lost)
     try:
-        code, text = first.ended()
+        code, text = group[1 - lost].ended()
     finally:
-        second.process.kill()
+        group[lost].process.kill()
     assert code == 1
-    assert "process 0 ends: no sign of life from process 1 of 2 for 1 s." in text
+    assert f"process {1 - lost} ends: no sign of life from process {lost} of 2 for 1 s." in text
 
 
 def test_long_work_of_one_process_is_waited_for(tmp_path: Path) -> None:

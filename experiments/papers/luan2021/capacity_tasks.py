@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from papers.luan2021.passages import articles, cut
-from studies.model_runs import some_queries
+from studies.model_runs import shared_bm25, some_queries
 
 from paradigms.baselines.bm25 import BM25
 from paradigms.baselines.lexical_vectors import count_terms, weigh
