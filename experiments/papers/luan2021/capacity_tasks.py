@@ -69,9 +69,7 @@ def open_task(
     corpus = collection.corpus
     half = depth // 2
     each = NEGATIVES_DEPTH // 2
-    bm25 = {
-        name: shared_bm25(corpus, folder / f"bm25-{length}-{n}", n, pieces) for name, n in NGRAMS.items()
-    }
+    bm25 = {name: shared_bm25(corpus, folder / f"bm25-{length}-{n}", n, pieces) for name, n in NGRAMS.items()}
     train = collection.split("train")
     test = collection.split("test")
     mined = with_random(bm25[first].search(train.queries, each), corpus, each, 0)
