@@ -69,10 +69,17 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from paradigms.align import AllPairs
+from paradigms.align import Alignment, AllPairs, PoolTopK, TopK
 from paradigms.encoder.backbone import load_backbone, packaged, without_weights
 from paradigms.encoder.precision import autocast
 
+# Name -> A whose in-batch scores are counted; None: ColBERT's.
+ALIGNMENTS: dict[str, Alignment | None] = {
+    "maximum": None,
+    "k = 2": TopK(2),
+    "XTR": PoolTopK(0.005),
+    "all pairs": AllPairs(),
+}
 GB = 1e9
 GiB = 1 << 30
 # The rows of the page: name -> what differs from the defaults of the settings.
@@ -129,7 +136,8 @@ def main(settings: Settings) -> None:
             "scores": Section(
                 "In-batch scores, for batches of one process",
                 f"Counted, for vectors in float32 and a bound of {settings.score_bytes / GiB:g} GiB. "
-                "maximum: ColBERT's and COIL's A, and ALIGNER's with k = 1. S: of the whole batch.",
+                "maximum: ColBERT's and COIL's A, and ALIGNER's with k = 1. XTR: k_train is .005 of the "
+                "batch's tokens. S: of the whole batch.",
                 score_rows(settings),
             ),
             "encoding": Section("Encoding", "Bytes of token vectors in float16 and in 2 bits.", encoding),
@@ -147,7 +155,7 @@ def score_rows(settings: Settings) -> Rows:
         row = {"queries": queries, "documents": documents}
         sizes = {"S": 4 * queries * documents * lengths[0] * lengths[1]}
         sizes["D's gradient"] = 4 * documents * lengths[1] * s.dim
-        for name, align in (("maximum", None), ("all pairs", AllPairs())):
+        for name, align in ALIGNMENTS.items():
             sizes[f"peak, {name}"] = score_bytes(queries, documents, *lengths, s.dim, s.score_bytes, align)
         rows.append(row | {f"{name}, GiB": size / GiB for name, size in sizes.items()})
     return rows

@@ -386,9 +386,10 @@ def retrieved_tokens(S: TokenPairs, valid: Valid, k: int | float) -> Valid:
     """Compute XTR's Â: mask the document tokens among each query token's k most similar in the whole pool."""
     if k <= 0:
         raise ValueError(f"token retrieval needs k above 0, got {k}")
-    counts = pool_count(k, valid.sum((1, 2))).clamp(max=S.shape[1] * S.shape[2])
-    most = int(counts.max()) if counts.numel() else 0
-    if most == S.shape[1] * S.shape[2]:
+    size = S.shape[1] * S.shape[2]
+    counts = pool_count(k, valid.sum((1, 2)))
+    most = min(int(counts.max()), size) if counts.numel() else 0
+    if most == size:
         return valid
     pool = S.detach().masked_fill(~valid, -torch.inf).movedim(-1, 1).flatten(2)  # [b, j, n·i]
     threshold = pool.topk(most).values.gather(-1, counts[..., None] - 1)[..., 0]

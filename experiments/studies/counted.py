@@ -8,16 +8,20 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from paradigms.align import NORMALISERS, Alignment, QueryToDocument
+from paradigms.align import NORMALISERS, Alignment, PoolTopK, QueryToDocument, TopK
 from paradigms.core import Tokens
 from paradigms.scoring import in_batch
 
 
 class Living(TorchDispatchMode):
-    """Count the bytes of all storages made within the context: `now`, and the largest number, `peak`."""
+    """Count the bytes of all storages made within the context: `now`, and the largest number, `peak`.
 
-    def __init__(self) -> None:
+    number: stands for every number that is read from a tensor without data.
+    """
+
+    def __init__(self, number: int | None = None) -> None:
         super().__init__()
+        self.number = number
         self.now = 0
         self.peak = 0
         self._known: set[int] = set()
@@ -27,6 +31,8 @@ class Living(TorchDispatchMode):
         self._known |= {tensor.untyped_storage()._cdata for tensor in tensors}
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        if self.number is not None and function is torch.ops.aten._local_scalar_dense.default:
+            return self.number
         result = function(*arguments, **(keywords or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
@@ -54,12 +60,17 @@ def score_bytes(
 ) -> int:
     """Count the bytes of in-batch scores, forward and backward, besides D and Q.
 
-    align: a soft A, or one of many pairs; by default ColBERT's. The queries of two pieces or 16 tiles
-    are scored, and twice as many; each further query takes as much more.
+    align: by default ColBERT's. The queries of two pieces or, if A is soft or has many pairs, of 16 tiles are
+    scored, and twice as many; each further query takes as much more.
     """
     pairs = documents * query_tokens
+    number: int | None = None  # of tokens that a query token is aligned with, or retrieves from the pool
+    if isinstance(align, TopK | PoolTopK):
+        number = int(align.k if align.k >= 1 else align.k * documents * document_tokens)
+    if isinstance(align, TopK):
+        pairs *= align.k
     few = bound // (pairs * in_batch.KEPT) + 1
-    if align is not None:  # computed again in tiles, without pieces
+    if align is not None and number is None:  # computed again in tiles, without pieces
         few = 16 * max(1, in_batch.MANY_CELLS // (pairs * document_tokens))
 
     def tokens(x: int, n: int, length: int) -> Tokens:
@@ -69,7 +80,7 @@ def score_bytes(
     def peak(count: int) -> int:
         D = tokens(1, documents, document_tokens)
         Q = tokens(count, 1, query_tokens)
-        with Living() as living:
+        with Living(number) as living:
             living.ignore(D.vectors, D.mask, Q.vectors, Q.mask)
             # `in_batch_rel` turns autocast off, which these tensors do not know.
             scores = in_batch._rel(D, Q, align or QueryToDocument(), NORMALISERS["one"], None, bound)

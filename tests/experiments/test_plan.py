@@ -10,13 +10,16 @@ import plan
 import pytest
 import torch
 import torch.distributed as dist
-from studies.counted import Living
+from studies.counted import Living, score_bytes
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
 
 from paradigms import PARADIGMS
+from paradigms.align import NORMALISERS, Alignment, AllPairs, PoolTopK, QueryToDocument, TopK
+from paradigms.core import Tokens
+from paradigms.scoring import in_batch
 from paradigms.train import parallel
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
@@ -125,3 +128,24 @@ def test_a_step_is_as_planned(eight_processes: None, tiny_bert: Path, shards: bo
     else:
         own = [weight.to_local().nbytes for weight in model.parameters()]
         assert 2 * sum(own) == pytest.approx(parts["moments"], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "align", [None, TopK(2), PoolTopK(5), PoolTopK(0.01), AllPairs()], ids=lambda align: str(align)
+)
+def test_scores_are_counted_without_data(align: Alignment | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors without data take as many bytes as tensors with data, on a device with the same tiles."""
+    monkeypatch.setattr(in_batch, "CELLS", {})
+    queries, documents, lengths, dim = 12, 10, (4, 24), 8
+
+    def tokens(x: int, n: int, length: int) -> Tokens:
+        mask = torch.ones(x, n, length, dtype=torch.bool)
+        return Tokens(torch.randn(x, n, length, dim, requires_grad=True), mask)
+
+    D, Q = tokens(1, documents, lengths[1]), tokens(queries, 1, lengths[0])
+    with Living() as living:
+        living.ignore(D.vectors, D.mask, Q.vectors, Q.mask)
+        scores = in_batch._rel(D, Q, align or QueryToDocument(), NORMALISERS["one"], None, in_batch.BOUND)
+        scores.logsumexp(1).sum().backward()
+    counted = score_bytes(queries, documents, *lengths, dim, in_batch.BOUND, align)
+    assert counted == pytest.approx(living.peak, rel=0.1)
