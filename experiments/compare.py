@@ -36,7 +36,7 @@ from studies.system_settings import SystemSettings, read_systems
 from paradigms.io.command_line import flags, folder_name
 
 
-@flags(steps=60, dev_queries=0, seeds=[0])
+@flags(dev_queries=0, seeds=[0])
 class Settings(
     Results, CollectionName, StudyTraining, Backbone, Baseline, Seeds, Options, IndexKind, Ranking
 ):
