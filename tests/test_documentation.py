@@ -234,7 +234,7 @@ def test_sentences_have_the_numbers_of_the_results():
         f"one vector does not, {debian['dpr'][0]:.2f} |",
         f"lift one vector from {t5['dpr'][0]:.2f} to {t5['dpr'][1]:.2f} and ",
         f"ColBERT from {t5['colbert'][0]:.2f} to {t5['colbert'][1]:.2f};",
-        f"RR@10 is {imputed[0]:.2f} from 100 for each query token, {imputed[1]:.2f} from 10,000, and "
+        f"RR@10 is {imputed[0]:.2f} from 100 a query token, {imputed[1]:.2f} from 10,000, and "
         f"{gathered:.2f} from all |",
         "RR@10 is {:.2f} above that of tokens kept by IDF [{:.2f}, {:.2f}]".format(*kept),
         f"RR@10 {passages[0]:.2f} and {passages[1]:.2f}, and worse than BM25, {passages[2]:.2f} ",
