@@ -16,7 +16,7 @@ from paradigms.scoring import in_batch
 class Living(TorchDispatchMode):
     """Count the bytes of all storages made within the context: `now`, and the largest number, `peak`.
 
-    number: stands for every number that is read from a tensor without data.
+    number: the value to return wherever code reads a number from a tensor, which needs data.
     """
 
     def __init__(self, number: int | None = None) -> None:

@@ -63,7 +63,7 @@ def test_the_script_measures_and_judges(tiny_bert: Path, tmp_path: Path) -> None
     words = scripts.write_words(tmp_path)
     options = {"backbone": tiny_bert, "t5": tiny_bert, "output": tmp_path / "out", "seeds": "[0]"}
     options |= {"collections": f"[{words}]", "search_tokens": "[3, 10]"}
-    large = {"H6"}  # and no collection is
+    large = {"H6"}  # judged on large collections alone
     families = {"[]": range(1, 10), f"[{words}]": range(10, 14)}
     for trained, places in families.items():
         scripts.run("imputation", **SMALL | options | {"trained": trained})
