@@ -50,7 +50,7 @@ def sections_of(cells: Cells, counts: Sequence[int]) -> dict[str, Section]:
         "claims": study.section(PAPER, "trained" if study.trainings else "imputation"),
         "systems": Section(
             "Systems",
-            "nDCG@10 of test queries, and the k' that dev queries choose.",
+            "nDCG@10 of test queries; dev queries choose k'.",
             [row for cell, losses in cells.items() for row in system_rows(cell, losses, study)],
         ),
         "k": Curves(
