@@ -309,7 +309,7 @@ def effects(tables: Mapping[str, ResultTable]) -> str:
         return ""
     first = next(iter(changed.values()))
     stages = "; ".join(f"{stage} {table.effect}" for stage, table in changed.items())
-    return f"Training changes the mean {first.measures[0]} of {len(first.training)} systems: {stages}."
+    return f"Training changes the mean {first.measures[0]} of all trained systems: {stages}."
 
 
 def gates(retrievers: Mapping[str, Retriever]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from paradigms.evaluate.measures import Interval, PerQuery, seeds_interval
+from paradigms.evaluate.measures import PerQuery, seeds_interval
 from paradigms.evaluate.significance import (
     ALPHA,
     BETTER,
@@ -62,7 +62,7 @@ class ResultTable:
     note: str
     pairs: list[Comparison] = field(default_factory=list)  # all pairs of systems, if there are more than two
     training: list[Comparison] = field(default_factory=list)  # trained systems against untrained ones
-    change: Interval | None = None  # of the mean of all trained systems, on the first compared measure
+    effect: str = ""  # by how much training changes the mean of all trained systems, on the first measure
 
     def best(self, measure: str) -> float:
         return max(cells[measure].mean for cells in self.rows.values())
@@ -75,13 +75,6 @@ class ResultTable:
             shown = f"{ZERO.sub('.', f'{pair.difference:+.3f}')}{pair.mark}"
             rows.setdefault(pair.system, []).append(shown)
         return list(rows.items())
-
-    @property
-    def effect(self) -> str:
-        """Return the change of the trained systems' mean and its interval, in words; "" without systems."""
-        if self.change is None:
-            return ""
-        return ZERO.sub(".", "{:+.3f} [{:+.3f}, {:+.3f}]".format(*self.change))
 
     @property
     def matrix_note(self) -> str:
@@ -139,14 +132,17 @@ def result_table(
         for measure, interval in results.intervals().items():
             key = system, measure
             rows[system][measure] = Cell(*interval, marks.get(key, ""), before.get(key, ""))
-    note = " ".join(_notes(systems, f"{baseline} on {', '.join(primary)}", comparisons, training))
-    change = None
+    notes = [*_notes(systems, f"{baseline} on {', '.join(primary)}", comparisons, training)]
+    effect = ""
     if untrained:
         measure = primary[0]
         changes = [systems[name].by_seed(measure) - row.weighted(measure) for name, row in untrained.items()]
         change = seeds_interval(np.mean(changes, axis=0), groups=next(iter(untrained.values())).groups)
+        effect = ZERO.sub(".", "{:+.3f} [{:+.3f}, {:+.3f}]".format(*change))
+        these = "the trained system" if len(untrained) == 1 else f"all {len(untrained)} trained systems"
+        notes.append(f"Training changes the mean {measure} of {these} by {effect}.")
     measured = list(next(iter(rows.values())))
-    return ResultTable(title, measured, rows, comparisons, note, pairs, training, change)
+    return ResultTable(title, measured, rows, comparisons, " ".join(notes), pairs, training, effect)
 
 
 def _notes(
