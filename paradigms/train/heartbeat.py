@@ -38,10 +38,10 @@ class Heartbeat(threading.Thread):
         self.silent = [0] * len(self.keys)  # beats since each process's last sign
         self.failed = False
         self.ended = threading.Event()
+        self.exchange = threading.Thread(target=self._exchange, daemon=True)
         self.store.set(self.keys[self.rank], "0")
 
     def run(self) -> None:
-        threading.Thread(target=self._exchange, daemon=True).start()
         while self.signs[0] != ENDED:  # process 0 may have the store
             time.sleep(self.beat)
             # Beats and not seconds: while compiled code holds Python's lock, neither thread counts.
@@ -77,7 +77,8 @@ class Heartbeat(threading.Thread):
     def end(self) -> None:
         """Tell the others that this process ended as it should; after an error, tell them nothing."""
         self.ended.set()
-        if not self.failed:
+        self.exchange.join(self.beat)  # or its last sign might replace this one
+        if not (self.failed or self.exchange.is_alive()):
             try:
                 self.store.set(self.keys[self.rank], ENDED.decode())
             except RuntimeError:  # the store's process has ended before
@@ -99,5 +100,6 @@ def start_heartbeat(beat: float = BEAT, silence: float = SILENCE) -> None:
         report(*error)  # type: ignore[arg-type]
 
     sys.excepthook = noticed
-    atexit.register(heartbeat.end)
+    heartbeat.exchange.start()
     heartbeat.start()
+    atexit.register(heartbeat.end)
