@@ -10,7 +10,8 @@ from paradigms import PARADIGMS, Paradigm, load
 from paradigms.align import TopK
 from paradigms.baselines.bm25 import BM25
 from paradigms.encoder.towers import TwoTowers
-from paradigms.engines import Engine, EngineRetriever, hand_over
+from paradigms.engines import EngineRetriever, hand_over
+from paradigms.engines.base import MaxSimEngine
 from paradigms.find import open_index
 from paradigms.identity import differing, identity
 from paradigms.io.checks import differences
@@ -140,7 +141,7 @@ def test_the_start_of_a_training_is_what_files_hold(tiny_bert, tmp_path):
     assert start(drawn[1]) not in ("the start", now)
 
 
-class InMemory(Engine):
+class InMemory(MaxSimEngine):
     def __init__(self, dim):
         self.dim, self.single, self.documents = dim, False, {}
 
@@ -168,7 +169,7 @@ def test_an_engine_has_the_vectors_of_one_model(tiny_bert):
     with pytest.raises(ValueError, match="vectors of another model"):
         EngineRetriever(engine, other).search(QUERIES)
     unknown = InMemory(colbert.encoder.dim)
-    unknown.add(["cat"], [next(iter(engine.documents.values()))])
+    unknown.documents = engine.documents
     with pytest.raises(ValueError, match="does not record which model made them"):
         hand_over(Indexed.build(colbert, TEXTS).index.store, colbert, unknown)
 

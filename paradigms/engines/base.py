@@ -45,15 +45,13 @@ class Hit(NamedTuple):
 
 
 class Engine(ABC):
-    """A store that ranks documents by Σⱼ maxᵢ dᵢᵀqⱼ; each document has one or more vectors [dim].
+    """A store that ranks documents by rel; each document has one or more vectors [dim].
 
     single: whether each document and query has exactly one vector. place: how error messages name
     the engine, for example by its folder. made: what made the stored vectors (`paradigms.identity`), or None
     if no model has claimed the engine. where: name -> value that the metadata (`describe`) of every document
-    that a search returns must have. Subclasses define `_add`, `_describe` and `_top`, whose arguments have
-    already been checked. `_top` returns ids, scores and the digests of texts that `_add` received, or ids and
-    scores alone if the engine does not store digests. Subclasses read `made` when they open, and define
-    `_record` to store it.
+    that a search returns must have. Subclasses define the methods that begin with _, whose arguments have
+    already been checked. They read `made` when they open, and define `_record` to store it.
     """
 
     dim: int
@@ -83,6 +81,11 @@ class Engine(ABC):
         if self.made is not None and (other := differing(self.made, made)):
             raise ValueError(f"{self.place} has vectors of another model ({other}): use another place")
 
+    def check(self, model: Paradigm) -> None:
+        """Raise ValueError unless the engine can score the model's vectors."""
+        if model.encoder.dim != self.dim:
+            raise ValueError(f"{model.recipe.name} has {model.encoder.dim} dimensions, the engine {self.dim}")
+
     @abstractmethod
     def stored(self, ids: Collection[str] | None = None) -> dict[str, int]:
         """Map stored documents to the digests of their texts. ids: None means all documents."""
@@ -101,65 +104,42 @@ class Engine(ABC):
         with naming(self.place):
             self._describe(metadata)
 
-    def add(
-        self, ids: Sequence[str], documents: Sequence[Vectors], texts: Sequence[int] | None = None
-    ) -> None:
-        """Store documents with at least one vector each, replacing stored documents with the same ids.
-
-        texts: digest of each document's text, or 0 if it is not known; None means that all are unknown.
-        Raises ValueError if a document is listed twice or has no vectors, or if vectors have the wrong shape
-        or are not finite. Also raises ValueError, naming the engine (`place`), if the engine fails, for
-        example because the disk is full.
-        """
-        self.check_documents(ids, documents)
-        if ids:
-            with naming(self.place):
-                self._add(ids, documents, [0] * len(ids) if texts is None else texts)
-
-    def check_documents(self, ids: Sequence[str], documents: Sequence[Vectors]) -> None:
-        """Raise ValueError if documents cannot be stored; see `add`."""
-        twice = next((id for id, count in Counter(ids).items() if count > 1), None)
-        if twice is not None:
-            raise ValueError(f"document {twice!r} is listed twice")
-        for id, vectors in zip(ids, documents, strict=True):
-            if not len(vectors):
-                raise ValueError(f"document {id!r} has no vector, so no search can find it: leave it out")
-            self._check(f"document {id!r}", vectors)
-
-    def check(self, model: Paradigm) -> None:
-        """Raise ValueError unless the engine can score the model's vectors (`check_maxima`)."""
-        check_maxima(model, self)
-
     def write(self, ids: Sequence[str], documents: Tokens, texts: Sequence[int] | None = None) -> int:
-        """Store documents [1, n, i, h] as `add` does; return how many had tokens, which the others lack."""
-        pairs = zip(documents.vectors[0], documents.mask[0], strict=True)
-        vectors = [v[m].numpy() for v, m in pairs]
-        full = [n for n, rows in enumerate(vectors) if len(rows)]
-        texts = [0] * len(ids) if texts is None else texts
-        self.add([ids[n] for n in full], [vectors[n] for n in full], [texts[n] for n in full])
-        return len(full)
+        """Store documents [1, n, i, h], replacing those with the same ids; return how many have tokens.
+
+        Documents without tokens are left out. texts: digest of each document's text, or 0 if it is not known;
+        None means that all are unknown. Raises ValueError if a document is listed twice, or if vectors have
+        the wrong shape or are not finite. Also raises ValueError, naming the engine (`place`), if the engine
+        fails, for example because the disk is full.
+        """
+        if twice := [id for id, count in Counter(ids).items() if count > 1]:
+            raise ValueError(f"document {twice[0]!r} is listed twice")
+        rows = documents.mask[0].any(-1).nonzero()[:, 0].tolist()
+        documents = documents.map(lambda t: t[:, rows].detach())
+        for row, vectors in zip(rows, arrays(documents), strict=True):
+            self._check(f"document {ids[row]!r}", vectors)
+        if rows:
+            digests = [0 if texts is None else texts[row] for row in rows]
+            with naming(self.place):
+                self._write([ids[row] for row in rows], documents, digests)
+        return len(rows)
 
     def rank(self, query: Tokens, recipe: Recipe, k: int, among: Collection[str] | None = None) -> list[Hit]:
-        """Return the k best documents and their rel for one query [1, 1, j, h]; among: see `hits`."""
-        vectors = query.vectors[0, 0][query.mask[0, 0]].float().numpy()
-        Z = float(recipe.normalise_function(torch.ones(1, 1, 1, 1), query, query))  # of the query alone
-        return [hit._replace(score=hit.score / Z) for hit in self.hits(vectors, k, among)]
-
-    def top(self, query: Vectors, k: int, among: Collection[str] | None = None) -> list[tuple[str, float]]:
-        """Return the ids and scores of `hits`."""
-        return [(hit.id, hit.score) for hit in self.hits(query, k, among)]
-
-    def hits(self, query: Vectors, k: int, among: Collection[str] | None = None) -> list[Hit]:
-        """Return the k best documents for one query, or [] if the query has no vectors.
+        """Return the k best documents and their rel for one query [1, 1, j, h]; none if it has no tokens.
 
         among: ids of documents to score exactly, ignoring all others. Raises ValueError if the vectors have
         the wrong shape or are not finite.
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
-        self._check("the query", query)
+        real = query.mask[0, 0]
+        query = query.map(lambda t: t[:, :, real].detach())
+        [vectors] = arrays(query)
+        self._check("the query", vectors)
+        if not len(vectors) or (among is not None and not among):
+            return []
         with naming(self.place):
-            return [Hit(*row) for row in self._top(query, k, among)] if len(query) else []
+            return self._rank(query, recipe, k, among)
 
     def close(self) -> None:  # noqa: B027  some engines have nothing to release
         """Release locks and connections."""
@@ -168,21 +148,62 @@ class Engine(ABC):
         """Store `made`, as JSON, where other processes that open the engine read it."""
 
     @abstractmethod
-    def _add(self, ids: Sequence[str], documents: Sequence[Vectors], texts: Sequence[int]) -> None: ...
-
-    @abstractmethod
     def _describe(self, metadata: Mapping[str, Mapping[str, str]]) -> None: ...
 
     @abstractmethod
-    def _top(self, query: Vectors, k: int, among: Collection[str] | None) -> Sequence[tuple[Any, ...]]: ...
+    def _write(self, ids: Sequence[str], documents: Tokens, texts: Sequence[int]) -> None: ...
+
+    @abstractmethod
+    def _rank(self, query: Tokens, recipe: Recipe, k: int, among: Collection[str] | None) -> list[Hit]: ...
 
     def _check(self, what: str, vectors: Vectors) -> None:
-        if vectors.ndim != 2 or vectors.shape[1] != self.dim:
+        if vectors.shape[1] != self.dim:
             raise ValueError(f"{what} needs axes [vectors, {self.dim}], not {list(vectors.shape)}")
         if self.single and len(vectors) > 1:
             raise ValueError(f"{what} has {len(vectors)} vectors, but this engine takes one")
         if not np.isfinite(vectors).all():
             raise ValueError(f"{what} has vectors that are not finite")
+
+
+class MaxSimEngine(Engine):
+    """An engine that ranks documents by Σⱼ maxᵢ dᵢᵀqⱼ times a factor that depends on the query alone.
+
+    `_top` returns ids, scores and the digests of texts that `_add` received, or ids and scores alone if the
+    engine does not store digests.
+    """
+
+    def check(self, model: Paradigm) -> None:
+        super().check(model)
+        recipe, settings = model.recipe, model.encoder.settings
+        maxsim = recipe.align.is_maxsim(1 if settings.single else UNBOUNDED)
+        if not maxsim or recipe.normalise not in ("one", "query_tokens") or settings.salience != "none":
+            raise ValueError(
+                f"{recipe.name} scores by the alignment {recipe.align} with Z = {recipe.normalise} and "
+                f"salience {settings.salience}; engines support MaxSim only: "
+                "model.with_alignment(QueryToDocument(), 'query_tokens') scores by MaxSim"
+            )
+        if self.single and not settings.single:
+            raise ValueError(f"{recipe.name} has several vectors per document, but this engine takes one")
+
+    def _write(self, ids: Sequence[str], documents: Tokens, texts: Sequence[int]) -> None:
+        self._add(ids, arrays(documents), texts)
+
+    def _rank(self, query: Tokens, recipe: Recipe, k: int, among: Collection[str] | None) -> list[Hit]:
+        Z = float(recipe.normalise_function(torch.ones(1, 1, 1, 1), query, query))  # of the query alone
+        hits = (Hit(*row) for row in self._top(arrays(query)[0], k, among))
+        return [hit._replace(score=hit.score / Z) for hit in hits]
+
+    @abstractmethod
+    def _add(self, ids: Sequence[str], documents: Sequence[Vectors], texts: Sequence[int]) -> None: ...
+
+    @abstractmethod
+    def _top(self, query: Vectors, k: int, among: Collection[str] | None) -> Sequence[tuple[Any, ...]]: ...
+
+
+def arrays(texts: Tokens) -> list[Vectors]:
+    """Return the vectors of each text [1, n, i, h] without padding."""
+    pairs = zip(texts.vectors[0], texts.mask[0], strict=True)
+    return [vectors[mask].float().numpy() for vectors, mask in pairs]
 
 
 def hand_over(
@@ -196,7 +217,7 @@ def hand_over(
     """Write the stored vectors of documents to an engine; return the number of documents with vectors.
 
     rows: rows to write; None means all rows. Deleted documents are skipped. Raises ValueError if the engine
-    cannot score the model's vectors (`check_maxima`) or has vectors of another model (`Engine.claim`).
+    cannot score the model's vectors (`Engine.check`) or has vectors of another model (`Engine.claim`).
     """
     store.check(model)
     engine.check(model)
@@ -322,25 +343,6 @@ class EngineRetriever:
         digested = [hit for hit in hits if hit.text]
         if other := [hit.id for hit in digested if hit.text != text_digest(text_of(corpus, hit.id))]:
             raise ValueError(other_texts(self.engine.place, other))
-
-
-def check_maxima(model: Paradigm, engine: Engine) -> None:
-    """Raise ValueError unless the engine can score the model's vectors.
-
-    rel must be Σⱼ maxᵢ dᵢᵀqⱼ times a factor that depends on the query alone.
-    """
-    recipe, settings = model.recipe, model.encoder.settings
-    maxsim = recipe.align.is_maxsim(1 if settings.single else UNBOUNDED)
-    if not maxsim or recipe.normalise not in ("one", "query_tokens") or settings.salience != "none":
-        raise ValueError(
-            f"{recipe.name} scores by the alignment {recipe.align} with Z = {recipe.normalise} and salience "
-            f"{settings.salience}; engines support MaxSim only: "
-            "model.with_alignment(QueryToDocument(), 'query_tokens') scores by MaxSim"
-        )
-    if engine.single and not settings.single:
-        raise ValueError(f"{recipe.name} has several vectors per document, but this engine takes one")
-    if model.encoder.dim != engine.dim:
-        raise ValueError(f"{recipe.name} has {model.encoder.dim} dimensions, the engine {engine.dim}")
 
 
 def check_numbers(numbers: str, types: Collection[str]) -> None:

@@ -14,10 +14,11 @@ import json
 import os
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import unquote, urlencode, urlsplit
 from urllib.request import Request, urlopen
@@ -25,11 +26,10 @@ from zlib import crc32
 
 import numpy as np
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
-from paradigms.align import PoolExcess, PoolTopK, QueryToDocument, pool_count
+from paradigms.align import PoolExcess, PoolTopK, pool_count
 from paradigms.core import Tokens
-from paradigms.engines.base import Engine, Hit, Vectors, check_numbers
+from paradigms.engines.base import Engine, Hit, check_numbers
 from paradigms.engines.sql import check_alignment, imputed, relevance, similarities, vector_of
 from paradigms.impute import IMPUTATIONS
 from paradigms.io.checks import naming
@@ -44,16 +44,28 @@ MOST = (1 << 24) - 1  # similarities that ClickHouse keeps in order, for each qu
 ADDRESS = re.compile(r"https?://")
 
 
-class Connection(Protocol):
-    def query(self, sql: str) -> Any:
-        """Run a statement, and return its rows as a table of pyarrow."""
+class Connection(ABC):
+    """ClickHouse in this process or on a server."""
 
+    def query(self, sql: str) -> Any:
+        """Run a statement, and return its rows as a table of pyarrow, or None if it returns nothing."""
+        import pyarrow as pa
+
+        data = self.answer(sql)
+        return pa.ipc.open_stream(pa.py_buffer(data)).read_all() if data else None
+
+    @abstractmethod
+    def answer(self, sql: str) -> bytes:
+        """Run a statement, and return its rows in the format ArrowStream."""
+
+    @abstractmethod
     def insert(self, table: str, rows: Any) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:  # noqa: B027  a server's requests are separate
+        """Release the folder."""
 
 
-class Folder:
+class Folder(Connection):
     """ClickHouse as a library, chdb, over a folder."""
 
     def __init__(self, place: str) -> None:
@@ -62,11 +74,9 @@ class Folder:
         self.session = Session(place)
         self.session.query(f"SET max_query_size = {LONGEST}")
 
-    def query(self, sql: str) -> Any:
-        import pyarrow as pa
-
-        data = self.session.query(sql, "ArrowStream").bytes()
-        return pa.ipc.open_stream(pa.py_buffer(data)).read_all() if data else None
+    def answer(self, sql: str) -> bytes:
+        data: bytes = self.session.query(sql, "ArrowStream").bytes()
+        return data
 
     def insert(self, table: str, rows: Any) -> None:
         self.session.query(f"INSERT INTO {table} SELECT * FROM Python(rows)")  # the variable of that name
@@ -75,7 +85,7 @@ class Folder:
         self.session.close()
 
 
-class Server:
+class Server(Connection):
     """A ClickHouse server's HTTP interface, with the user and password of the address, if it has them."""
 
     def __init__(self, place: str) -> None:
@@ -88,11 +98,8 @@ class Server:
             self.headers["X-ClickHouse-User"] = user
             self.headers["X-ClickHouse-Key"] = password if parts.password is None else unquote(parts.password)
 
-    def query(self, sql: str) -> Any:
-        import pyarrow as pa
-
-        data = self._post({}, sql.encode())
-        return pa.ipc.open_stream(pa.py_buffer(data)).read_all() if data else None
+    def answer(self, sql: str) -> bytes:
+        return self._post({}, sql.encode())
 
     def insert(self, table: str, rows: Any) -> None:
         import pyarrow as pa
@@ -101,9 +108,6 @@ class Server:
         with pa.ipc.new_stream(sink, rows.schema) as writer:
             writer.write_table(rows)
         self._post({"query": f"INSERT INTO {table} FORMAT ArrowStream"}, sink.getvalue().to_pybytes())
-
-    def close(self) -> None:
-        pass
 
     def _post(self, parameters: Mapping[str, str], body: bytes) -> bytes:
         asked = urlencode({"default_format": "ArrowStream", "max_query_size": LONGEST, **parameters})
@@ -216,60 +220,41 @@ class ClickHouseEngine(Engine):
                 shard.insert(table, rows.filter(mine))
 
     def check(self, model: Paradigm) -> None:
-        """Raise ValueError unless there is SQL for the model's A, and its dimension is the engine's."""
         check_alignment(model.recipe.align)
-        if model.encoder.dim != self.dim:
-            raise ValueError(f"{model.recipe.name} has {model.encoder.dim} dimensions, the engine {self.dim}")
+        super().check(model)
 
-    def write(self, ids: Sequence[str], documents: Tokens, texts: Sequence[int] | None = None) -> int:
-        """Store documents [1, n, i, h] as `add` does, with ids and saliences.
-
-        A replaced document keeps its metadata.
-        """
+    def _write(self, ids: Sequence[str], documents: Tokens, texts: Sequence[int]) -> None:
         import pyarrow as pa
 
-        masks = documents.mask[0]
-        full = masks.any(1).nonzero()[:, 0].tolist()
-        written = [ids[row] for row in full]
-        every = documents.vectors[0].detach()
-        self.check_documents(written, [every[row][masks[row]].float().numpy() for row in full])
-        if not written:
-            return 0
-        n, i = masks.nonzero(as_tuple=True)
+        n, i = documents.mask[0].nonzero(as_tuple=True)
+        vectors = documents.vectors[0, n, i].to(torch.float64 if self.numbers == "Float64" else torch.float32)
         count = len(n)
-        tokens = torch.full((count,), NO_ID) if documents.ids is None else documents.ids[0][n, i]
-        salience = torch.ones(count) if documents.salience is None else documents.salience[0][n, i].detach()
-        vectors = every[n, i].to(torch.float64 if self.numbers == "Float64" else torch.float32)
-        pooled = torch.stack([every[row][masks[row]].float().mean(0) for row in full])
-        digests = [0 if texts is None else texts[row] for row in full]
-        with naming(self.place):
-            former = {row["document"]: row for row in self._stored(written)}
-            # Above the former ones even if this machine's clock is behind the one that wrote them.
-            version = max([time.time_ns(), *(row["version"] + 1 for row in former.values())])
-            self.insert(
-                self.tokens,
-                pa.table(
-                    {
-                        "document": [ids[row] for row in n.tolist()],
-                        "version": pa.array([version] * count, pa.uint64()),
-                        "place": pa.array(i.numpy(), pa.uint32()),
-                        "token": tokens.numpy(),
-                        "salience": salience.numpy(),
-                        "vector": _lists(vectors),
-                    }
-                ),
-            )
-            self._name(
-                [
-                    {"document": id, "version": version, "text": text, "pooled": mean.tolist()}
-                    | {name: former.get(id, NEW)[name] for name in NEW}
-                    for id, text, mean in zip(written, digests, pooled, strict=True)
-                ]
-            )
-            if former:
-                names = ", ".join(map(_text, former))
-                self.run(f"DELETE FROM {self.tokens} WHERE document IN ({names}) AND version < {version}")
-        return len(written)
+        tokens = torch.full((count,), NO_ID) if documents.ids is None else documents.ids[0, n, i]
+        salience = torch.ones(count) if documents.salience is None else documents.salience[0, n, i]
+        pooled = [part.float().mean(0).tolist() for part in vectors.split(documents.mask[0].sum(-1).tolist())]
+        former = {row["document"]: row for row in self._stored(ids)}
+        # Above the former ones even if this machine's clock is behind the one that wrote them.
+        version = max([time.time_ns(), *(row["version"] + 1 for row in former.values())])
+        columns = {
+            "document": [ids[row] for row in n.tolist()],
+            "version": pa.array([version] * count, pa.uint64()),
+            "place": pa.array(i.numpy(), pa.uint32()),
+            "token": tokens.numpy(),
+            "salience": salience.numpy(),
+            "vector": _lists(vectors),
+        }
+        self.insert(self.tokens, pa.table(columns))
+        rows = zip(ids, texts, pooled, strict=True)
+        self._name(
+            [
+                {"document": id, "version": version, "text": text, "pooled": mean}
+                | {name: former.get(id, NEW)[name] for name in NEW}
+                for id, text, mean in rows
+            ]
+        )
+        if former:
+            names = ", ".join(map(_text, former))
+            self.run(f"DELETE FROM {self.tokens} WHERE document IN ({names}) AND version < {version}")
 
     def approximate(self) -> None:
         """Build an HNSW index over the documents' mean vectors, which chooses `candidates`.
@@ -283,7 +268,6 @@ class ClickHouseEngine(Engine):
             self.run(f"ALTER TABLE {self.documents} MATERIALIZE INDEX pooled SETTINGS mutations_sync = 2")
 
     def delete(self, ids: Collection[str]) -> None:
-        """Delete documents; ids that are not stored are ignored."""
         names = ", ".join(map(_text, ids))
         for table in (self.documents, self.tokens) if ids else ():
             self.run(f"DELETE FROM {table} WHERE document IN ({names})")
@@ -295,31 +279,25 @@ class ClickHouseEngine(Engine):
         stored = self._stored(metadata)
         self._name([row | {"metadata": list(metadata[row["document"]].items())} for row in stored])
 
-    def rank(self, query: Tokens, recipe: Recipe, k: int, among: Collection[str] | None = None) -> list[Hit]:
-        real = query.mask[0, 0]
-        query = query.map(lambda t: t[:, :, real].detach())
-        self._check("the query", query.vectors[0, 0].float().numpy())
-        if not real.any() or (among is not None and not among):
+    def _rank(self, query: Tokens, recipe: Recipe, k: int, among: Collection[str] | None) -> list[Hit]:
+        if "ids" in recipe.align.reads:
+            self._check_ids(query)
+        weighed = bool(self.rows(f"SELECT 1 FROM {self.tokens} WHERE salience != 1 LIMIT 1"))
+        rows = similarities(query, self.tokens, self.numbers, weighed, self._current(query, among))
+        retrieved = self._retrieved(rows, query, recipe) if recipe.reads_pool else None
+        if retrieved is not None and not retrieved.shape[1]:
             return []
-        with naming(self.place):
-            if "ids" in recipe.align.reads:
-                self._check_ids(query)
-            weighed = bool(self.rows(f"SELECT 1 FROM {self.tokens} WHERE salience != 1 LIMIT 1"))
-            rows = similarities(query, self.tokens, self.numbers, weighed, self._current(query, among))
-            retrieved = self._retrieved(rows, query, recipe) if recipe.reads_pool else None
-            if retrieved is not None and not retrieved.shape[1]:
-                return []
-            floors = [] if retrieved is None else retrieved.amin(1).tolist()
-            if recipe.search == "impute" and retrieved is not None:
-                missing = IMPUTATIONS[recipe.imputation](retrieved, self._count(rows))
-                scored = imputed(rows, floors, missing.tolist())
-                if among is None:
-                    scored = f"SELECT * FROM ({scored}) WHERE reached"
-            else:
-                scored = relevance(query, recipe.align, recipe.normalise, rows, floors, weighed)
-            best = self.rows(f"SELECT * FROM ({scored}) ORDER BY score DESC, document LIMIT {k}")
-            best = sorted(best, key=lambda row: (-row["score"], row["document"]))[:k]
-            texts = self.stored([row["document"] for row in best])
+        floors = [] if retrieved is None else retrieved.amin(1).tolist()
+        if recipe.search == "impute" and retrieved is not None:
+            missing = IMPUTATIONS[recipe.imputation](retrieved, self._count(rows))
+            scored = imputed(rows, floors, missing.tolist())
+            if among is None:
+                scored = f"SELECT * FROM ({scored}) WHERE reached"
+        else:
+            scored = relevance(query, recipe.align, recipe.normalise, rows, floors, weighed)
+        best = self.rows(f"SELECT * FROM ({scored}) ORDER BY score DESC, document LIMIT {k}")
+        best = sorted(best, key=lambda row: (-row["score"], row["document"]))[:k]
+        texts = self.stored([row["document"] for row in best])
         return [Hit(row["document"], row["score"], texts.get(row["document"], 0)) for row in best]
 
     def close(self) -> None:
@@ -329,18 +307,6 @@ class ClickHouseEngine(Engine):
     def _record(self, made: str) -> None:
         for n, shard in enumerate(self.shards):
             shard.query(f"INSERT INTO {self.makers} SELECT {_text(made)}, {n}, {len(self.shards)}")
-
-    def _add(self, ids: Sequence[str], documents: Sequence[Vectors], texts: Sequence[int]) -> None:
-        tensors = [torch.from_numpy(vectors) for vectors in documents]
-        padded = pad_sequence(tensors, batch_first=True)[None]
-        lengths = torch.tensor([len(vectors) for vectors in documents])
-        mask = torch.arange(padded.shape[2]) < lengths[:, None]
-        self.write(ids, Tokens(padded, mask[None]), texts)
-
-    def _top(self, query: Vectors, k: int, among: Collection[str] | None) -> list[Hit]:
-        vectors = torch.from_numpy(query)[None, None]
-        tokens = Tokens(vectors, torch.ones(1, 1, len(query), dtype=torch.bool))
-        return self.rank(tokens, Recipe("maxsim", QueryToDocument(), "one"), k, among)
 
     def _stored(self, ids: Collection[str] | None, columns: str = "*") -> list[dict[str, Any]]:
         """Return the rows of `documents`."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from paradigms.engines.base import Engine, Vectors, check_numbers
+from paradigms.engines.base import MaxSimEngine, Vectors, check_numbers
 from paradigms.io.checks import naming
 
 TABLE, MADE, DOT, COSINE = "documents", "made_by", "dot", "cosine"
@@ -17,7 +17,7 @@ UNIT = 1e-2  # tolerated difference of a vector's length from 1
 SAMPLE = 1000  # documents whose vectors' lengths are checked before indexing
 
 
-class LanceEngine(Engine):
+class LanceEngine(MaxSimEngine):
     """Documents in a LanceDB table.
 
     place: a folder, or an address such as s3://bucket/path. single: whether each document has one vector.

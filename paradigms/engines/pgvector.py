@@ -4,7 +4,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from paradigms.engines.base import Engine, Vectors, check_numbers
+from paradigms.engines.base import MaxSimEngine, Vectors, check_numbers
 from paradigms.io.checks import naming
 
 TABLE, INDEX, METADATA = "documents", "documents_vector", "metadata"
@@ -13,7 +13,7 @@ COLUMNS = """SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute
 WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum"""
 
 
-class PgvectorEngine(Engine):
+class PgvectorEngine(MaxSimEngine):
     """Documents in a PostgreSQL table, one row per vector.
 
     address: address of the database for psycopg, such as postgresql://user@host/database. The password may

@@ -3,13 +3,13 @@
 import json
 import os
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paradigms.engines.base import Engine, Vectors, check_numbers
+from paradigms.engines.base import MaxSimEngine, Vectors, check_numbers
 from paradigms.io.checks import naming, read_json
 from paradigms.io.files import locked, write_text
 
@@ -21,7 +21,72 @@ METADATA = "metadata"
 MADE = "made_by"  # entry of a collection's metadata, and the name of a file in a folder
 
 
-class QdrantEngine(Engine):
+class Points(MaxSimEngine):
+    """Documents as Qdrant's points, whose payload is {id, text, metadata}.
+
+    kit: the package that has Qdrant's types. point, has_id: its types of a point and of a condition on keys.
+    exact: whether to score every document.
+    """
+
+    kit: Any
+    point: Callable[..., Any]
+    has_id: Callable[[Any], Any]
+    exact: bool
+
+    def _add(self, ids: Sequence[str], documents: Sequence[Vectors], texts: Sequence[int]) -> None:
+        metadata = {point.payload["id"]: point.payload.get(METADATA, {}) for point in self._read(_keys(ids))}
+        points: list[Any] = []
+        numbers = 0
+        for id, vectors, text in zip(ids, documents, texts, strict=True):
+            if points and numbers + vectors.size > REQUEST:
+                self._upsert(points)
+                points = []
+                numbers = 0
+            numbers += vectors.size
+            payload = {"id": id, "text": text, METADATA: metadata.get(id, {})}
+            points.append(self.point(id=_key(id), vector=self._vector(vectors), payload=payload))
+        self._upsert(points)
+
+    def stored(self, ids: Collection[str] | None = None) -> dict[str, int]:
+        if ids is not None:
+            points = self._read(_keys(ids))
+        else:
+            points, offset = self._page(None)
+            while offset is not None:
+                more, offset = self._page(offset)
+                points += more
+        return {point.payload["id"]: point.payload.get("text", 0) for point in points}
+
+    def _top(self, query: Vectors, k: int, among: Collection[str] | None) -> list[tuple[str, float, int]]:
+        kit = self.kit
+        conditions = [
+            kit.FieldCondition(key=f'{METADATA}."{name}"', match=kit.MatchValue(value=value))
+            for name, value in self.where.items()
+        ]
+        if among is not None:
+            conditions.append(self.has_id(set(_keys(among))))
+        parameters = kit.SearchParams(exact=True) if self.exact or among is not None else None
+        points = self._nearest(self._vector(query), k, kit.Filter(must=conditions), parameters)
+        return [(point.payload["id"], point.score, point.payload.get("text", 0)) for point in points]
+
+    def _vector(self, vectors: Vectors) -> list[Any]:
+        return vectors[0].tolist() if self.single else vectors.tolist()
+
+    @abstractmethod
+    def _read(self, keys: list[Any]) -> list[Any]: ...
+
+    @abstractmethod
+    def _page(self, offset: Any) -> tuple[list[Any], Any]:
+        """Return up to PAGE points from an offset on, or from the first, and the next offset or None."""
+
+    @abstractmethod
+    def _upsert(self, points: list[Any]) -> None: ...
+
+    @abstractmethod
+    def _nearest(self, query: list[Any], k: int, condition: Any, parameters: Any) -> Iterable[Any]: ...
+
+
+class QdrantEngine(Points):
     """Documents in a collection on a Qdrant server or cluster.
 
     url: the server's address. collection: its name, created if missing. single: whether each document has one
@@ -54,8 +119,10 @@ class QdrantEngine(Engine):
         self.dim = dim
         self.collection = collection
         self.single = single
-        self.models = models
-        self.parameters = models.SearchParams(exact=True) if exact else None
+        self.kit = models
+        self.point = models.PointStruct
+        self.has_id = lambda keys: models.HasIdCondition(has_id=keys)
+        self.exact = exact
         maxima = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
         expected = models.VectorParams(
             size=dim,
@@ -73,46 +140,34 @@ class QdrantEngine(Engine):
             config = self.client.get_collection(collection).config
         self.made = json.loads((config.metadata or {}).get(MADE, "null"))
         try:
-            _check_vectors(self.place, *(_plain(params) for params in (config.params.vectors, expected)))
+            _check_vectors(self.place, _plain(config.params.vectors), _plain(expected))
         except ValueError:
             self.client.close()
             raise
-
-    def _add(self, ids: Sequence[str], documents: Sequence[Vectors], texts: Sequence[int]) -> None:
-        payloads = _kept(self.client.retrieve(self.collection, _keys(ids)), ids, texts)
-        for points in _points(payloads, documents, self.single, self.models.PointStruct, str):
-            self.client.upsert(self.collection, points, wait=True)
-
-    def _top(self, query: Vectors, k: int, among: Collection[str] | None) -> list[tuple[str, float, int]]:
-        vector = query[0].tolist() if self.single else query.tolist()
-        parameters = self.parameters if among is None else self.models.SearchParams(exact=True)
-        conditions = _conditions(self.models, self.where)
-        if among is not None:
-            conditions.append(self.models.HasIdCondition(has_id=_keys(among)))
-        points = self.client.query_points(
-            self.collection,
-            query=vector,
-            limit=k,
-            query_filter=self.models.Filter(must=conditions),
-            search_params=parameters,
-        ).points
-        return _hits(points)
-
-    def stored(self, ids: Collection[str] | None = None) -> dict[str, int]:
-        if ids is not None:
-            return _digests(self.client.retrieve(self.collection, _keys(ids)))
-        return _digests(_pages(lambda first: self.client.scroll(self.collection, limit=PAGE, offset=first)))
 
     def delete(self, ids: Collection[str]) -> None:
         if ids:
             self.client.delete(self.collection, _keys(ids), wait=True)
 
+    def close(self) -> None:
+        self.client.close()
+
+    def _read(self, keys: list[Any]) -> list[Any]:
+        return self.client.retrieve(self.collection, keys)
+
+    def _page(self, offset: Any) -> tuple[list[Any], Any]:
+        return self.client.scroll(self.collection, limit=PAGE, offset=offset)
+
+    def _upsert(self, points: list[Any]) -> None:
+        self.client.upsert(self.collection, points, wait=True)
+
+    def _nearest(self, query: list[Any], k: int, condition: Any, parameters: Any) -> list[Any]:
+        search: dict[str, Any] = {"query_filter": condition, "search_params": parameters}
+        return self.client.query_points(self.collection, query=query, limit=k, **search).points
+
     def _describe(self, metadata: Mapping[str, Mapping[str, str]]) -> None:
         for id, values in metadata.items():
             self.client.set_payload(self.collection, {METADATA: dict(values)}, _keys([id]), wait=True)
-
-    def close(self) -> None:
-        self.client.close()
 
     def _record(self, made: str) -> None:
         self.client.update_collection(self.collection, metadata={MADE: made})
@@ -120,7 +175,7 @@ class QdrantEngine(Engine):
             raise ValueError("the server does not store a collection's metadata: Qdrant 1.16 or newer does")
 
 
-class QdrantEdgeEngine(Engine):
+class QdrantEdgeEngine(Points):
     """Documents in a folder that only one process can open, searched by Qdrant's embedded engine.
 
     single: whether each document has one vector. exact: whether to score every document instead of searching
@@ -141,12 +196,17 @@ class QdrantEdgeEngine(Engine):
         import qdrant_edge
 
         check_numbers(numbers, NUMBERS)
-        self.place, self.dim, self.single, self.exact = str(path), dim, single, exact
-        self.edge: Any = qdrant_edge
-        folder, comparator = Path(path), qdrant_edge.MultiVectorComparator.MaxSim
-        many = None if single else qdrant_edge.MultiVectorConfig(comparator)
-        types = qdrant_edge.VectorStorageDatatype
-        datatype = types.Float16 if NUMBERS[numbers] else None
+        self.place = str(path)
+        self.dim = dim
+        self.single = single
+        self.exact = exact
+        self.kit = qdrant_edge
+        self.point = qdrant_edge.Point
+        self.has_id = qdrant_edge.HasIdCondition
+        folder = Path(path)
+        maxima = qdrant_edge.MultiVectorConfig(qdrant_edge.MultiVectorComparator.MaxSim)
+        many = None if single else maxima
+        datatype = qdrant_edge.VectorStorageDatatype.Float16 if NUMBERS[numbers] else None
         vectors = qdrant_edge.EdgeVectorParams(
             dim, qdrant_edge.Distance.Dot, multivector_config=many, datatype=datatype
         )
@@ -167,48 +227,10 @@ class QdrantEdgeEngine(Engine):
             self.made = read_json(folder / MADE) if (folder / MADE).is_file() else None
             self._lock = lock.pop_all()
 
-    def _add(self, ids: Sequence[str], documents: Sequence[Vectors], texts: Sequence[int]) -> None:
-        payloads = _kept(self._read(ids), ids, texts)
-        for points in _points(payloads, documents, self.single, self.edge.Point, lambda id: id):
-            self.shard.update(self.edge.UpdateOperation.upsert_points(points))
-        self.shard.flush()
-
-    def _read(self, ids: Collection[str]) -> Any:
-        return self.shard.retrieve([_uuid(id) for id in ids], True, False)
-
-    def stored(self, ids: Collection[str] | None = None) -> dict[str, int]:
-        if ids is not None:
-            return _digests(self._read(ids))
-        request = partial(self.edge.ScrollRequest, limit=PAGE, with_payload=True)
-        return _digests(_pages(lambda first: self.shard.scroll(request(offset=first))))
-
     def delete(self, ids: Collection[str]) -> None:
         if ids:
-            self.shard.update(self.edge.UpdateOperation.delete_points([_uuid(id) for id in ids]))
+            self.shard.update(self.kit.UpdateOperation.delete_points(_keys(ids)))
             self.shard.flush()
-
-    def _describe(self, metadata: Mapping[str, Mapping[str, str]]) -> None:
-        for id, values in metadata.items():
-            payload = {METADATA: dict(values)}
-            self.shard.update(self.edge.UpdateOperation.set_payload([_uuid(id)], payload))
-        self.shard.flush()
-
-    def _top(self, query: Vectors, k: int, among: Collection[str] | None) -> list[tuple[str, float, int]]:
-        edge = self.edge
-        conditions = _conditions(edge, self.where)
-        if among is not None:
-            conditions.append(edge.HasIdCondition({_uuid(id) for id in among}))
-        request = edge.QueryRequest(
-            k,
-            query=edge.Query.Nearest(query[0].tolist() if self.single else query.tolist()),
-            filter=edge.Filter(must=conditions),
-            params=edge.SearchParams(exact=self.exact or among is not None),
-            with_payload=True,
-        )
-        return _hits(self.shard.query(request))
-
-    def _record(self, made: str) -> None:
-        write_text(Path(self.place, MADE), made)
 
     def approximate(self) -> None:
         """Merge segments, and build HNSW graphs for the segments that exceed Qdrant's size threshold."""
@@ -220,74 +242,42 @@ class QdrantEdgeEngine(Engine):
         with self._lock:
             self.shard.close()
 
+    def _read(self, keys: list[Any]) -> list[Any]:
+        return self.shard.retrieve(keys, True, False)
 
-def _points(
-    payloads: Sequence[dict[str, Any]],
-    documents: Sequence[Vectors],
-    single: bool,
-    point: Any,
-    key: Callable[[uuid.UUID], Any],
-) -> Iterator[list[Any]]:
-    """Yield documents as lists of Qdrant points; a list's vectors have at most REQUEST numbers in total."""
-    points: list[Any] = []
-    numbers = 0
-    for payload, d in zip(payloads, documents, strict=True):
-        if points and numbers + d.size > REQUEST:
-            yield points
-            points, numbers = [], 0
-        numbers += d.size
-        vector = d[0].tolist() if single else d.tolist()
-        points.append(point(id=key(_uuid(payload["id"])), vector=vector, payload=payload))
-    yield points
+    def _page(self, offset: Any) -> tuple[list[Any], Any]:
+        return self.shard.scroll(self.kit.ScrollRequest(limit=PAGE, with_payload=True, offset=offset))
 
+    def _upsert(self, points: list[Any]) -> None:
+        self.shard.update(self.kit.UpdateOperation.upsert_points(points))
+        self.shard.flush()
 
-def _kept(former: Iterable[Any], ids: Sequence[str], texts: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the payloads of documents, with the metadata of those that they replace."""
-    metadata = {point.payload["id"]: point.payload.get(METADATA, {}) for point in former}
-    pairs = zip(ids, texts, strict=True)
-    return [{"id": id, "text": text, METADATA: metadata.get(id, {})} for id, text in pairs]
+    def _nearest(self, query: list[Any], k: int, condition: Any, parameters: Any) -> list[Any]:
+        nearest = self.kit.Query.Nearest(query)
+        search: dict[str, Any] = {"filter": condition, "params": parameters, "with_payload": True}
+        return self.shard.query(self.kit.QueryRequest(k, query=nearest, **search))
 
+    def _describe(self, metadata: Mapping[str, Mapping[str, str]]) -> None:
+        for id, values in metadata.items():
+            self.shard.update(self.kit.UpdateOperation.set_payload(_keys([id]), {METADATA: dict(values)}))
+        self.shard.flush()
 
-def _conditions(kit: Any, where: Mapping[str, str]) -> list[Any]:
-    return [
-        kit.FieldCondition(key=f'{METADATA}."{name}"', match=kit.MatchValue(value=value))
-        for name, value in where.items()
-    ]
-
-
-def _pages(page: Callable[[Any], tuple[list[Any], Any]]) -> Iterator[Any]:
-    """Yield all points. page: the offset of a page, or None for the first -> its points, the next offset."""
-    points, offset = page(None)
-    yield from points
-    while offset is not None:
-        points, offset = page(offset)
-        yield from points
-
-
-def _digests(points: Iterable[Any]) -> dict[str, int]:
-    return {point.payload["id"]: point.payload.get("text", 0) for point in points}
-
-
-def _hits(points: Iterable[Any]) -> list[tuple[str, float, int]]:
-    payloads = [(point.payload or {}, point.score) for point in points]
-    return [(payload["id"], score, payload.get("text", 0)) for payload, score in payloads]
+    def _record(self, made: str) -> None:
+        write_text(Path(self.place, MADE), made)
 
 
 def _keys(ids: Iterable[str]) -> list[Any]:
-    return [str(_uuid(id)) for id in ids]
+    return [_key(id) for id in ids]
 
 
-def _uuid(id: str) -> uuid.UUID:
+def _key(id: str) -> str:
     """Convert an id to a UUID, because Qdrant only accepts numbers and UUIDs as ids."""
-    return uuid.uuid5(uuid.NAMESPACE_URL, id)
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, id))
 
 
 def _plain(params: Any) -> dict[str, Any]:
-    """Convert the client's vector parameters to plain JSON values."""
-    if isinstance(params, dict):
-        return {name: _plain(part) for name, part in params.items()}
-    made: dict[str, Any] = json.loads(params.model_dump_json()) if params is not None else {}
-    return made
+    """Return the client's vector parameters as JSON values, or as they are if vectors have names."""
+    return dict(params or {}) if isinstance(params, dict | None) else params.model_dump(mode="json")
 
 
 def _check_vectors(place: str, stored: dict[str, Any], expected: dict[str, Any]) -> None:

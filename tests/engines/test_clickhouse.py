@@ -20,7 +20,7 @@ from paradigms.impute import IMPUTATIONS, imputed_rel
 from paradigms.recipe import Recipe
 from paradigms.retrieve import Indexed
 from tests import needs
-from tests.engines.test_engines import LENGTHS, texts
+from tests.engines.test_engines import LENGTHS, texts, top
 from tests.near import assert_same, same_run
 from tests.test_laws import CASES, B, H
 from tests.test_laws import texts as tokens_of
@@ -112,13 +112,13 @@ def test_filters_candidates_and_deletions(engine_of):
     engine.describe({id: {"language": "de" if id in "ac" else "it's"} for id in "abcd"})
     query = vectors[:1].numpy()
     engine.condition = r"metadata['language'] = 'it\'s'"
-    assert [id for id, _ in engine.top(query, 4)] == ["b", "d"]
+    assert [id for id, _ in top(engine, query, 4)] == ["b", "d"]
     engine.candidates = 1
-    assert [id for id, _ in engine.top(query, 4)] == ["b"]
+    assert [id for id, _ in top(engine, query, 4)] == ["b"]
     engine.condition = ""
     engine.approximate()
     engine.approximate()
-    assert [id for id, _ in engine.top(query, 4)] == ["a"]
+    assert [id for id, _ in top(engine, query, 4)] == ["a"]
     plan = engine.rows(
         f"EXPLAIN indexes = 1 SELECT document FROM {engine.documents} "
         "ORDER BY cosineDistance(pooled, [1, 0]::Array(Float32)) LIMIT 1"
@@ -126,10 +126,10 @@ def test_filters_candidates_and_deletions(engine_of):
     assert any("vector_similarity" in row["explain"] for row in plan)
     engine.candidates = 8  # the deleted document counts, and the rows from before `describe`
     engine.delete(["a", "unknown"])
-    assert [id for id, _ in engine.top(query, 4)] == ["b", "c", "d"]
+    assert [id for id, _ in top(engine, query, 4)] == ["b", "c", "d"]
     engine.describe({"b": {"language": "fr"}})
     engine.where = {"language": "it's"}  # as b's was, which the index still has
-    assert [id for id, _ in engine.top(query, 4)] == ["d"]
+    assert [id for id, _ in top(engine, query, 4)] == ["d"]
 
 
 def tokens(*vectors, ids=None):
@@ -163,7 +163,7 @@ def test_a_write_is_complete_or_changes_nothing(engine_of, monkeypatch):
         ):
             with pytest.raises(ValueError, match="the disk is full"):
                 change()
-            assert engine.top(query, 3) == [("a", 1.0), ("b", 0.0)]
+            assert top(engine, query, 3) == [("a", 1.0), ("b", 0.0)]
     engine.write(["a", "c"], tokens([0.5, 0.0], [2.0, 0.0]))
     assert engine.rank(tokens([1.0, 0.0]), Recipe("all", AllPairs(), "one"), 3) == [
         ("c", 2.0, 0),
@@ -171,7 +171,7 @@ def test_a_write_is_complete_or_changes_nothing(engine_of, monkeypatch):
         ("b", 0, 0),
     ]
     engine.where = {"language": "en"}
-    assert engine.top(query, 3) == [("a", 0.5)]  # which a replacement keeps
+    assert top(engine, query, 3) == [("a", 0.5)]  # which a replacement keeps
     with pytest.raises(ValueError, match="has documents, and does not record which model"):
         engine_of(2, condition="document = 'none'").claim({"weights": "1"})
 
@@ -182,7 +182,7 @@ def test_many_documents_and_long_queries(engine_of):
     engine_of(2, database="many").write(ids, tokens(*[[n / 20_000, 1.0] for n in range(20_000)]))
     vectors = torch.randn(1, 1, 24, 1024)
     engine.write(["a"], Tokens(vectors, torch.ones(1, 1, 24, dtype=torch.bool)))
-    assert engine.top(vectors[0, 0].numpy(), 1)[0][0] == "a"
+    assert top(engine, vectors[0, 0].numpy(), 1)[0][0] == "a"
 
 
 def test_a_pool_that_is_empty_or_smaller_than_k(engine_of):
@@ -212,7 +212,7 @@ def test_what_it_cannot_take_is_refused(tiny_bert, engine_of):
     with pytest.raises(ValueError, match="needs the token ids"):
         engine.rank(tokens([1.0] * 4, ids=[3]), Recipe("coil", EqualIds(), "one"), 1)
     with pytest.raises(ValueError, match="no_such_column"):
-        engine_of(4, condition="no_such_column").top(torch.ones(1, 4).numpy(), 1)
+        top(engine_of(4, condition="no_such_column"), torch.ones(1, 4).numpy(), 1)
 
 
 @pytest.fixture
@@ -263,7 +263,7 @@ def test_a_server_is_asked_over_http(servers, monkeypatch):
     [address, *_], asked = servers
     engine = ClickHouseEngine(address, 2, database="over_http", settings={"index_granularity": 128})
     engine.write(["a", "b"], Tokens(torch.eye(2)[None, :, None], torch.ones(1, 2, 1, dtype=torch.bool)))
-    assert engine.top(torch.tensor([[0.0, 1.0]]).numpy(), 1) == [("b", pytest.approx(1.0))]
+    assert top(engine, torch.tensor([[0.0, 1.0]]).numpy(), 1) == [("b", pytest.approx(1.0))]
     assert set(asked) == {("reader", "secret@")}
     assert "secret" not in engine.place
     monkeypatch.setenv("CLICKHOUSE_USER", "writer")
@@ -274,7 +274,7 @@ def test_a_server_is_asked_over_http(servers, monkeypatch):
     assert "index_granularity = 128" in created["statement"]
     engine.condition = "nothing"
     with pytest.raises(ValueError, match=r"127\.0\.0\.1:\d+/over_http: .*nothing"):
-        engine.top(torch.eye(2).numpy(), 1)
+        top(engine, torch.eye(2).numpy(), 1)
 
 
 @pytest.mark.parametrize("name", ["colbert", "xtr", "aligner", "imputed"])

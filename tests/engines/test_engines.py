@@ -8,10 +8,11 @@ import torch
 from studies.postgres import postgres
 
 from paradigms import PARADIGMS
+from paradigms.align import QueryToDocument
+from paradigms.core import Tokens
 from paradigms.data import Corpus
 from paradigms.engines import (
     ClickHouseEngine,
-    Engine,
     EngineRetriever,
     LanceEngine,
     PgvectorEngine,
@@ -20,7 +21,9 @@ from paradigms.engines import (
     hand_over,
     index_corpus,
 )
+from paradigms.engines.base import MaxSimEngine
 from paradigms.find import Index, Store, kinds
+from paradigms.recipe import Recipe
 from paradigms.retrieve import Indexed
 from tests import needs
 from tests.near import SCORES, assert_within_rounding, same_run
@@ -54,6 +57,20 @@ def texts(count: int, seed: int) -> dict[str, str]:
     }
 
 
+def write(engine, ids, documents):
+    """Store documents given as arrays [vectors, dim]."""
+    tensors = [torch.from_numpy(np.asarray(vectors)) for vectors in documents]
+    mask = torch.nn.utils.rnn.pad_sequence([torch.ones(len(t), dtype=torch.bool) for t in tensors], True)
+    padded = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)
+    return engine.write(ids, Tokens(padded[None], mask[None]))
+
+
+def top(engine, query, k, among=None):
+    """The ids and scores, by MaxSim, of the k best documents for a query [vectors, dim]."""
+    tokens = Tokens(torch.from_numpy(query)[None, None], torch.ones(1, 1, len(query), dtype=torch.bool))
+    return [hit[:2] for hit in engine.rank(tokens, Recipe("maxsim", QueryToDocument(), "one"), k, among)]
+
+
 def assert_same_answers(found, wanted):
     """Scores of two runs agree, and their documents but for ties and near ties at the end."""
     same_run(found, wanted)
@@ -61,7 +78,7 @@ def assert_same_answers(found, wanted):
         assert len(scores.keys() & wanted[query].keys()) >= len(scores) - 1
 
 
-class Exhaustive(Engine):
+class Exhaustive(MaxSimEngine):
     """The least that an engine must implement."""
 
     def __init__(self, dim, single=False):
@@ -220,19 +237,19 @@ def test_an_engine_follows_a_corpus(tiny_bert, engine_of, name, monkeypatch):
 def test_metadata_filters_every_search(engine_of, name):
     engine = engine_of(name, 2)
     vectors = [np.array([row], np.float32) for row in ([1.0, 0.0], [0.8, 0.6], [0.0, 1.0])]
-    engine.add(list("abc"), vectors)
+    write(engine, list("abc"), vectors)
     engine.describe({"a": {"kind": "it's", "year": "2020"}, "b": {"kind": "it's"}, "c": {}})
     query = vectors[0]
     for where, ids in (({}, "abc"), ({"kind": "it's"}, "ab"), ({"kind": "it's", "year": "2020"}, "a")):
         engine.where = where
-        assert [id for id, _ in engine.top(query, 3)] == list(ids)
-        assert [id for id, _ in engine.top(query, 3, ["b", "c"])] == [id for id in ids if id != "a"]
+        assert [id for id, _ in top(engine, query, 3)] == list(ids)
+        assert [id for id, _ in top(engine, query, 3, ["b", "c"])] == [id for id in ids if id != "a"]
     engine.where = {"kind": "it's"}
-    engine.add(["a"], [vectors[2]])
-    assert [id for id, _ in engine.top(query, 3)] == ["b", "a"]  # a replaced document keeps its metadata
+    write(engine, ["a"], [vectors[2]])
+    assert [id for id, _ in top(engine, query, 3)] == ["b", "a"]  # a replaced document keeps its metadata
     engine.delete(["b", "unknown"])
     engine.delete([])
-    assert [id for id, _ in engine.top(query, 3)] == ["a"]
+    assert [id for id, _ in top(engine, query, 3)] == ["a"]
     assert engine.stored(["a", "b"]) == {"a": 0}
     with pytest.raises(ValueError, match="there is no document 'b'"):
         engine.describe({"a": {}, "b": {}})
@@ -243,13 +260,13 @@ def test_vectors_in_16_bits(engine_of, name):
     half = "BFloat16" if name == "clickhouse" else "float16"
     engine = engine_of(name, 4, numbers=half)
     vectors = np.array([[0.1, 0.2, 0.3, 0.4], [1, 0, 0, 0]], np.float32)
-    engine.add(["a", "b"], [vectors[:1], vectors[1:]])
+    write(engine, ["a", "b"], [vectors[:1], vectors[1:]])
     query = vectors[:1]
     exact = {"a": 0.3, "b": 0.1}
-    scores = dict(engine.top(query, 2))
+    scores = dict(top(engine, query, 2))
     assert scores == pytest.approx(exact, rel=1e-2)
     assert abs(scores["b"] - 0.1) > 1e-6 or name == "qdrant server"  # its imitation stores float32
-    assert dict(engine_of(name, 4, numbers=half).top(query, 2)) == scores
+    assert dict(top(engine_of(name, 4, numbers=half), query, 2)) == scores
     if name == "pgvector":
         engine.approximate()
     with pytest.raises(ValueError, match=r"choose one of (float32, float16|Float32, BFloat16)"):
@@ -267,9 +284,9 @@ def test_requests_to_qdrant_are_no_larger_than_a_server_takes(engine_of, monkeyp
 
     monkeypatch.setattr(engine.client, "upsert", counted)
     monkeypatch.setattr("paradigms.engines.qdrant.REQUEST", 100)
-    engine.add(list("abcde"), [np.ones((n, 8), np.float32) for n in (5, 5, 5, 20, 1)])
+    write(engine, list("abcde"), [np.ones((n, 8), np.float32) for n in (5, 5, 5, 20, 1)])
     assert sent == [80, 40, 160, 8]
-    assert len(engine.top(np.ones((1, 8), np.float32), 9)) == 5
+    assert len(top(engine, np.ones((1, 8), np.float32), 9)) == 5
 
 
 @pytest.mark.parametrize("name", ["xtr", "coil", "aligner"])
@@ -285,25 +302,24 @@ def test_what_an_engine_cannot_take_is_named(engine_of, name):
     engine = engine_of(name, 4, True)
     one, two, wide = np.ones((1, 4), np.float32), np.ones((2, 4), np.float32), np.ones((1, 5), np.float32)
     for vectors, message in (
-        (one[:0], "'b' has no vector"),
         (two, "'b' has 2 vectors, but this engine takes one"),
         (np.full((1, 4), np.nan, np.float32), "'b' has vectors that are not finite"),
     ):
         with pytest.raises(ValueError, match=message):
-            engine.add(["a", "b"], [one, vectors])
+            write(engine, ["a", "b"], [one, vectors])
     with pytest.raises(ValueError, match=r"'b' needs axes \[vectors, 4\], not \[1, 5\]"):
-        engine.add(["b"], [wide])
+        write(engine, ["b"], [wide])
     with pytest.raises(ValueError, match="document 'a' is listed twice"):
-        engine.add(["a", "a"], [one, one])
-    assert engine.top(one, 3) == []  # nothing of these was stored
-    engine.add([], [])
-    engine.add(["a"], [one])
-    assert engine.top(one, 3) == [("a", pytest.approx(4.0))]
-    assert engine.top(one[:0], 3) == []
+        write(engine, ["a", "a"], [one, one])
+    assert top(engine, one, 3) == []  # nothing of these was stored
+    assert engine.write([], Tokens(torch.ones(1, 0, 1, 4), torch.ones(1, 0, 1, dtype=torch.bool))) == 0
+    write(engine, ["a"], [one])
+    assert top(engine, one, 3) == [("a", pytest.approx(4.0))]
+    assert top(engine, one[:0], 3) == []
     with pytest.raises(ValueError, match=r"the query needs axes \[vectors, 4\], not \[1, 5\]"):
-        engine.top(wide, 3)
+        top(engine, wide, 3)
     with pytest.raises(ValueError, match="k must be at least 1, got 0"):
-        engine.top(one, 0)
+        top(engine, one, 0)
 
 
 def test_an_engine_of_another_width_is_refused(indexed):
@@ -337,14 +353,14 @@ def test_a_lancedb_table_of_another_dtype_or_metric_is_refused(tmp_path):
     engine = LanceEngine(str(tmp_path / "indexed"), 4, single=True)
     draw = np.random.default_rng(0)
     vectors = draw.standard_normal((300, 1, 4)).astype(np.float32)
-    engine.add([str(n) for n in range(300)], list(vectors))
+    write(engine, [str(n) for n in range(300)], list(vectors))
     engine.table.create_index("vector", config=lancedb.index.IvfFlat(distance_type="l2"))
     with pytest.raises(ValueError, match="with the metric l2, not dot"):
         LanceEngine(str(tmp_path / "indexed"), 4, single=True)
     engine.approximate(index_type="IVF_FLAT")  # in its place
     again = LanceEngine(str(tmp_path / "indexed"), 4, single=True, nprobes=100)
     best = int((vectors[:, 0] @ vectors[0, 0]).argmax())
-    assert again.top(vectors[0], 1)[0][0] == str(best)
+    assert top(again, vectors[0], 1)[0][0] == str(best)
 
 
 @needs.lancedb
@@ -354,22 +370,22 @@ def test_lancedb_indexes_many_vectors_a_document_where_cosines_are_inner_product
     unit = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
     ids = [str(n) for n in range(600)]
     exact, engine, long = (LanceEngine(str(tmp_path / name), 16, nprobes=1000) for name in "abc")
-    exact.add(ids, list(unit))
-    engine.add(ids, list(unit))
-    long.add(ids, list(vectors))
+    write(exact, ids, list(unit))
+    write(engine, ids, list(unit))
+    write(long, ids, list(vectors))
     with pytest.raises(ValueError, match=r"document '\d+' has a vector of length"):
         long.approximate(index_type="IVF_FLAT")
     engine.approximate(index_type="IVF_FLAT")
     again = LanceEngine(str(tmp_path / "b"), 16, nprobes=1000)
     for query in unit[:3, :4]:
-        wanted = dict(exact.top(query, 10))
-        for found in (dict(engine.top(query, 10)), dict(again.top(query, 10))):
+        wanted = dict(top(exact, query, 10))
+        for found in (dict(top(engine, query, 10)), dict(top(again, query, 10))):
             both = wanted.keys() & found.keys()
             assert len(both) >= 8  # of those near its tokens, LanceDB scores some
             assert_within_rounding({id: found[id] for id in both}, {id: wanted[id] for id in both}, **SCORES)
             assert next(iter(found)) == next(iter(wanted))
     with pytest.raises(ValueError, match="the query has a vector of length"):
-        again.top(2 * unit[0], 10)
+        top(again, 2 * unit[0], 10)
 
 
 @needs.qdrant_client
@@ -388,14 +404,14 @@ def test_settings_are_passed_on_to_qdrant(qdrant_server, monkeypatch):
     settings = {"shard_number": 3, "replication_factor": 2, "quantization_config": quantisation}
     vectors = {"on_disk": True, "hnsw_config": {"m": 0}}  # no graph: for reranking
     engine = QdrantEngine("http://server", 4, collection="documents", settings=settings, vectors=vectors)
-    engine.add(["a"], [np.ones((2, 4), np.float32)])
+    write(engine, ["a"], [np.ones((2, 4), np.float32)])
     (request,) = requests
     sent = request.model_dump(exclude_none=True)
     assert {name: sent[name] for name in settings} == settings
     assert {name: sent["vectors"][name] for name in vectors} == vectors
     assert qdrant_server.get_collection("documents").config.params.vectors.hnsw_config.m == 0
     again = QdrantEngine("http://server", 4, collection="documents", exact=True)
-    assert again.top(np.ones((1, 4), np.float32), 1) == [("a", 4.0)]
+    assert top(again, np.ones((1, 4), np.float32), 1) == [("a", 4.0)]
 
 
 @needs.qdrant_client
@@ -422,14 +438,14 @@ def test_a_folder_of_qdrant_has_one_process_and_an_index(tmp_path):
     engine = QdrantEdgeEngine(tmp_path / "qdrant", 4)
     draw = np.random.default_rng(0)
     documents = list(draw.standard_normal((500, 3, 4)).astype(np.float32))
-    engine.add([str(n) for n in range(500)], documents)
+    write(engine, [str(n) for n in range(500)], documents)
     with pytest.raises(BlockingIOError, match="qdrant is being written by another process"):
         QdrantEdgeEngine(tmp_path / "qdrant", 4)
-    wanted = engine.top(documents[7], 5)
+    wanted = top(engine, documents[7], 5)
     engine.approximate()
     engine.close()
     again = QdrantEdgeEngine(tmp_path / "qdrant", 4, exact=True)
-    assert again.top(documents[7], 5) == wanted
+    assert top(again, documents[7], 5) == wanted
     again.close()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("mine")
@@ -446,17 +462,17 @@ def test_pgvector_scores_the_documents_of_the_nearest_vectors(engine_of):
     draw = np.random.default_rng(0)
     vectors = draw.standard_normal((200, 5, 16)).astype(np.float32)
     exact = engine_of("pgvector", 16)
-    exact.add([str(n) for n in range(200)], list(vectors))
+    write(exact, [str(n) for n in range(200)], list(vectors))
     exact.approximate(m=8, ef_construction=200)
     few, one = (engine_of("pgvector", 16, nearest=nearest) for nearest in (100, 1))
     few.connection.execute("SET enable_seqscan = off")  # which is faster for so few rows
     for query in vectors[:3, :4]:
-        wanted, found = dict(exact.top(query, 200)), dict(few.top(query, 10))
+        wanted, found = dict(top(exact, query, 200)), dict(top(few, query, 10))
         assert list(found)[:3] == list(wanted)[:3]
         assert found == pytest.approx(
             {id: wanted[id] for id in found}
         )  # in full: of all vectors of a document
-        assert len(one.top(query[:1], 10)) == 1
+        assert len(top(one, query[:1], 10)) == 1
     plan = few.connection.execute(
         "EXPLAIN SELECT id FROM documents ORDER BY vector <#> %s LIMIT 9", [query[0]]
     )
@@ -465,11 +481,11 @@ def test_pgvector_scores_the_documents_of_the_nearest_vectors(engine_of):
         engine_of("pgvector", 16, nearest=1001)
     with pytest.raises(ValueError, match=r"PostgreSQL at .*out of bounds"):
         few.approximate(m=1000)
-    assert len(few.top(vectors[0], 10)) == 10  # its index is there: a change happens whole or not at all
-    before = dict(few.top(vectors[0], 10))
+    assert len(top(few, vectors[0], 10)) == 10  # its index is there: a change happens whole or not at all
+    before = dict(top(few, vectors[0], 10))
     for _ in range(5):  # what they replace stays in the index
-        few.add([str(n) for n in range(200)], list(vectors))
-    assert dict(few.top(vectors[0], 10)) == pytest.approx(before)
+        write(few, [str(n) for n in range(200)], list(vectors))
+    assert dict(top(few, vectors[0], 10)) == pytest.approx(before)
 
 
 @needs.postgres
@@ -494,10 +510,10 @@ def test_no_error_of_pgvector_says_the_password(address, said):
 def test_lancedb_on_an_object_store_has_an_index_and_names_a_bucket_that_is_not_there(engine_of, bucket):
     vectors = np.random.default_rng(0).standard_normal((300, 1, 4)).astype(np.float32)
     engine = engine_of("S3", 4, True)
-    engine.add([str(n) for n in range(300)], list(vectors))
+    write(engine, [str(n) for n in range(300)], list(vectors))
     engine.approximate(index_type="IVF_FLAT")
     assert engine_of("S3", 4, True).table.list_indices()
     best = int((vectors[:, 0] @ vectors[0, 0]).argmax())
-    assert engine_of("S3", 4, True).top(vectors[0], 1)[0][0] == str(best)
+    assert top(engine_of("S3", 4, True), vectors[0], 1)[0][0] == str(best)
     with pytest.raises(ValueError, match=r"s3://other/table: .*NoSuchBucket"):
         LanceEngine("s3://other/table", 4, storage_options=bucket)
