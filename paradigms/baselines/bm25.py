@@ -239,11 +239,12 @@ class BM25(Guessed):
             (fresh / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
 
     @classmethod
-    def load(cls, folder: str | Path, texts: Texts) -> "BM25":
+    def load(cls, folder: str | Path, texts: Texts, *, just_saved: bool = False) -> "BM25":
         """Open an index of `texts` written by `save`.
 
-        Raises FileNotFoundError if `folder` contains no index, and ValueError if the index was built from
-        other documents.
+        just_saved: another process of this launch has just saved it; map its weights, without comparing the
+        texts. Raises FileNotFoundError if `folder` contains no index, and ValueError if the index was built
+        from other documents.
         """
         bm25s = _bm25s()
         corpus = Corpus.of(texts)
@@ -255,27 +256,13 @@ class BM25(Guessed):
         with naming(folder):
             settings = read_json(file)
             ids = settings.pop("ids")
-            texts = settings.pop("texts", None)
-            if ids != corpus.ids or texts != _checksum(corpus):
+            checksum = settings.pop("texts", None)
+            if not just_saved and (ids != corpus.ids or checksum != _checksum(corpus)):
                 raise ValueError(f"it indexes other documents than these {len(corpus):,}: index these anew")
-            index = bm25s.BM25.load(folder, show_progress=False, allow_pickle=False)
+            index = bm25s.BM25.load(folder, mmap=just_saved, show_progress=False, allow_pickle=False)
             pieces = settings.pop("pieces", None)
             tokenizer = None if pieces is None else _tokenizer(Path(folder) / TOKENIZER, pieces)
             bm25._hold(index, corpus, **settings, tokenizer=tokenizer)
-        return bm25
-
-    @classmethod
-    def mapped(
-        cls, folder: str | Path, corpus: Corpus, ngrams: int = 1, tokenizer: str | Path | None = None
-    ) -> "BM25":
-        """Map the weights of an index that another process of this launch has just saved.
-
-        Unlike `load`, this neither reads nor compares the documents. ngrams, tokenizer: as when it was built.
-        """
-        bm25 = cls.__new__(cls)
-        index = _bm25s().BM25.load(folder, mmap=True, show_progress=False, allow_pickle=False)
-        pieces = None if tokenizer is None else _tokenizer(tokenizer)
-        bm25._hold(index, corpus, ngrams, () if pieces else STOPWORDS, pieces)
         return bm25
 
     def _scores(self, text: str) -> np.ndarray:

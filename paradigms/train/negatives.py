@@ -97,7 +97,7 @@ class SharedBM25:
             self.bm25 = self._built()
         elif self.bm25 is None:
             by_main(lambda: self._built().save(self.folder), self.accelerator)
-            self.bm25 = BM25.mapped(self.folder, self.corpus, self.ngrams, self.tokenizer)
+            self.bm25 = BM25.load(self.folder, self.corpus, just_saved=True)
         return self.bm25
 
     def _built(self) -> BM25:
