@@ -79,6 +79,12 @@ FREE = {"collections", "methods", "seeds"}  # settings that may change in a resu
 ALL = TokenReduction()
 QUARTER = TokenReduction(pool=4)
 NESTED = [TokenReduction(pool=n, pooling="sequential") for n in (2, 4, 8)]
+LINES = {  # method -> lines of Python that it adds to the packages
+    "clusters in the loss": 10,
+    "nested numbers of vectors": 10,  # the same ones
+    "self-distillation": 24,
+    "learned table": 11,
+}
 STORED = {"colbert": [ALL, QUARTER], "me_bert": [ALL, *NESTED]}  # numbers of vectors; others: all
 # Method -> paradigm, its options, and what changes in training.
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -228,6 +234,7 @@ def sections_of(name: str, measured: Mapping[str, Sequence[Measured]]) -> dict[s
                 "moved": "no" if unmoved({model: measured[model]}) else "yes",
                 "bytes (vectors)": f"{stored['bytes']:,.0f} ({stored['vectors']:.1f})",
                 "CPU ms/query": round(stored["ms"], 2),
+                "lines": LINES[model],
             }
         )
     trainings = {model: seeds for model, seeds in measured.items() if not model.endswith("untrained")}
