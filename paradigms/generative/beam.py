@@ -82,10 +82,11 @@ def beam_search(
     if plan is not None:
         plan = np.pad(plan[:, constraint.documents], ((0, 0), (0, 1)), constant_values=-np.inf)
     apart = keep or scorer != "log_probability"
-    select = _unfinished_alone if apart else _competing
     table = _branches(model, constraint, constraint.start())
     entry = np.zeros(count, dtype=np.int64)  # each unfinished prefix's row in the table
-    prefixes = _empty(count, length, constraint)
+    empty = np.full((count, length), NOTHING, dtype=np.int64)
+    states = np.repeat(constraint.start(), count, axis=0)
+    prefixes = Hypotheses(np.arange(count), empty, np.zeros(count), np.zeros(count), states)
     finished = prefixes[:0]
     steps = [finished]
     with model.evaluating(), torch.inference_mode():
@@ -93,7 +94,7 @@ def beam_search(
         for step in range(length):
             if not len(prefixes):
                 break
-            rests = [] if keep or model.clusters is not None else _rests(constraint, prefixes)
+            rests = [] if keep or model.clusters is not None else constraint.rests(prefixes.states)
             if rests:
                 finished = _join([finished, decoding.completed(prefixes, rests)])
                 break
@@ -102,7 +103,7 @@ def beam_search(
             steps.append(longer)
             table = _branches(model, constraint, longer.states)
             ended = (np.diff(table.offsets) == 0) | (step + 1 == length)
-            finished, entry = select(finished, longer, ended, beams)
+            finished, entry = _select(finished, longer, ended, beams, apart)
             slots = prefixes.slots[parents[entry]]
             prefixes = longer[entry]
             if len(prefixes):
@@ -113,46 +114,23 @@ def beam_search(
     return finished[_best_first(finished, beams)]
 
 
-def _empty(count: int, length: int, constraint: NGramIndex) -> Hypotheses:
-    """Return the empty prefix of each query."""
-    tokens = np.full((count, length), NOTHING, dtype=np.int64)
-    states = np.repeat(constraint.start(), count, axis=0)
-    return Hypotheses(np.arange(count), tokens, np.zeros(count), np.zeros(count), states)
-
-
 def _branches(model: Generative, constraint: NGramIndex, states: Int[np.ndarray, "x 3"]) -> Branches:
     branches = constraint.branches(states)
     return branches if model.clusters is None else model.clusters.branches(branches)
 
 
-def _rests(constraint: NGramIndex, prefixes: Hypotheses) -> list[np.ndarray]:
-    """Return each prefix's only completion, or [] if any prefix has more than one completion."""
-    rests = []
-    for state in prefixes.states:
-        rest = constraint.rest(state)
-        if rest is None:
-            return []
-        rests.append(rest)
-    return rests
-
-
-def _competing(
-    finished: Hypotheses, longer: Hypotheses, ended: Bool[np.ndarray, " x"], beams: int
+def _select(
+    finished: Hypotheses, longer: Hypotheses, ended: Bool[np.ndarray, " x"], beams: int, apart: bool
 ) -> tuple[Hypotheses, Int[np.ndarray, " y"]]:
-    """Choose each query's best sequences, finished or not; return the finished ones, and rows to continue."""
-    best = _best_first(_join([finished, longer]), beams)
-    fresh = best[best >= len(finished)] - len(finished)
-    old = finished[best[best < len(finished)]]
-    return _join([old, longer[fresh[ended[fresh]]]]), fresh[~ended[fresh]]
+    """Choose each query's best sequences; return the finished ones, and the rows of `longer` to continue.
 
-
-def _unfinished_alone(
-    finished: Hypotheses, longer: Hypotheses, ended: Bool[np.ndarray, " x"], beams: int
-) -> tuple[Hypotheses, Int[np.ndarray, " y"]]:
-    """Choose each query's best finished and its best unfinished sequences; results as in `_competing`."""
-    unfinished = np.flatnonzero(~ended)
-    closed = _join([finished, longer[ended]])
-    return closed[_best_first(closed, beams)], unfinished[_best_first(longer[unfinished], beams)]
+    apart: choose the best finished and the best unfinished ones; otherwise, the best of all.
+    """
+    pool = _join([finished, longer])
+    closed = np.append(np.ones(len(finished), dtype=bool), ended)
+    groups = [np.flatnonzero(closed), np.flatnonzero(~closed)] if apart else [np.arange(len(pool))]
+    best = np.concatenate([rows[_best_first(pool[rows], beams)] for rows in groups])
+    return pool[best[closed[best]]], best[~closed[best]] - len(finished)
 
 
 @dataclass(frozen=True)

@@ -327,14 +327,14 @@ class Words:
     """A text's words, except words in which no token ends, and each word's first token."""
 
     def __init__(self, tokenized: Tokenized) -> None:
-        self.text, self.tokens, ends, _ = tokenized
+        self.text, tokens, ends, _ = tokenized
         places = [match.span() for match in WORD.finditer(self.text)]
         closed = np.array([end for _, end in places[:-1]])
-        bounds = [0, *np.searchsorted(ends, closed, side="right").tolist(), len(self.tokens)]
+        bounds = [0, *np.searchsorted(ends, closed, side="right").tolist(), len(tokens)]
         filled = [n for n in range(len(places)) if bounds[n] < bounds[n + 1]]
         self.places = [places[n] for n in filled]
         self.words = [self.text[start:end] for start, end in self.places]
-        self.bounds = [*(bounds[n] for n in filled), len(self.tokens)]
+        self.bounds = [*(bounds[n] for n in filled), len(tokens)]
 
     def starts(self, words: int = 1) -> list[int]:
         """Positions where a span of `words` words may start; a stop word counts only if no other word can."""
@@ -344,8 +344,9 @@ class Words:
     def source(self, start: int, words: int) -> str:
         return self.text[self.places[start][0] : self.places[min(start + words, len(self.words)) - 1][1]]
 
-    def target(self, start: int, words: int) -> tuple[int, ...]:
-        return tuple(self.tokens[self.bounds[start] : self.bounds[min(start + words, len(self.words))]])
+    def span(self, start: int, words: int) -> tuple[int, int]:
+        """The first token, and the one after the last, of `words` words from word `start` on."""
+        return self.bounds[start], self.bounds[min(start + words, len(self.words))]
 
 
 @lru_cache(1 << 16)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from numpy.lib.stride_tricks import sliding_window_view
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -33,7 +33,7 @@ from paradigms.generative.np_decoding import Clusters, cluster_tokens
 from paradigms.generative.outputs import Outputs, Pawa, ScoreName
 from paradigms.generative.sets import TokenSets, token_sets
 from paradigms.generative.settings import GenerativeSettings, check_places
-from paradigms.io.checks import read_settings
+from paradigms.io.checks import naming, read_settings
 from paradigms.io.files import settle, write_json
 from paradigms.rooms import Entry
 from paradigms.trainable import Trainable
@@ -106,7 +106,7 @@ class Generative(Trainable):
             output.requires_grad_(output is self.backbone.get_input_embeddings().weight)
         for weight in self.encoder.parameters() if settings.frozen else ():
             weight.requires_grad_(False)
-        self._places = self._softmax_tokens()
+        self._softmax = self._softmax_tokens()
 
     @classmethod
     def build(
@@ -157,7 +157,7 @@ class Generative(Trainable):
         model = copy(self)
         model.identifiers = self.identifiers.joined(new)
         check_places(self.settings, model.identifiers)
-        model._places = model._softmax_tokens()
+        model._softmax = model._softmax_tokens()
         return model
 
     def refresh(self, corpus: Corpus) -> None:
@@ -260,10 +260,19 @@ class Generative(Trainable):
 
     def outputs(self, states: Float[Tensor, "b n m h"], prefix: Int[Tensor, "b n t"]) -> Outputs:
         """Return `Outputs` for the states of the last m positions in a prefix of t tokens."""
+        count = states.shape[-2]
         adapted = None
         if self.pawa is not None:
-            adapted = self.pawa.adapt(self.embed(prefix))[..., -states.shape[-2] :, :]
-        return Outputs(states * self._scale, self._output_table, adapted)
+            adapted = self.pawa.adapt(self.embed(prefix))[..., -count:, :]
+        candidates = allowed = None
+        if self._softmax is not None:
+            if self._softmax[0].device != self.device:  # move once, not for every batch
+                self._softmax = self._softmax[0].to(self.device), self._softmax[1].to(self.device)
+            candidates, allowed = self._softmax
+            length = prefix.shape[-1]
+            places = torch.arange(length - count, length, device=self.device)
+            allowed = allowed[places.clamp(max=len(allowed) - 1)]
+        return Outputs(states * self._scale, self._output_table, adapted, candidates, allowed)
 
     @property
     def _input_table(self) -> Tensor:
@@ -380,75 +389,43 @@ class Generative(Trainable):
 
     def token_parts(self, readings: Readings, targets: Targets, scorer: ScoreName) -> Float[Tensor, "b n m"]:
         """Return the last m target tokens' contributions to rel, from their `readings`; 0 at padding."""
-        count = readings[0].shape[-2]
-        length = targets.ids.shape[-1]
-        before = length - count
-        places = [slice(0, None)]
-        ids, mask = targets.ids[..., before:], targets.mask[..., before:]
-        if self._places is not None and len(self._places) > 1:  # a softmax for each position
-            places = [slice(place, place + 1) for place in range(count)]
+        last = slice(-readings[0].shape[-2], None)
+        ids = targets.ids[..., last]
         outputs = [self.outputs(states, targets.inputs) for states in readings]
-        parts = [
-            _difference(
-                [of[p].score(ids[..., p], scorer, self._alphabet(before + p.start)) for of in outputs]
-            )
-            for p in places
-        ]
-        return torch.cat(parts, -1).where(mask, 0)
+        parts = _difference([each.score(ids, scorer) for each in outputs])
+        return parts.where(targets.mask[..., last], 0)
 
     def next_scores(
         self, readings: Readings, prefix: Int[Tensor, "b n t"], scorer: ScoreName = "log_probability"
     ) -> Float[Tensor, "b n v"]:
         """Return each next token's contribution to rel after a prefix; −∞ for tokens outside the softmax."""
-        alphabet = self._alphabet(prefix.shape[-1] - 1)
         outputs = [self.outputs(states, prefix) for states in readings]
-        scores = _difference([of.scores(scorer, alphabet)[..., 0, :] for of in outputs])
-        if alphabet is None:
+        scores = _difference([each.scores(scorer)[..., 0, :] for each in outputs])
+        candidates = outputs[0].candidates
+        if candidates is None:
             return scores
         full = scores.new_full((*scores.shape[:-1], len(self._input_table)), -torch.inf)
-        return full.index_copy(-1, alphabet, scores)
+        return full.index_copy(-1, candidates, scores)
 
-    def _softmax_tokens(self) -> list[Tensor] | None:
-        """Tokens in the softmax: one set per position, or one for all positions; None = whole vocabulary."""
+    def _softmax_tokens(self) -> tuple[Tensor, Tensor] | None:
+        """Tokens in the softmax, and which of them it includes at each position; None = the vocabulary.
+
+        If the softmax is over the tokens of all identifiers, there is one row for all positions.
+        """
         if self.settings.softmax == "vocabulary":
             return None
-        of_all = self.settings.softmax == "identifiers"
-        places = [np.unique(self.identifiers.targets[0])] if of_all else self.identifiers.places()
+        whole = self.settings.softmax == "identifiers"
+        places = [np.unique(self.identifiers.targets[0])] if whole else self.identifiers.places()
         if self.clusters is not None:
             places = [self.clusters.expand(tokens)[1] for tokens in places]
-        return [torch.from_numpy(tokens) for tokens in places]
-
-    def _alphabet(self, place: int) -> Int[Tensor, " v"] | None:
-        """Tokens in the softmax at a position; None means the whole vocabulary."""
-        if self._places is None:
-            return None
-        if self._places[0].device != self.device:  # move once, not for every batch
-            self._places = [tokens.to(self.device) for tokens in self._places]
-        return self._places[min(place, len(self._places) - 1)]
+        candidates = np.unique(np.concatenate(places))
+        allowed = np.stack([np.isin(candidates, tokens) for tokens in places])
+        return torch.from_numpy(candidates), torch.from_numpy(allowed)
 
     def target(self, document: int) -> list[int]:
         """Target tokens of a document's identifier in the decoder's vocabulary, end token last."""
         tokens = self.target_tokens[slice(*self.identifiers.offsets[document : document + 2])].tolist()
         return tokens if self.identifiers.end is None else [*tokens, self.identifiers.end]
-
-    def written(self, document: int, target: Sequence[int]) -> list[int]:
-        """Convert a target of `pairs` that names this document to the decoder's vocabulary.
-
-        With clusters, the target's first occurrence in the document's identifier determines the clusters.
-        Raises ValueError if the target does not occur there.
-        """
-        if self.clusters is None:
-            return list(target)
-        ids = self.identifiers
-        length = len(target)
-        if ids.end is not None and ids.target(document) == tuple(target):
-            return self.target(document)
-        if ids.end is None and len(ids[document]) >= length:
-            places = np.flatnonzero((sliding_window_view(ids[document], length) == target).all(1))
-            if places.size:
-                return self.target(document)[places[0] :][:length]
-        id = ids.documents[document]
-        raise ValueError(f"the target {list(target)} does not occur in the identifier of document {id!r}")
 
     def names(self, document: int, *, whole: bool = False) -> list[list[int]]:
         """Return a document's sequences for reranking: its identifier, or windows of `span` of its tokens.
@@ -486,8 +463,12 @@ class Generative(Trainable):
         folder = Path(folder)
         settle(folder)
         settings = read_settings(GenerativeSettings, folder / SETTINGS)
-        clusters = Clusters.load(folder / HEADS, "clusters.") if settings.tokens == "clusters" else None
-        sets = TokenSets.load(folder / HEADS, "sets.") if settings.set_size else None
+        clusters = sets = None
+        with naming(folder / HEADS), safe_open(folder / HEADS, "pt") as heads:
+            if settings.tokens == "clusters":
+                clusters = Clusters.of(*(heads.get_tensor(f"clusters.{name}") for name in Clusters.STATE))
+            if settings.set_size:
+                sets = TokenSets(*(heads.get_tensor(f"sets.{name}") for name in TokenSets.STATE))
         model = cls(settings, folder / "backbone", Identifiers.load(folder), clusters, sets)
         load_heads(model, model._heads(), folder / HEADS)
         return model

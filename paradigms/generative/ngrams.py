@@ -133,12 +133,15 @@ class NGramIndex:
         successors[:, 2] = np.repeat(depth + 1, last - first)
         return Branches(offsets, tokens, successors)
 
-    def rest(self, state: Int[np.ndarray, "3"]) -> Int[np.ndarray, " m"] | None:
-        """Return an n-gram's continuation to the end of its document, or None if there is more than one."""
-        lo, hi, depth = state.tolist()
-        first = self._until_end(int(self.rows[lo]) + depth)
-        last = self._until_end(int(self.rows[hi - 1]) + depth)
-        return first if lo == hi - 1 or np.array_equal(first, last) else None  # rows are sorted
+    def rests(self, states: Int[np.ndarray, "x 3"]) -> list[Int[np.ndarray, " m"]]:
+        """Return each n-gram's continuation to the end of its document, or [] if any has more than one."""
+        rests = []
+        for lo, hi, depth in states.tolist():
+            rests.append(self._until_end(int(self.rows[lo]) + depth))
+            last = self._until_end(int(self.rows[hi - 1]) + depth)
+            if not np.array_equal(rests[-1], last):  # rows are sorted
+                return []
+        return rests
 
     def _until_end(self, begin: int) -> Int[np.ndarray, " m"]:
         document = np.searchsorted(self.starts, begin, side="right")

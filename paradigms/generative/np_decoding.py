@@ -10,13 +10,11 @@ token in order. BASE clusters once, with the pretrained encoder; ASYNC clusters 
 import tempfile
 from collections.abc import Iterator
 from itertools import islice, repeat
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from paradigms.data import Corpus
@@ -24,7 +22,6 @@ from paradigms.generative.grouped_kmeans import grouped_kmeans
 from paradigms.generative.identifiers import END, FIRST, START, Identifiers, tokenize
 from paradigms.generative.ngrams import Branches, ranges
 from paradigms.generative.settings import GenerativeSettings
-from paradigms.io.checks import naming
 from paradigms.io.progress import progress_bar
 
 ENCODED = 32  # windows per batch of the encoder
@@ -38,6 +35,8 @@ class Clusters(nn.Module):
     `labels`.
     """
 
+    STATE = ("vectors", "_extra_state")
+
     def __init__(
         self, vectors: Float[Tensor, "c h"], surface: Int[np.ndarray, " c"], labels: Int[np.ndarray, " t"]
     ) -> None:
@@ -47,19 +46,16 @@ class Clusters(nn.Module):
         self.surface = surface
         self.labels = labels
 
+    @classmethod
+    def of(cls, vectors: Float[Tensor, "c h"], state: Int[Tensor, " x"]) -> "Clusters":
+        """Make the clusters of a state dict."""
+        return cls(vectors, *np.split(state.numpy(), [len(vectors)]))
+
     def get_extra_state(self) -> Int[Tensor, " x"]:
         return torch.from_numpy(np.concatenate([self.surface, self.labels]))
 
     def set_extra_state(self, state: Int[Tensor, " x"]) -> None:
         self.surface, self.labels = np.split(state.cpu().numpy(), [len(self.vectors)])
-
-    @classmethod
-    def load(cls, file: Path, prefix: str) -> "Clusters":
-        """Read the clusters stored under `prefix` in a safetensors file with a module's state dict."""
-        with naming(file), safe_open(file, "pt") as stored:
-            vectors = stored.get_tensor(f"{prefix}vectors")
-            state = stored.get_tensor(f"{prefix}_extra_state").numpy()
-        return cls(vectors, *np.split(state, [len(vectors)]))
 
     def expand(self, tokens: Int[np.ndarray, " x"]) -> tuple[Int[np.ndarray, " x1"], Int[np.ndarray, " t"]]:
         """Return each surface token's clusters as CSR; END is a cluster by itself.

@@ -1,11 +1,11 @@
 """logit_v = s · h_iᵀ w_v: a decoder's output vectors, token probabilities, and the vectors that form D."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from paradigms.encoder.packed import product
@@ -51,25 +51,23 @@ LINEAR = ("logit", "query_part")
 
 @dataclass(frozen=True)
 class Outputs:
-    """Decoder states s·h_i and the output vectors: a table of w_v, or PAWA's E_v a_i."""
+    """States s·h_i, output vectors (a table of w_v, or PAWA's E_v a_i), and the softmax's tokens."""
 
     states: Float[Tensor, "b n m h"]
     table: Float[Tensor, "v h"] | Float[Tensor, "v h r"]  # w, or E
     adapted: Float[Tensor, "b n m r"] | None = None  # a_i of PAWA
+    candidates: Int[Tensor, " c"] | None = None  # tokens of the softmax, ascending; None = the vocabulary
+    allowed: Bool[Tensor, "m c"] | None = None  # candidates at each position; None = all
 
-    def __getitem__(self, places: slice) -> "Outputs":
-        adapted = None if self.adapted is None else self.adapted[:, :, places]
-        return replace(self, states=self.states[:, :, places], adapted=adapted)
-
-    def logits(self, candidates: Int[Tensor, " c"] | None = None) -> Float[Tensor, "b n m c"]:
-        """s·h_iᵀw_v for the candidates (None: the whole vocabulary).
+    def logits(self) -> Float[Tensor, "b n m c"]:
+        """s·h_iᵀw_v for the candidates.
 
         PAWA computes (h_iᵀ E_v) a_i if there are fewer than h candidates. Otherwise, it computes one product
         over h ⊗ a, to save memory.
         """
-        table = self._rows(candidates)
+        table = self.table if self.candidates is None else self._rows(self.candidates)
         if self.adapted is None:
-            return product(self.states, table) if candidates is None else self.states @ table.mT
+            return product(self.states, table) if self.candidates is None else self.states @ table.mT
         count, width, _ = table.shape
         if count < width:
             read = self.states @ table.transpose(0, 1).flatten(1)
@@ -77,58 +75,43 @@ class Outputs:
         outer = self.states[..., :, None] * self.adapted[..., None, :]
         return outer.flatten(-2) @ table.flatten(1).mT
 
-    def log_probabilities(self, candidates: Int[Tensor, " c"] | None = None) -> Float[Tensor, "b n m c"]:
-        """log softmax over the candidates (None: the whole vocabulary), in float32 or wider."""
-        logits = self.logits(candidates)
-        return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
-
-    def scores(
-        self, scorer: ScoreName, candidates: Int[Tensor, " c"] | None = None
-    ) -> Float[Tensor, "b n m c"]:
-        """Compute `score` for every candidate (None: the whole vocabulary) at every position."""
-        if scorer in LINEAR:
-            return self.logits(candidates)
-        if scorer == "centred_logit":
-            logits = self.logits(candidates)
-            return logits - logits.mean(-1, keepdim=True)
-        return self.log_probabilities(candidates)
-
-    def score(
-        self, ids: Int[Tensor, "b n m"], scorer: ScoreName, candidates: Int[Tensor, " c"] | None = None
-    ) -> Float[Tensor, "b n m"]:
-        """Return each target token's contribution to rel.
+    def scores(self, scorer: ScoreName) -> Float[Tensor, "b n m c"]:
+        """Return every candidate's contribution to rel at every position; −∞ if it is not allowed there.
 
         logit: s·h_iᵀw_v (Wu et al. 2024, Eq. 11). Adding one vector to every w_v changes the logit but not
-        the loss. log_probability: the trained score and the default; −∞ for a token outside the candidates.
-        centred_logit: the logit minus its mean over the candidates. query_part: s·c_iᵀw_v, the logit of the
-        states c_i (`Generative.readings`). pointwise_mutual_information: log p(v | q) − log p(v | ""); the
-        model subtracts the second term, and this method returns the log-probability.
+        the loss. log_probability: the trained score and the default, in float32 or wider. centred_logit: the
+        logit minus its mean over the candidates. query_part: s·c_iᵀw_v, the logit of the states c_i
+        (`Generative.readings`). pointwise_mutual_information: log p(v | q) − log p(v | ""); the model
+        subtracts the second term, and this method returns the log-probability.
         """
+        logits = self.logits()
+        if self.allowed is not None:
+            logits = logits.masked_fill(~self.allowed, -torch.inf)
+        if scorer in LINEAR:
+            return logits
+        if scorer == "centred_logit":
+            if self.allowed is None:
+                return logits - logits.mean(-1, keepdim=True)
+            total = logits.where(self.allowed, 0).sum(-1, keepdim=True)
+            return logits - total / self.allowed.sum(-1, keepdim=True)
+        return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+
+    def score(self, ids: Int[Tensor, "b n m"], scorer: ScoreName) -> Float[Tensor, "b n m"]:
+        """Return each target token's contribution to rel."""
         if scorer in LINEAR:
             return (self.states * self.vectors(ids)).sum(-1)
-        if scorer == "centred_logit":
-            mean = self._adapt(self._rows(candidates).mean(0))
-            return (self.states * (self.vectors(ids) - mean)).sum(-1)
-        log_p = self.log_probabilities(candidates)
-        if candidates is None:
-            return log_p.gather(-1, ids[..., None])[..., 0]
-        places = torch.searchsorted(candidates, ids.contiguous()).clamp(max=len(candidates) - 1)
-        chosen = log_p.gather(-1, places[..., None])[..., 0]
-        return chosen.masked_fill(candidates[places] != ids, -torch.inf)
+        scores = self.scores(scorer)
+        if self.candidates is None:
+            return scores.gather(-1, ids[..., None])[..., 0]
+        places = torch.searchsorted(self.candidates, ids.contiguous()).clamp(max=len(self.candidates) - 1)
+        chosen = scores.gather(-1, places[..., None])[..., 0]
+        return chosen.masked_fill(self.candidates[places] != ids, -torch.inf)
 
     def vectors(self, ids: Int[Tensor, "b n m"]) -> Float[Tensor, "b n m h"]:
         """Return each token's output vector w, from which D is computed."""
-        return self._adapt(self._rows(ids))
-
-    def _rows(self, ids: Int[Tensor, "*x"] | None) -> Tensor:
-        """table[ids], or the whole table if ids is None.
-
-        The gradient is several times faster than that of plain indexing.
-        """
-        if ids is None:
-            return self.table
-        return nn.functional.embedding(ids, self.table.flatten(1)).unflatten(-1, self.table.shape[1:])
-
-    def _adapt(self, rows: Tensor) -> Float[Tensor, "*x h"]:
-        """Return w_v for rows of the table, multiplied by PAWA's a_i if there is one."""
+        rows = self._rows(ids)
         return rows if self.adapted is None else torch.einsum("...hr,...r->...h", rows, self.adapted)
+
+    def _rows(self, ids: Int[Tensor, "*x"]) -> Tensor:
+        """table[ids], whose gradient is several times faster than that of plain indexing."""
+        return nn.functional.embedding(ids, self.table.flatten(1)).unflatten(-1, self.table.shape[1:])

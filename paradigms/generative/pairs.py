@@ -29,11 +29,12 @@ GRAM = 3  # words in the n-grams that compare queries with passages
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The encoder's input and the decoder's target, which ends with the end token if there is one."""
+    """The encoder's input and the decoder's target: tokens first … last − 1 of `Generative.target`."""
 
     source: str
     document: int  # position of the target's document
-    target: tuple[int, ...]
+    first: int = 0
+    last: int | None = None  # None = to the end of the identifier, including its end token
     negatives: tuple[int, ...] = ()  # positions of hard negatives
     teacher: tuple[float, ...] = ()  # a teacher's scores of the document and of each negative
 
@@ -43,6 +44,7 @@ def retrieval_pairs(split: Split, identifiers: Identifiers) -> list[Pair]:
 
     Raises KeyError, with the document's id, if a relevant document has no identifier.
     """
+    _check_whole(identifiers)
     position = identifiers.positions
     pairs = []
     for query, grades in split.judgements.items():
@@ -50,7 +52,7 @@ def retrieval_pairs(split: Split, identifiers: Identifiers) -> list[Pair]:
             if grade > 0 and id not in position:
                 raise KeyError(f"document {id!r}, relevant to query {query!r}, has no identifier")
             if grade > 0:
-                pairs.append(_named(split.queries[query], position[id], identifiers))
+                pairs.append(Pair(split.queries[query], position[id]))
     return pairs
 
 
@@ -64,6 +66,7 @@ def indexing_pairs(
     seed: int = 0,
 ) -> list[Pair]:
     """passage ↦ the identifier of its document, for up to `passages` random passages of `words` words."""
+    _check_whole(identifiers)
     if corpus.ids != identifiers.documents:
         raise ValueError("the identifiers belong to another corpus")
     pairs = []
@@ -76,7 +79,7 @@ def indexing_pairs(
         rng = random.Random(f"{seed} {corpus.ids[document]}")
         for start in sorted(rng.sample(range(last + 1), min(passages, last + 1))):
             end = places[min(start + words, len(places)) - 1][1]
-            pairs.append(_named(text[places[start][0] : end], document, identifiers))
+            pairs.append(Pair(text[places[start][0] : end], document))
     return pairs
 
 
@@ -84,6 +87,7 @@ def generated_pairs(
     generated: Iterable[tuple[str, str]], identifiers: Identifiers, problems: Problems
 ) -> list[Pair]:
     """generated query ↦ the identifier of its document. generated: pairs from `read_generated`."""
+    _check_whole(identifiers)
     position = identifiers.positions
     pairs = []
     without = dict.fromkeys(identifiers.documents)
@@ -94,7 +98,7 @@ def generated_pairs(
             problems.add("empty generated query (left out)", id)
         else:
             without.pop(id, None)
-            pairs.append(_named(query, position[id], identifiers))
+            pairs.append(Pair(query, position[id]))
     for id in without:
         problems.add("document without a generated query", id)
     return pairs
@@ -113,10 +117,9 @@ def read_generated(path: str | Path) -> Iterator[tuple[str, str]]:
         yield row["document"], row["query"]
 
 
-def _named(source: str, document: int, identifiers: Identifiers) -> Pair:
+def _check_whole(identifiers: Identifiers) -> None:
     if identifiers.end is None:
         raise ValueError("text identifiers have no single target: use span_pairs and document_span_pairs")
-    return Pair(source, document, identifiers.target(document))
 
 
 def span_pairs(
@@ -133,8 +136,7 @@ def span_pairs(
     """query ↦ `spans` spans of each relevant document; starts i have P(i) ∝ exp(wᵢ) (`span_weights`).
 
     A span has `words` words, or all words of a shorter document. It starts at a stop word only if no other
-    start exists. tokenizer, length: as for `identifiers.text`. Every target is a slice of the text
-    identifier's tokens.
+    start exists. tokenizer, length: as for `identifiers.text`.
     """
     queries: dict[int, list[str]] = {}
     for query, grades in split.judgements.items():
@@ -150,7 +152,7 @@ def span_pairs(
             w = span_weights(source, passage.words)[starts]
             rng = random.Random(f"{seed} {query} {id}")
             drawn = rng.choices(starts, np.exp(w - w.max()).tolist(), k=spans)
-            pairs += [Pair(source, document, passage.target(start, words)) for start in drawn]
+            pairs += [Pair(source, document, *passage.span(start, words)) for start in drawn]
     return pairs
 
 
@@ -176,7 +178,7 @@ def document_span_pairs(
         rng = random.Random(f"{seed} {id}")
         for _ in range(spans):
             source, target = rng.sample(starts, 2) if len(starts) > 1 else starts * 2
-            pairs.append(Pair(passage.source(source, words), document, passage.target(target, words)))
+            pairs.append(Pair(passage.source(source, words), document, *passage.span(target, words)))
     return pairs
 
 

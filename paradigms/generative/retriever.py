@@ -108,41 +108,21 @@ class GenerativeRetriever:
         runs: list[Run] = [{query: {} for query in run} for _ in scorers]
         with progress_bar(progress) as bar:
             for batch in bar.track(_batches(run, queries, QUERIES), description=f"rerank {name}"):
-                for query, best in self._rel(batch, queries, run, scorers, whole):
-                    for ranked, rel in zip(runs, best, strict=True):
-                        ranked[query] = best_first(rel)
+                names = [{id: self.model.names(positions[id], whole=whole) for id in run[q]} for q in batch]
+                sequences = [sorted({tuple(t) for each in by_id.values() for t in each}) for by_id in names]
+                sources = self.model.tokenize([queries[query] for query in batch])
+                scores = self.model.sequence_scores(sources, sequences, *scorers)
+                plan = self.model.set_scores(sources)
+                for n, query in enumerate(batch):
+                    for ranked, values in zip(runs, scores[n], strict=True):
+                        rel = dict(zip(sequences[n], values.tolist(), strict=True))
+                        of_document = {
+                            id: max((rel[tuple(t)] for t in each), default=-np.inf)
+                            + (0.0 if plan is None else float(plan[n, positions[id]]))
+                            for id, each in names[n].items()
+                        }
+                        ranked[query] = best_first(of_document)
         return runs
-
-    def _rel(
-        self,
-        batch: Sequence[str],
-        queries: Mapping[str, str],
-        run: Run,
-        scorers: Sequence[ScoreName],
-        whole: bool,
-    ) -> Iterator[tuple[str, list[dict[str, float]]]]:
-        """Yield each query with its documents' rel under each scorer."""
-        model = self.model
-        positions = model.identifiers.positions
-        named = [{id: model.names(positions[id], whole=whole) for id in run[query]} for query in batch]
-        sequences = [sorted({tuple(t) for names in by_id.values() for t in names}) for by_id in named]
-        sources = model.tokenize([queries[query] for query in batch])
-        scores = model.sequence_scores(sources, sequences, *scorers)
-        plan = model.set_scores(sources)
-        for n, query in enumerate(batch):
-            ahead = dict.fromkeys(run[query], 0.0)
-            if plan is not None:
-                ahead = {id: float(plan[n, positions[id]]) for id in run[query]}
-            best = []
-            for values in scores[n]:
-                rel = dict(zip(sequences[n], values.tolist(), strict=True))
-                best.append(
-                    {
-                        id: max((rel[tuple(t)] for t in names), default=-np.inf) + ahead[id]
-                        for id, names in named[n].items()
-                    }
-                )
-            yield query, best
 
     def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
         """Decompose the score of the document's best name, one row per token; return [] if it has no name.

@@ -8,20 +8,17 @@ decoder's states and log(1 + max(0, ·)) of the logits; here, Q contains the enc
 sequence part, and S itself is summed.
 """
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from paradigms.align import DocumentToQuery, one
 from paradigms.core import Interaction, Tokens, interact
 from paradigms.data import Corpus
 from paradigms.encoder.batches import by_length
-from paradigms.io.checks import naming
 from paradigms.io.progress import progress_bar
 
 BATCH = 64  # documents per batch of the encoder
@@ -29,6 +26,8 @@ BATCH = 64  # documents per batch of the encoder
 
 class TokenSets(nn.Module):
     """Vectors w ∈ R^{u×h} of all tokens that occur in a set, and each document's T_d, padded with u."""
+
+    STATE = ("vectors", "tokens", "members")
 
     def __init__(
         self, vectors: Float[Tensor, "u h"], tokens: Int[Tensor, " u"], members: Int[Tensor, "d m"]
@@ -38,12 +37,6 @@ class TokenSets(nn.Module):
         # Not buffers: DistributedDataParallel broadcasts buffers at every step.
         self.tokens = nn.Parameter(tokens, requires_grad=False)  # the tokenizer's ids
         self.members = nn.Parameter(members, requires_grad=False)  # rows of `vectors`
-
-    @classmethod
-    def load(cls, file: Path, prefix: str) -> "TokenSets":
-        """Read the sets stored under `prefix` in a safetensors file with a module's state dict."""
-        with naming(file), safe_open(file, "pt") as stored:
-            return cls(*(stored.get_tensor(prefix + name) for name in ("vectors", "tokens", "members")))
 
     def interact(
         self, documents: Int[Tensor, "x n"], states: Float[Tensor, "b j h"], mask: Tensor

@@ -115,7 +115,7 @@ class Likelihood(Objective):
         """Tokenise b sources and their targets; for a ranking loss, also the negatives' identifiers."""
         model = self.model
         sources = self.model.tokenize([pair.source for pair in examples])
-        targets = [[model.written(pair.document, pair.target)] for pair in examples]
+        targets = [[model.target(pair.document)[pair.first : pair.last]] for pair in examples]
         if not self.ranks:
             return sources, model.targets(targets)
         ranked = [

@@ -81,9 +81,9 @@ def test_rel_is_the_formula_and_what_the_prefix_makes(base: str, folders: dict[s
 @pytest.mark.parametrize("base", BASES)
 def test_every_base_trains_saves_and_loads(base: str, folders: dict[str, Path], tmp_path: Path) -> None:
     model = genre(base, folders)
-    pairs = [Pair(text, n, model.identifiers.target(n)) for n, text in enumerate([*QUERIES.values(), "tree"])]
+    pairs = [Pair(text, n) for n, text in enumerate([*QUERIES.values(), "tree"])]
     sources = model.tokenize([pair.source for pair in pairs])
-    targets = model.targets([[pair.target] for pair in pairs])
+    targets = model.targets([[model.target(pair.document)] for pair in pairs])
     before = model(sources, targets).sum()
     weights = {name: weight.clone() for name, weight in model.encoder.state_dict().items()}
     settings = TrainingSettings(steps=8, batch_size=4, learning_rate=3e-3, warmup=0.0)

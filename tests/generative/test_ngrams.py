@@ -78,8 +78,8 @@ def finished_of(index: NGramIndex, identifiers: Documents) -> dict[tuple[int, ..
         for n, prefix in enumerate(prefixes):
             begun = [whole for whole in identifiers if whole[: len(prefix)] == [*prefix]]
             rests = {tuple(whole[len(prefix) :]) for whole in begun}
-            rest = index.rest(states[n])
-            assert len(rests) > 1 if rest is None else rests == {tuple(rest.tolist())}
+            rest = index.rests(states[n : n + 1])
+            assert rests == {tuple(rest[0].tolist())} if rest else len(rests) > 1
             after = found.tokens[found.offsets[n] : found.offsets[n + 1]].tolist()
             assert after == sorted(set(after))
             reached += [(*prefix, token) for token in after]

@@ -38,9 +38,9 @@ def split_of(*judged: tuple[str, str, dict[str, int]]) -> Split:
     return Split({id: query for id, query, _ in judged}, {id: grades for id, _, grades in judged})
 
 
-def spelled(tokenizer: Any, tokens: tuple[int, ...]) -> str:
+def spelled(tokenizer: Any, tokens: list[int]) -> str:
     """The text of tokens whose tokenizer, as those of tests/tiny.py, has no decoder."""
-    pieces = tokenizer.convert_ids_to_tokens(list(tokens))
+    pieces = tokenizer.convert_ids_to_tokens(tokens)
     if tokenizer.eos_token is None:
         return " ".join(pieces).replace(" ##", "")
     return "".join(pieces).replace("▁", " ").strip()
@@ -49,7 +49,7 @@ def spelled(tokenizer: Any, tokens: tuple[int, ...]) -> str:
 def test_a_query_is_paired_with_the_name_of_every_relevant_document() -> None:
     split = split_of(("q1", "one", {"b": 1, "a": 2}), ("q2", "two", {"a": 0}), ("q3", "three", {"b": 1}))
     names = atomic(["a", "b"])
-    expected = [Pair("one", 1, (3, 1)), Pair("one", 0, (2, 1)), Pair("three", 1, (3, 1))]
+    expected = [Pair("one", 1), Pair("one", 0), Pair("three", 1)]
     assert retrieval_pairs(split, names) == expected
     with pytest.raises(KeyError, match="document 'c', relevant to query 'q', has no identifier"):
         retrieval_pairs(split_of(("q", "one", {"c": 1})), names)
@@ -70,8 +70,7 @@ def test_identifiers_that_name_no_document_of_the_corpus_are_refused(tokenizers:
 def test_passages_are_words_as_they_stand_in_the_text() -> None:
     corpus, problems = Corpus(["a", "b", "c"], [" ".join(WORDS), "w0  w1\nw2", " \n"]), Problems()
     pairs = indexing_pairs(corpus, atomic([*"abc"]), problems, words=19, passages=9)
-    assert [pair.target for pair in pairs] == [(pair.document + 2, 1) for pair in pairs]
-    assert [p.source for p in pairs] == [" ".join(WORDS[:19]), " ".join(WORDS[1:]), "w0  w1\nw2"]
+    assert pairs == [Pair(" ".join(WORDS[:19]), 0), Pair(" ".join(WORDS[1:]), 0), Pair("w0  w1\nw2", 1)]
     assert problems.counts == {"document without words (no indexing pairs)": 1}
     assert problems.examples == {"document without words (no indexing pairs)": ["c"]}
 
@@ -95,7 +94,7 @@ def test_random_passages_are_different_and_follow_the_seed_and_the_id() -> None:
 def test_generated_queries_are_paired_with_every_name() -> None:
     problems = Problems()
     made = [("a", "what is a"), ("b", " "), ("c", "what is c"), ("a", "who is a")]
-    expected = [Pair("what is a", 0, (2, 1)), Pair("who is a", 0, (2, 1))]
+    expected = [Pair("what is a", 0), Pair("who is a", 0)]
     assert generated_pairs(made, atomic(["a", "b"]), problems) == expected
     assert problems.lines() == [
         "empty generated query (left out): 1, e.g. b",
@@ -129,7 +128,8 @@ def test_starts_follow_the_softmax_of_their_weights(tokenizers: dict[str, Any]) 
     weights = span_weights("cat and black dog", words)
     pairs = span_pairs(corpus, split, tokenizers["bert"], Problems(), words=10)
     assert len(pairs) == 4000
-    drawn = Counter(pair.target for pair in pairs)
+    tokens = text(corpus, tokenizers["bert"])[0].tolist()
+    drawn = Counter(tuple(tokens[pair.first : pair.last]) for pair in pairs)
     exact = {i: math.exp(weights[i]) for i in (0, 1, 2)}
     targets = {
         i: tuple(tokenizers["bert"](" ".join(words[i : i + 10]), add_special_tokens=False)["input_ids"])
@@ -154,7 +154,10 @@ def test_each_relevant_document_gives_its_spans(tokenizers: dict[str, Any]) -> N
         ("x", 3): 4,
     }
     assert problems.lines() == ["document without words or tokens (no spans): 1, e.g. c"]
-    of = {n: [spelled(tokenizer, pair.target) for pair in pairs if pair.document == n] for n in range(4)}
+    of: dict[int, list[str]] = {n: [] for n in range(4)}
+    tokens = text(corpus, tokenizer)
+    for pair in pairs:
+        of[pair.document].append(spelled(tokenizer, tokens[pair.document][pair.first : pair.last].tolist()))
     assert set(of[1]) == {"the cat"}  # fewer words than a span has: all of them
     assert set(of[3]) == {"on the and"}  # stop words alone
     assert all(len(span.split()) == 3 for span in of[0])
@@ -172,7 +175,7 @@ def test_a_draw_depends_on_the_seed_and_the_ids_alone(tokenizers: dict[str, Any]
             if rows
             else document_span_pairs(corpus, tokenizers["t5"], Problems(), **common)
         )
-        return Counter((pair.source, corpus.ids[pair.document], pair.target) for pair in pairs)
+        return Counter((pair.source, corpus.ids[pair.document], (pair.first, pair.last)) for pair in pairs)
 
     both = ("q2", "red", {"b": 1, "a": 1}), ("q1", "black dog", {"b": 1, "a": 1})
     for one, rows in ((("q1", "black dog", {"a": 1}),), both), ((), ()):
@@ -196,14 +199,13 @@ def test_targets_are_slices_of_the_documents_tokens(tokenizers, family, words, s
     tokenizer = tokenizers[family]
     corpus = Corpus(["a"], [space.join(words)])
     held = text(corpus, tokenizer, length)[0].tolist()
-    slices = {tuple(held[i:j]) for i in range(len(held)) for j in range(i + 1, len(held) + 1)}
     split = split_of(("q", "cat water", {"a": 1}))
     knobs: dict[str, Any] = {"length": length, "words": size}
     supervised = span_pairs(corpus, split, tokenizer, Problems(), **knobs)
     free = document_span_pairs(corpus, tokenizer, Problems(), **knobs)
     assert len(supervised) == len(free) == (10 if held else 0)
     for pair in (*supervised, *free):
-        assert pair.target in slices
+        assert 0 <= pair.first < pair.last <= len(held)
     # A word without a known character may share its token with what surrounds it: it is not counted then.
     settings: dict[str, Any] = {"add_special_tokens": False, "split_special_tokens": True}
     unknown = {tokenizer.unk_token_id, tokenizer.convert_tokens_to_ids("▁")}

@@ -119,7 +119,9 @@ def test_a_ranking_adds_the_softmax_over_the_other_documents_of_the_batch(t5: Pa
     for pair in pairs:
         others = [each.document for each in pairs if each.document not in of[pair.source]]
         rel = torch.stack([prefixes_of(model, pair.source, d)[-1] for d in (pair.document, *others)])
-        log_p = model.sequence_scores(model.tokenize([pair.source]), [[pair.target]], "log_probability")
+        log_p = model.sequence_scores(
+            model.tokenize([pair.source]), [[model.target(pair.document)]], "log_probability"
+        )
         expected.append(rel.logsumexp(0) - rel[0] - float(log_p[0][0, 0]))
     ours = Likelihood(model, CORPUS, pairs)
     assert_same(ours.loss(model, ours.collate(pairs)), torch.stack(expected).mean())
@@ -148,7 +150,9 @@ def test_a_teachers_margins_are_learned_on_every_prefix(t5: Path, tiny_bert: Pat
         share = (torch.arange(1, 4).double() / 3).sqrt()  # two codes and the end
         want = torch.tensor(pair.teacher)[:, None] * share / 2  # a teacher's temperature of 2
         margins = ((student[:1] - student[1:]) - (want[:1] - want[1:])).square().mean()
-        log_p = model.sequence_scores(model.tokenize([pair.source]), [[pair.target]], "log_probability")
+        log_p = model.sequence_scores(
+            model.tokenize([pair.source]), [[model.target(pair.document)]], "log_probability"
+        )
         expected.append(0.25 * margins - 0.75 * float(log_p[0][0, 0]))
     distilled = LossSettings(distillation=Distillation("margin_mse", 0.25, 2.0))
     ours = Likelihood(model, CORPUS, taught).configure(distilled)

@@ -58,8 +58,7 @@ def build(name: str, root: Path, seed: int = 0) -> Any:
 
 def objective_of(paradigm: Any) -> Objective:
     if isinstance(paradigm, Generative):
-        targets = [paradigm.target(number) for number in range(len(EXAMPLES))]
-        return Likelihood(paradigm, CORPUS, [Pair(f"d{n}", n, tuple(t)) for n, t in enumerate(targets)])
+        return Likelihood(paradigm, CORPUS, [Pair(f"d{n}", n) for n in range(len(EXAMPLES))])
     return Contrastive(paradigm, CORPUS, EXAMPLES)
 
 
