@@ -114,15 +114,14 @@ from papers.luan2021.capacity_tasks import (
 )
 from papers.luan2021.containing_passage import containing_passages
 from papers.luan2021.passages import articles
-from studies.model_runs import Job, bind, run_jobs, trained_once, training_of
+from studies.model_runs import Job, bind, measured_once, run_jobs, trained_once, training_of
 from studies.pages import Measured, publish, resampled
 
 from paradigms import PARADIGMS, RERANKERS, Paradigm
 from paradigms.data import Collection, Corpus
 from paradigms.encoder.backbone import load_tokenizer, packaged
 from paradigms.evaluate.tuning import tune_raw
-from paradigms.io.checks import json_or_empty
-from paradigms.io.files import remove_folder, write_json
+from paradigms.io.files import remove_folder
 from paradigms.retrieve import Fused, Model, Retriever, fuse, retriever_of
 from paradigms.train.fit import fit
 from paradigms.train.loop import TrainingSettings
@@ -338,8 +337,5 @@ def predicted(task: PassageTask, sizes: dict[str, int], settings: Settings) -> d
     """Run `predict` for every size, and save the predictions in the results folder."""
     file = Path(settings.output) / f"length-{task.length}" / "theory.json"
     dimensions = sorted(set(sizes.values()))
-    predictions = json_or_empty(file)
-    if not predictions or {str(k) for k in dimensions} - predictions["values"].keys():
-        predictions = predict(task, dimensions, settings.theory_queries, settings.samples)
-        write_json(file, predictions)
-    return predictions
+    measure = partial(predict, task, dimensions, settings.theory_queries, settings.samples)
+    return measured_once(file, {"dimensions": dimensions}, measure)

@@ -55,14 +55,14 @@ launch(__name__, Settings, __doc__)  # before the imports that take seconds
 from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from accelerate import Accelerator
 from fewer_bytes import sampled
-from studies.model_runs import some_queries
+from studies.model_runs import measured_once, some_queries
 from studies.pages import Rows, Section, publish, shown
 
 from paradigms import Paradigm, load
@@ -74,9 +74,7 @@ from paradigms.encoder.text import TextEncoder
 from paradigms.encoder.towers import TwoTowers
 from paradigms.evaluate import holm, paired_test, per_query, seeds_interval
 from paradigms.find import kinds
-from paradigms.io.checks import read_json
 from paradigms.io.command_line import flags, folder_name
-from paradigms.io.files import write_json
 from paradigms.io.terminal import shown as told
 from paradigms.loading import as_paradigm
 from paradigms.recipe import Recipe
@@ -112,25 +110,21 @@ def main(settings: Settings) -> None:
         for checkpoint in ["", *settings.checkpoints]:
             file = Path(settings.output) / folder_name(name) / f"{title(checkpoint)}.json"
             named = {"checkpoint": checkpoint} if checkpoint else {}
-            kept = {
-                "checkpoint": checkpoint,
-                **script.content(**named),
-                "collection": collection.fingerprint,  # of all documents, also if a sample is measured
-                "documents": len(collection.corpus),
-                "queries": list(split.queries),
-            }
-            known = read_json(file) if file.is_file() else {}
-            if any(known.get(key) != value for key, value in kept.items()):
-                console.print(f"{folder_name(name)}: {title(checkpoint)}")
-                try:
-                    values = measured(checkpoint, collection, split, settings, accelerator)
-                except FAILURES as error:
-                    missing.append(f"{title(checkpoint)} on {folder_name(name)}: {told(error)}")
-                    console.print(f"Left out: {missing[-1]}")
-                    continue
-                known = kept | script.content(**named) | {"values": values}
-                write_json(file, known)
-            results[folder_name(name), title(checkpoint)] = known["values"]
+            measure = partial(measured, checkpoint, collection, split, settings, accelerator)
+            try:
+                if checkpoint and not script.content(**named):
+                    opened(checkpoint, settings.pickled)  # downloads what the content is read from
+                question = {
+                    "checkpoint": checkpoint,
+                    **script.content(**named),
+                    "collection": collection.fingerprint,  # of all documents, also if a sample is measured
+                    "documents": len(collection.corpus),
+                    "queries": list(split.queries),
+                }
+                results[folder_name(name), title(checkpoint)] = measured_once(file, question, measure)
+            except FAILURES as error:
+                missing.append(f"{title(checkpoint)} on {folder_name(name)}: {told(error)}")
+                console.print(f"Left out: {missing[-1]}")
     summary = f"Exact search of {'; '.join(counts)}."
     publish(
         settings, "Checkpoints", summary + "".join(f" Left out: {line}." for line in missing), report(results)

@@ -37,9 +37,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from studies import byte_tables
-from studies.bucket_recall import CANDIDATES, FIRST, draw_law, law
+from studies.bucket_recall import CANDIDATES, FIRST, law
+from studies.model_runs import measured_once
 from studies.pages import Rows, Section, publish, shown
 
 from paradigms import PARADIGMS, Paradigm, load
@@ -47,8 +47,6 @@ from paradigms.core import Tokens
 from paradigms.data import Collection, Run, Split
 from paradigms.evaluate import per_query, seeds_interval
 from paradigms.find import Index, Store, kinds, open_index
-from paradigms.io.checks import read_json
-from paradigms.io.files import write_json
 from paradigms.io.terminal import Terminal
 from paradigms.loading import as_paradigm
 from paradigms.recipe import Recipe
@@ -57,7 +55,6 @@ from paradigms.train.script import open_collection
 LENGTH = 128  # tokens of a document
 BLOCK = 1 << 16  # padded tokens to read at once
 LISTS = 256  # number of lists of the compressed indexes
-ROUNDS = 3  # rounds of timed searches, of which the fastest counts
 
 
 def main(settings: Settings) -> None:
@@ -76,12 +73,8 @@ def main(settings: Settings) -> None:
             "law": partial(law, store, queries),
         }
         for part, measure in parts.items():
-            file = place / f"{part}.json"
-            if not file.is_file():
-                console.print(f"{folder_name(name)}: {part}")
-                write_json(file, {"rows": measure()})
-            rows = ({"collection": folder_name(name)} | row for row in read_json(file)["rows"])
-            results.setdefault(part, []).extend(rows)
+            rows = measured_once(place / f"{part}.json", {"queries": list(split.queries)}, measure)
+            results.setdefault(part, []).extend({"collection": folder_name(name)} | row for row in rows)
     summary = f"{settings.documents} documents and up to {settings.queries} queries of each collection."
     publish(settings, "Fewer bytes", summary, described(results))
 
@@ -207,39 +200,15 @@ def described(results: Mapping[str, Rows]) -> dict[str, Section]:
         "alone, by the law for independent tokens."
     )
     rows = {part: [*map(told, part_rows)] for part, part_rows in results.items()}
-    drawn = {"fewer": draw_fewer, "law": draw_law}
-    figures = {part: draw(results[part]) for part, draw in drawn.items()}
     return {
         "ways": byte_tables.ways(results["fewer"]),
         "same_bytes": byte_tables.same_bytes(results["fewer"]),
         "recalls": byte_tables.recalls(results["law"]),
-        "fewer": Section("Fewer bytes", errors, rows["fewer"], figures["fewer"]),
-        "law": Section("Predicted recall", shares, rows["law"], figures["law"]),
+        "fewer": Section("Fewer bytes", errors, rows["fewer"]),
+        "law": Section("Predicted recall", shares, rows["law"]),
     }
 
 
 def told(row: Mapping[str, Any]) -> dict[str, Any]:
     """Replace the lists of per-query values in a row by their mean and 95% interval over queries."""
     return {k: shown(seeds_interval(np.array([v]))) if isinstance(v, list) else v for k, v in row.items()}
-
-
-def draw_fewer(rows: Rows) -> Figure:
-    """Plot nDCG@10 against bytes per document, with one panel per collection."""
-    names = list(dict.fromkeys(row["collection"] for row in rows))
-    figure = Figure(figsize=(4.2 * len(names), 4.6), layout="constrained")
-    panels = np.atleast_1d(figure.subplots(1, len(names)))
-    for panel, name in zip(panels, names, strict=True):
-        here = [row for row in rows if row["collection"] == name]
-        for kind in dict.fromkeys(row["kind"] for row in here):
-            some = sorted((row for row in here if row["kind"] == kind), key=lambda row: row["bytes/document"])
-            x = [row["bytes/document"] for row in some]
-            y = [np.mean(row["nDCG@10"]) for row in some]
-            panel.plot(x, y, "*" if kind == "all tokens" else "o-", label=kind, markersize=5)
-        panel.set(title=f"{name}, {here[0]['queries']} queries", xscale="log", xlabel="bytes a document")
-        ticks = [1 << n for n in range(11, 16) if 1 << n < 2 * here[0]["bytes/document"]]
-        panel.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
-        panel.set_xticks([], minor=True)
-        panel.grid(alpha=0.3)
-    panels[0].set_ylabel("nDCG@10")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=7)
-    return figure

@@ -38,6 +38,7 @@ class Settings:
 launch(__name__, Settings, __doc__)  # before the slow imports
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ import torch
 from compare import reopened
 from fewer_bytes import principal_axes
 from studies import systems
+from studies.model_runs import measured_once
 from studies.pages import Rows, Section, publish
 
 from paradigms import Paradigm, load
@@ -52,8 +54,6 @@ from paradigms.cli.oracle import Outcome, check, drawn, outcomes, proportion, st
 from paradigms.data import Split
 from paradigms.evaluate import seeds_interval
 from paradigms.find import kinds, open_index
-from paradigms.io.checks import read_json
-from paradigms.io.files import write_json
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
 from paradigms.store import Store
@@ -86,6 +86,7 @@ def rows_of(results: Path, settings: Settings) -> Iterator[dict[str, Any]]:
     data = systems.prepare(collection, compared)
     if data.own or compared.passages:
         raise SystemExit(f"{results}: passages, and queries that are documents, are not supported")
+    question = {"dims": settings.dims, "queries": settings.queries}
     for name in settings.systems or compared.chosen:
         if not (results / name / "costs.json").is_file() or not (results / name / "index").is_dir():
             continue
@@ -93,7 +94,10 @@ def rows_of(results: Path, settings: Settings) -> Iterator[dict[str, Any]]:
         trained = bool(systems.training_settings(system, compared, 0))
         for untrained in (True, False) if trained else (False,):
             try:
-                measured_rows = measured_once(results, name, untrained, data, compared, settings)
+                run = f"{name}{systems.UNTRAINED * untrained}"
+                file = Path(settings.output) / collection.name / f"{run}.json"
+                measure = partial(measured_run, results, name, untrained, data, compared, settings)
+                measured_rows = measured_once(file, question, measure)
             except Unsuitable as error:
                 Terminal().print(f"{name} is left out: {error}", soft_wrap=True)
                 break
@@ -102,7 +106,7 @@ def rows_of(results: Path, settings: Settings) -> Iterator[dict[str, Any]]:
             yield from (same | row for row in measured_rows)
 
 
-def measured_once(
+def measured_run(
     results: Path,
     name: str,
     untrained: bool,
@@ -110,16 +114,11 @@ def measured_once(
     compared: Any,
     settings: Settings,
 ) -> list[dict[str, Any]]:
-    """Measure a system, or read what an earlier run with these settings measured.
+    """Measure a system of a comparison.
 
     Raises Unsuitable if the oracle does not apply to the system's alignment.
     """
-    run = f"{name}{systems.UNTRAINED * untrained}"
     corpus = data.collection.corpus
-    file = Path(settings.output) / data.collection.name / f"{run}.json"
-    resolution = {"dims": settings.dims, "queries": settings.queries}
-    if file.is_file() and (written := read_json(file))["asked"] == resolution:
-        return written["rows"]
     if untrained:
         torch.manual_seed(compared.seeds[0])
         model = systems.built(compared.chosen[name], compared).eval()
@@ -132,9 +131,7 @@ def measured_once(
         raise Unsuitable(str(error)) from error
     if untrained or compared.index != "exact":
         store = Store.build(kinds.exact(), model, corpus.ids, corpus, progress=True)
-    rows = list(measured(store, model, data.test, run, settings))
-    write_json(file, {"asked": resolution, "rows": rows})
-    return rows
+    return list(measured(store, model, data.test, name, settings))
 
 
 def measured(

@@ -7,7 +7,6 @@ finds. paradigms/find/COSTS.md gives the formulas that extrapolate bytes to othe
 """
 
 import os
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -15,6 +14,7 @@ from dataclasses import asdict, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from studies.settings import (
@@ -31,7 +31,7 @@ from studies.settings import (
     refusing,
 )
 
-from paradigms.io.command_line import flags
+from paradigms.io.command_line import flags, folder_name
 
 
 @flags(documents=1200, queries=30, threads=0, rounds=3)
@@ -69,6 +69,7 @@ launch(__name__, Settings, __doc__)  # before the slow imports
 
 import numpy as np
 import torch
+from studies.model_runs import measured_once
 from studies.pages import Rows, Section, publish, shown
 from studies.postgres import postgres
 
@@ -82,8 +83,7 @@ from paradigms.engines import Engine, LanceEngine, PgvectorEngine, QdrantEdgeEng
 from paradigms.evaluate import on_split
 from paradigms.find import Index, Store, kinds, open_index
 from paradigms.find.recall import query_texts
-from paradigms.io.checks import json_or_empty
-from paradigms.io.files import held, write_json
+from paradigms.io.files import held
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
 from paradigms.loading import as_paradigm
@@ -99,7 +99,7 @@ NEAREST = 100  # rows that HNSW finds for each query vector
 MAXIMA = (QueryToDocument(), "query_tokens")  # A and Z of engines
 
 Answers = list[dict[str, float]]
-Costs = tuple[int, float, np.ndarray, Answers]  # bytes, seconds to build, milliseconds of each query
+Costs = tuple[int, float, list[float], Answers]  # bytes, seconds to build, milliseconds of each query
 
 
 def main(settings: Settings) -> None:
@@ -107,10 +107,10 @@ def main(settings: Settings) -> None:
     folder = held(settings.output)
     torch.set_num_threads(settings.threads)
     rows: Rows = []
-    with refusing():
+    with refusing(), TemporaryDirectory() as work:
         collection = open_collection(settings.collection, None, console)
         for name in settings.paradigms:
-            rows += measured_once(name, collection, settings, folder)
+            rows += rows_of(name, collection, settings, folder, Path(work, name))
     missing = sorted({name for names in PACKAGES.values() for name in names if find_spec(name) is None})
     left_out = f" Not installed, and left out: {', '.join(missing)}." if missing else ""
     texts, asked = drawn(collection, settings)
@@ -124,37 +124,15 @@ def main(settings: Settings) -> None:
     publish(settings, "Serving costs", text, {"costs": Section("Serving costs", rows=rows)})
 
 
-def measured_once(name: str, collection: Collection, settings: Settings, folder: Path) -> Rows:
-    """Return a paradigm's rows; rows that an earlier run with these settings saved are not measured again."""
-    file = folder / "rows" / f"{name}.json"
-    chosen = asdict(settings) | {"paradigms": [name], "output": ""}
-    kept = json_or_empty(file)
-    if kept.get("settings") != chosen:
-        kept = {"settings": chosen, "ended": False, "wanted": None, "rows": []}
-    if not kept["ended"]:
-        with tempfile.TemporaryDirectory() as work:
-            measure(name, collection, settings, folder / "encoded" / name, Path(work), kept, file)
-        write_json(file, kept | {"ended": True})
-    return kept["rows"]
+def rows_of(name: str, collection: Collection, settings: Settings, folder: Path, work: Path) -> Rows:
+    """Return a row for every index and engine that supports the paradigm.
 
-
-def measure(
-    name: str,
-    collection: Collection,
-    settings: Settings,
-    place: Path,
-    work: Path,
-    kept: dict[str, Any],
-    file: Path,
-) -> None:
-    """Measure every index and engine that supports the paradigm.
-
-    place: folder of encoded documents. kept: the rows so far, and the documents that exact search returns;
-    they are saved to `file` after each row.
+    The folder keeps the encoded documents and what was measured, which is not measured again.
     """
     texts, asked = drawn(collection, settings)
+    wanted: Answers = []  # of exact search, which is the first job unless BM25 searches
     if name == BM25:
-        base, queries, kept["wanted"] = weighed(texts, list(asked.values()), K)
+        base, queries, wanted = weighed(texts, list(asked.values()), K)
         recipe = Recipe(BM25, EqualIds(), "one")
         vectors = float(np.diff(base.offsets).mean())
         dim = 1
@@ -164,7 +142,7 @@ def measure(
         }
     else:
         model = opened(name, settings)
-        base = encoded(model, texts, place)
+        base = encoded(model, texts, folder / "encoded" / name)
         recipe = model.recipe
         dim = model.encoder.dim
         queries = model.encode_queries(list(asked.values())).to("cpu")
@@ -181,27 +159,24 @@ def measure(
             jobs["lemur"] = partial(indexed, kinds.lemur())
         for engine in engines(scored) if scored and settings.engines else ():
             jobs[engine] = partial(measure_engine, engine, base, scored, queries, work, settings)
-    done = {row["engine"] for row in kept["rows"]}
+    question = asdict(settings) | {"paradigms": [name], "output": ""}
+    rows: Rows = []
     with progress_bar() as bar:
-        task = bar.add_task(name, total=len(jobs), completed=len(done))
-        for what, job in jobs.items():
-            if what in done:
-                continue
-            bar.update(task, description=f"{name}: {what}")
-            size, seconds, milliseconds, answers = job()
-            kept["wanted"] = kept["wanted"] or answers  # of exact search, the first job
+        for what, job in bar.track(jobs.items(), description=name):
+            file = folder / "measured" / name / f"{folder_name(what)}.json"
+            size, seconds, milliseconds, answers = measured_once(file, question, job)
+            wanted = wanted or answers
             row = {"paradigm": name, "vectors": vectors, "h": dim}
             row |= {"engine": what, "bytes/document": size / len(base), "build s": seconds}
             spread = np.quantile(milliseconds, (0.1, 0.5, 0.9)).tolist()
             row |= dict(zip(("10%", "ms", "90%"), spread, strict=True))
-            row |= {f"recall@{K}": recall(answers, kept["wanted"])}
+            row |= {f"recall@{K}": recall(answers, wanted)}
             if not settings.documents:
                 run = dict(zip(asked, answers, strict=True))
                 quality = on_split(run, collection.split(settings.split).only(asked), ["nDCG@10"])
                 row["nDCG@10"] = shown(quality.intervals()["nDCG@10"])
-            kept["rows"].append(row)
-            write_json(file, kept)
-            bar.advance(task)
+            rows.append(row)
+    return rows
 
 
 def encoded(model: Paradigm, texts: Mapping[str, str], place: Path) -> Store:
@@ -270,7 +245,7 @@ def clock(settings: Settings) -> Callable[[], float]:
 
 def timed(
     find: Callable[[int], dict[str, float]], queries: int, rounds: int, now: Callable[[], float]
-) -> tuple[np.ndarray, Answers]:
+) -> tuple[list[float], Answers]:
     """Return each query's shortest time over `rounds` calls of `find`, in milliseconds, and its results.
 
     The results come from a warm-up call before the timed calls.
@@ -282,7 +257,7 @@ def timed(
             began = now()
             find(n)
             seconds[n] = min(seconds[n], now() - began)
-    return 1000 * seconds, answers
+    return (1000 * seconds).tolist(), answers
 
 
 def recall(answers: Answers, wanted: Answers) -> float:

@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,6 @@ class Settings(Benchmark, CollectionName, Documents, Queries):
     """collections on which to measure quality, by name or folder"""
     paradigms: list[str] = field(default_factory=lambda: ["dpr", "colbert"])
     """paradigms to measure on `quality`, untrained, over the offline encoder"""
-    most: int = 1_000
-    """maximum documents per collection in `quality`, judged documents first; 0: all"""
 
 
 launch(__name__, Settings, __doc__)  # before the slow imports
@@ -57,6 +55,7 @@ launch(__name__, Settings, __doc__)  # before the slow imports
 import numpy as np
 import torch
 from parts.measuring import medians
+from studies.model_runs import measured_once
 from studies.pages import Rows, Section, publish
 from torch import Tensor, nn
 
@@ -67,10 +66,9 @@ from paradigms.encoder.exported import INPUTS
 from paradigms.encoder.precision import PRECISIONS, autocast, native_precision
 from paradigms.evaluate import on_split
 from paradigms.evaluate.measures import bootstrap_intervals
-from paradigms.io.checks import json_or_empty
 from paradigms.io.command_line import folder_name
 from paradigms.io.device import processor
-from paradigms.io.files import held, write_json
+from paradigms.io.files import held
 from paradigms.io.terminal import Terminal
 from paradigms.retrieve import Indexed
 from paradigms.saved import ONNX
@@ -312,31 +310,22 @@ def quality(settings: Settings, collection: Collection, name: str, folder: Path,
     """
     split = collection.split("test")
     corpus = collection.corpus
-    if settings.most:
-        judged = dict.fromkeys(id for grades in split.judgements.values() for id in grades)
-        ids = list(dict.fromkeys([*(id for id in corpus.ids if id in judged), *corpus.ids]))[: settings.most]
-        kept = set(ids)
-        corpus = corpus.only([id for id in corpus.ids if id in kept])
-        there = [
-            q for q, grades in split.judgements.items() if any(g > 0 and d in kept for d, g in grades.items())
-        ]
-        split = split.only(there)
+
+    def values_of(precision: str) -> list[float]:
+        console.print(f"{collection.name}, {name}, {precision}: {len(corpus):,} documents …")
+        model = PARADIGMS[name]("offline", document_length=LENGTH)
+        if precision not in PRECISIONS:
+            model = load(export(model, precision, folder / f"{name}-{precision}"), for_search=True)
+        index = Indexed.build(model, corpus, precision=precision if precision in PRECISIONS else "no")
+        measured = on_split(index.search(split.queries, 10), split, [MEASURE])
+        return measured.weighted(MEASURE).tolist()
+
+    question = {"content": collection.fingerprint, "length": LENGTH}
+    question |= {"processor": processor(), "native precision": native_precision(CPU)}
     values = {}
     for precision in ("no", *NARROW):
-        job = {"content": collection.fingerprint, "documents": len(corpus), "length": LENGTH}
-        job |= {"processor": processor(), "native precision": native_precision(CPU)}
         file = folder / f"{folder_name(collection.name)}-{name}-{precision}.json"
-        known = json_or_empty(file)
-        if known.get("job") != job:
-            console.print(f"{collection.name}, {name}, {precision}: {len(corpus):,} documents …")
-            model = PARADIGMS[name]("offline", document_length=LENGTH)
-            if precision not in PRECISIONS:
-                model = load(export(model, precision, folder / f"{name}-{precision}"), for_search=True)
-            index = Indexed.build(model, corpus, precision=precision if precision in PRECISIONS else "no")
-            measured = on_split(index.search(split.queries, 10), split, [MEASURE])
-            known = {"job": job, "values": measured.weighted(MEASURE).tolist()}
-            write_json(file, known)
-        values[precision] = np.array(known["values"])
+        values[precision] = np.array(measured_once(file, question, partial(values_of, precision)))
     rows = []
     for precision in NARROW:
         [interval] = bootstrap_intervals((values[precision] - values["no"])[None])

@@ -70,43 +70,24 @@ class Row:
     built: dict[str, Any] = field(default_factory=dict)  # kind and build settings of the index
 
 
-def rows() -> list[Row]:
-    exact = {"kind": "exact", "build": {}}
-    rerank = {"rerank": True}
-    listed = [
-        Row("exact", "exact", "ours", {}, "exact", exact),
-        Row("torch GEMM + scatter-max", "exact", "gemm_scatter"),
-        Row("maxsim-cpu", "exact", "maxsim_cpu"),
-        Row(f"rerank {POOL}", "rerank", "ours", rerank, "exact", exact),
-        Row(f"padded einsum, {POOL}", "rerank", "padded_einsum", rerank),
-        Row(f"maxsim-cpu, {POOL}", "rerank", "maxsim_cpu", rerank),
-    ]
-    for bits in (4, 2):
-        index = f"compressed-{bits}"
-        built = {"kind": "compressed", "build": {"bits": bits}}
-        for probes, candidates in ((4, 32), (4, 64), (8, 64), (8, 128)):
-            setting = {"probes": probes, "candidates": candidates, "search_tokens": 2000}
-            name = f"gather, {bits} bits, {probes} lists, {candidates} candidates"
-            listed.append(Row(name, "gather", "ours", setting, index, built))
-        for probes, k, candidates in (
-            (3, 2000, 32),
-            (4, 4000, 32),
-            (8, 6000, 64),
-            (16, 10000, 64),
-            (32, 10000, 512),
-        ):
-            setting = {"probes": probes, "candidates": candidates, "search_tokens": k, "search": "impute"}
-            name = f"impute, {bits} bits, {probes} lists, k' = {k}, {candidates} candidates"
-            listed.append(Row(name, "impute", "ours", setting, index, built))
-    for bits, full, probes in ((4, 1024, 8), (4, 512, 4), (4, 256, 4), (2, 256, 4)):
-        setting = {"n_full_scores": full, "n_ivf_probe": probes}
-        name = f"fast-plaid, {bits} bits, n_full {full}, nprobe {probes}"
-        listed.append(Row(name, "gather", "fast_plaid", setting, f"plaid-{bits}", {"build": {"nbits": bits}}))
-    for bits, probes in ((4, 8), (4, 16), (4, 32), (2, 32)):
-        name = f"xtr-warp, {bits} bits, nprobe {probes}"
-        built = {"build": {"nbits": bits}}
-        listed.append(Row(name, "impute", "warp", {"nprobe": probes}, f"warp-{bits}", built))
-    return listed
+EXACT = {"kind": "exact", "build": {}}
+CODED = {"kind": "compressed", "build": {"bits": 4}}
+PEERS_CODED = {"build": {"nbits": 4}}
+RERANK = {"rerank": True}
+GATHER = {"probes": 8, "candidates": 128, "search_tokens": 2000}
+IMPUTE = {"probes": 32, "candidates": 512, "search_tokens": 10_000, "search": "impute"}
+ROWS = (
+    Row("exact", "exact", "ours", {}, "exact", EXACT),
+    Row("torch GEMM + scatter-max", "exact", "gemm_scatter"),
+    Row("maxsim-cpu", "exact", "maxsim_cpu"),
+    Row(f"rerank {POOL}", "rerank", "ours", RERANK, "exact", EXACT),
+    Row(f"maxsim-cpu, {POOL}", "rerank", "maxsim_cpu", RERANK),
+    Row("gather, 4 bits, 8 lists", "gather", "ours", GATHER, "compressed", CODED),
+    Row("fast-plaid, 4 bits, nprobe 8", "gather", "fast_plaid", {"n_ivf_probe": 8}, "plaid", PEERS_CODED),
+    Row("impute, 4 bits, 32 lists", "impute", "ours", IMPUTE, "compressed", CODED),
+    Row("xtr-warp, 4 bits, nprobe 8", "impute", "warp", {"nprobe": 8}, "warp", PEERS_CODED),
+    Row("xtr-warp, 4 bits, nprobe 32", "impute", "warp", {"nprobe": 32}, "warp", PEERS_CODED),
+)
 
 
 def main(settings: Settings) -> None:
@@ -117,7 +98,7 @@ def main(settings: Settings) -> None:
         console.print(f"Not installed in the environments given, and left out: {', '.join(missing)}.")
     chosen = [
         row
-        for row in rows()
+        for row in ROWS
         if row.system not in missing and row.name.startswith(tuple(settings.systems) or "")
     ]
     vectors = prepare(

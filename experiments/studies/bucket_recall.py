@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from studies.pages import Rows
 
 from paradigms.core import Tokens
@@ -72,19 +71,3 @@ def moments(
         means[b, n], variances[b, n] = mean.sum(), ((A * S**2).sum(0) - mean**2).sum()
         exact[b, n] = S.max(0).sum()
     return means, np.maximum(variances, 0), np.argsort(-exact, 1)[:, :FIRST]
-
-
-def draw_law(rows: Rows) -> Figure:
-    """Plot measured against predicted recall, with one point for each setting."""
-    figure = Figure(figsize=(5.5, 5), layout="constrained")
-    panel = figure.subplots()
-    panel.plot([0, 1], [0, 1], color="grey", linewidth=1)
-    for case in dict.fromkeys(row["vectors"] for row in rows):
-        points = [row for row in rows if row["vectors"] == case]
-        x = [row["predicted"] for row in points]
-        y = [np.mean(row["measured"]) for row in points]
-        panel.plot(x, y, "o", label=case)
-    panel.set(xlabel="predicted recall", ylabel="measured recall")
-    panel.grid(alpha=0.3)
-    panel.legend()
-    return figure

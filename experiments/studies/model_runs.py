@@ -24,7 +24,7 @@ from paradigms.data.within import most_asked, within_documents
 from paradigms.evaluate import PerQuery, candidates, paired_test, per_query, seeds_interval
 from paradigms.evaluate.claims import ALPHA
 from paradigms.find import Index, Store, kinds
-from paradigms.io.checks import read_json
+from paradigms.io.checks import json_or_empty, read_json
 from paradigms.io.command_line import folder_name
 from paradigms.io.files import remove_folder, write_json
 from paradigms.retrieve import AllProcesses
@@ -213,6 +213,16 @@ def training_of(folder: Path) -> Measured:
     values = {step: scores.tolist() for step, scores in dev_values(folder / "training").items()}
     dev = {"untrained": values[0], "trained": values[step_kept]} if step_kept in values else {}
     return {"kept step": step_kept, DEV: dev}
+
+
+def measured_once(file: Path, question: Mapping[str, Any], measure: Callable[[], Any]) -> Any:
+    """Return the answer in a file if it is to the same question; else measure, save and return the answer.
+
+    question: what the answer depends on, as JSON; it is compared as a whole.
+    """
+    if json_or_empty(file).get("question") != question:
+        write_json(file, {"question": question, "answer": measure()})
+    return read_json(file)["answer"]
 
 
 @dataclass(frozen=True)

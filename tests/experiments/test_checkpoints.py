@@ -40,7 +40,7 @@ def test_every_a_of_every_checkpoint(
     )  # fmt: skip
     checkpoints.main(settings)
     place = tmp_path / "out" / words.name
-    values = {file.stem: json.loads(file.read_text())["values"] for file in place.glob("*.json")}
+    values = {file.stem: json.loads(file.read_text())["answer"] for file in place.glob("*.json")}
     backward = ["q←d, Z = 1", "q←d, Z = M"]
     assert values.keys() == {"bm25", *folders}
     assert list(values["colbert"]) == ["own", *backward, "top-2"]
@@ -78,4 +78,4 @@ def test_every_a_of_every_checkpoint(
     settings.documents = len(collection.corpus) - 1
     settings.checkpoints = [folders["colbert"]]
     checkpoints.main(settings)
-    assert json.loads((place / "colbert.json").read_text())["documents"] == settings.documents
+    assert json.loads((place / "colbert.json").read_text())["question"]["documents"] == settings.documents

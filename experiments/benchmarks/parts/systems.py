@@ -160,25 +160,6 @@ class GemmScatter(System):
         return empty.scatter_reduce_(0, index, similarity, "amax").sum(1).numpy()
 
 
-class PaddedEinsum(System):
-    """Score candidates, padded to the longest candidate, with one einsum and a masked maximum."""
-
-    def open(self) -> None:
-        import torch
-
-        self.tokens = [torch.from_numpy(array) for array in self.arrays]
-
-    def scores(self, query: int, candidates: list[int] | None) -> np.ndarray:
-        import torch
-
-        rows = [self.tokens[d] for d in candidates or ()]
-        padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-        mask = torch.arange(padded.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]
-        asked = torch.from_numpy(self.documents.query_arrays[query])
-        similarity = torch.einsum("jh,nih->nji", asked, padded)
-        return similarity.masked_fill_(~mask[:, None], -torch.inf).amax(-1).sum(-1).numpy()
-
-
 class MaxSimCpu(System):
     """Score all documents, or the candidates, with maxsim-cpu, which takes a list of arrays."""
 
@@ -239,7 +220,6 @@ class Warp(FastPlaid):
 SYSTEMS: dict[str, type[System]] = {
     "ours": Ours,
     "gemm_scatter": GemmScatter,
-    "padded_einsum": PaddedEinsum,
     "maxsim_cpu": MaxSimCpu,
     "fast_plaid": FastPlaid,
     "warp": Warp,
