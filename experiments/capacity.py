@@ -68,8 +68,6 @@ class Settings(Results, OneCollection, Training, HardNegatives, Backbone, Seeds)
     lengths"""
     distractors: int = 2
     """passages per query that differ from it in one or two words, for the task containing"""
-    terms: Literal["words", "pieces"] = "words"
-    """BM25's terms; pieces: tokens of the backbone's tokenizer, as in the paper"""
     tokens: int = 400
     """tokens to read from each ranking, for the task answers"""
     depth: int = 200
@@ -174,8 +172,7 @@ def main(settings: Settings) -> None:
 
 def open_tasks(settings: Settings, collection: Collection) -> list[PassageTask]:
     """Open the task for every passage length; the paper's variant of BM25 ranks the candidates."""
-    backbone = packaged(settings.backbone)
-    tokenizer = load_tokenizer(backbone)
+    tokenizer = load_tokenizer(packaged(settings.backbone))
     answering = settings.task == "answers"
     counts = {"train": settings.train_queries, "dev": settings.dev_queries, "test": settings.test_queries}
     if answering:
@@ -186,11 +183,10 @@ def open_tasks(settings: Settings, collection: Collection) -> list[PassageTask]:
         sizes["longest"] = settings.longest
         source = articles(under_titles(collection.corpus))
         passages = containing_passages(source, counts, lengths=settings.lengths, tokenizer=tokenizer, **sizes)
-    pieces = backbone if settings.terms == "pieces" else None
     measures = {n: f"Success@{settings.tokens // n}" if answering else "RR@10" for n in passages}
     first = UNI if answering else BI
     return [
-        open_task(n, cut, measures[n], first, settings.depth, pieces, Path(settings.output))
+        open_task(n, cut, measures[n], first, settings.depth, Path(settings.output))
         for n, cut in passages.items()
     ]
 

@@ -121,10 +121,10 @@ def open_study(
     return StudyData(opened, train, dev, test, bm25)
 
 
-def shared_bm25(corpus: Corpus, folder: Path, ngrams: int = 1, tokenizer: str | Path | None = None) -> BM25:
+def shared_bm25(corpus: Corpus, folder: Path, ngrams: int = 1) -> BM25:
     """Return BM25, which one process builds; several processes map it from `folder`, until they end."""
     processes = PartialState()
-    bm25 = SharedBM25(corpus, folder, processes, ngrams, tokenizer).index()
+    bm25 = SharedBM25(corpus, folder, processes, ngrams).index()
     if processes.num_processes > 1 and processes.is_main_process:
         atexit.register(remove_folder, folder, SAVED)
     return bm25

@@ -7,8 +7,8 @@ ECIR 2020), with k1 = .9 and b = .4 as in the published BEIR runs. The weights c
 
 Words are lower-cased runs of letters (with combining marks), digits and underscores. Lucene's 33 English stop
 words are removed, and words are not stemmed. Text in scripts without spaces is split into all pairs of
-neighbouring characters, as in Lucene's CJKAnalyzer. Alternatively, terms are a tokenizer's pieces, as in Luan
-et al. (TACL 2021, §4.1): BM25-uni has `ngrams` = 1 and BM25-bi has 2.
+neighbouring characters, as in Lucene's CJKAnalyzer. BM25-uni of Luan et al. (TACL 2021, §4.1) has `ngrams` =
+1 and BM25-bi has 2.
 """
 
 import importlib
@@ -17,9 +17,9 @@ import logging
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -40,9 +40,7 @@ if TYPE_CHECKING:
     import scipy.sparse
 
 WORD = re.compile(r"\w+")
-BATCH = 1000  # texts per call of a tokenizer
-TOKENIZER = "tokenizer"  # subfolder of a saved index
-SAVED = contents("*.index.npy", "*.json", f"{TOKENIZER}/", marks=["params.index.json"])
+SAVED = contents("*.index.npy", "*.json", marks=["params.index.json"])
 UNSPACED = "".join(
     rf"\p{{scx={script}}}" for script in ("Hani", "Hira", "Kana", "Thai", "Laoo", "Khmr", "Mymr")
 )
@@ -84,52 +82,46 @@ class BM25(Guessed):
         k1: float = 0.9,
         b: float = 0.4,
         ngrams: int = 1,
-        stopwords: Iterable[str] | None = None,
-        tokenizer: str | Path | None = None,
+        stopwords: Iterable[str] = STOPWORDS,
         progress: bool = False,
     ) -> None:
         """Index a corpus, a map from ids to texts, or a list of texts.
 
-        ngrams: terms are runs of 1 to `ngrams` words or pieces. tokenizer: hub name or folder of a tokenizer
-        whose pieces are the terms; None = words. stopwords: words to remove before runs are formed, by
-        default `STOPWORDS` for words and none for pieces. Raises ValueError if no text contains a term.
+        ngrams: terms are runs of 1 to `ngrams` words. stopwords: words to remove before runs are formed.
+        Raises ValueError if no text contains a term.
         """
         bm25s = _bm25s()
 
         if ngrams < 1:
             raise ValueError(f"ngrams must be at least 1, got {ngrams}")
         corpus = Corpus.of(texts)
-        pieces = None if tokenizer is None else _tokenizer(tokenizer)
-        if stopwords is None:
-            stopwords = STOPWORDS if pieces is None else ()
         stopwords = frozenset(stopwords)
         vocabulary: dict[str, int] = {}
         with progress_bar(progress) as bar:
             terms = [
                 [vocabulary.setdefault(term, len(vocabulary)) for term in text]
                 for text in bar.track(
-                    _terms(corpus, ngrams, stopwords, pieces), len(corpus), description="index bm25"
+                    (tokenize(text, ngrams, stopwords) for text in corpus),
+                    len(corpus),
+                    description="index bm25",
                 )
             ]
         if not vocabulary:
             raise ValueError(f"none of the {len(terms)} texts holds a word to index")
         index = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
         index.index((terms, vocabulary), create_empty_token=False, show_progress=False)
-        self._hold(index, corpus, ngrams, stopwords, pieces)
+        self._hold(index, corpus, ngrams, stopwords)
 
-    def _hold(
-        self, index: Any, corpus: Corpus, ngrams: int, stopwords: Iterable[str], tokenizer: Any
-    ) -> None:
+    def _hold(self, index: Any, corpus: Corpus, ngrams: int, stopwords: Iterable[str]) -> None:
         self._index = index
         self.corpus = corpus
         self.ngrams = ngrams
-        self.tokenizer = tokenizer
         self.stopwords = frozenset(stopwords)
         self.vocabulary: dict[str, int] = index.vocab_dict
 
     def terms(self, text: str) -> list[str]:
         """Return a text's terms, in order and with repeats; some may not be in the index."""
-        return next(_terms([text], self.ngrams, self.stopwords, self.tokenizer))
+        return tokenize(text, self.ngrams, self.stopwords)
 
     def matrix(self) -> "scipy.sparse.csr_array":
         """Return w(d, t) as [documents, vocabulary]; scores = matrix() @ (counts of a query's terms)."""
@@ -224,7 +216,7 @@ class BM25(Guessed):
         return np.diff(self._index.scores["indptr"])
 
     def save(self, folder: str | Path) -> None:
-        """Write the index and its tokenizer as .npy and .json files. Only an older index is overwritten."""
+        """Write the index as .npy and .json files. Only an older index is overwritten."""
         with atomic_folder(folder, SAVED) as fresh:
             self._index.save(fresh, show_progress=False, allow_pickle=False)
             settings = {
@@ -233,9 +225,6 @@ class BM25(Guessed):
                 "ngrams": self.ngrams,
                 "stopwords": sorted(self.stopwords),
             }
-            if self.tokenizer is not None:
-                self.tokenizer.save_pretrained(fresh / TOKENIZER)
-                settings["pieces"] = len(self.tokenizer)
             (fresh / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
 
     @classmethod
@@ -260,9 +249,7 @@ class BM25(Guessed):
             if not just_saved and (ids != corpus.ids or checksum != _checksum(corpus)):
                 raise ValueError(f"it indexes other documents than these {len(corpus):,}: index these anew")
             index = bm25s.BM25.load(folder, mmap=just_saved, show_progress=False, allow_pickle=False)
-            pieces = settings.pop("pieces", None)
-            tokenizer = None if pieces is None else _tokenizer(Path(folder) / TOKENIZER, pieces)
-            bm25._hold(index, corpus, **settings, tokenizer=tokenizer)
+            bm25._hold(index, corpus, **settings)
         return bm25
 
     def _scores(self, text: str) -> np.ndarray:
@@ -285,28 +272,6 @@ def _checksum(texts: Iterable[str]) -> str:
     digest = Digest()
     digest.add(*texts)
     return digest.hexdigest()
-
-
-def _tokenizer(name: str | Path, pieces: int | None = None) -> Any:
-    from paradigms.encoder.backbone import load_tokenizer  # imports torch, which words do not need
-
-    return load_tokenizer(name, pieces)
-
-
-def _terms(
-    texts: Iterable[str], ngrams: int, stopwords: frozenset[str], tokenizer: Any
-) -> Iterator[list[str]]:
-    """Yield the terms of each text, without a tokenizer's special and unknown pieces."""
-    if tokenizer is None:
-        yield from (tokenize(text, ngrams, stopwords) for text in texts)
-        return
-    stream = iter(texts)
-    special = {tokenizer.unk_token_id, *tokenizer.all_special_ids}
-    while batch := [text.lower() for text in islice(stream, BATCH)]:
-        # verbose=False: no warning about texts that are longer than a model's input
-        for ids in tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]:
-            content = [id for id in ids if id not in special]
-            yield _runs(tokenizer.convert_ids_to_tokens(content), ngrams, stopwords)
 
 
 def _runs(words: Sequence[str], ngrams: int, stopwords: frozenset[str]) -> list[str]:

@@ -63,8 +63,7 @@ def mine(
 class SharedBM25:
     """BM25 that one process builds when it is first used; all processes map its index and divide searches.
 
-    folder: where several processes store the index until `__exit__`; they all see it. ngrams, tokenizer: as
-    in `BM25`.
+    folder: where several processes store the index until `__exit__`; they all see it. ngrams: as in `BM25`.
     """
 
     def __init__(
@@ -73,11 +72,9 @@ class SharedBM25:
         folder: Path,
         accelerator: Accelerator | PartialState,
         ngrams: int = 1,
-        tokenizer: str | Path | None = None,
     ) -> None:
         self.corpus = corpus
         self.ngrams = ngrams
-        self.tokenizer = tokenizer
         self.folder = folder
         self.accelerator = accelerator
         self.bm25: BM25 | None = None
@@ -101,7 +98,7 @@ class SharedBM25:
         return self.bm25
 
     def _built(self) -> BM25:
-        return BM25(self.corpus, ngrams=self.ngrams, tokenizer=self.tokenizer, progress=True)
+        return BM25(self.corpus, ngrams=self.ngrams, progress=True)
 
     def search(self, queries: Mapping[str, str], k: int) -> Run:
         """Find the k best documents for each query. Every process calls this and receives the run."""

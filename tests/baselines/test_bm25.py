@@ -1,7 +1,6 @@
 """BM25: the formula, the matrix that equals the search, and every degenerate case."""
 
 import math
-import shutil
 
 import ir_measures
 import numpy as np
@@ -114,38 +113,6 @@ def test_save_and_load_give_the_same_run(tmp_path):
         BM25.load(tmp_path / "bm25", CORPUS.only(IDS[:5]))
     with pytest.raises(ValueError, match="indexes other documents"):
         BM25.load(tmp_path / "bm25", Corpus(IDS, TEXTS[::-1]))
-
-
-@pytest.mark.parametrize("ngrams", [1, 2])
-def test_terms_of_pieces_follow_the_formula(tiny_bert, ngrams):
-    """BM25-uni and BM25-bi of Luan et al.: word pieces, none of them a stop word."""
-    index = BM25(CORPUS, ngrams=ngrams, tokenizer=tiny_bert)
-    assert index.terms("The CATS, of")[:5] == ["the", "cat", "##s", ",", "of"]
-    assert index.terms("The CATS")[3:] == ([] if ngrams == 1 else ["the cat", "cat ##s"])
-    assert index.terms("☃ cat")[:2] == ["cat"]  # an unknown piece is no term
-    assert_formula(index, ("dog", "The cats", "bird fish zebra"), 0.9, 0.4)
-
-
-def test_pieces_ignore_case_whatever_the_tokenizer_does(checkpoints):
-    index = BM25(CORPUS, tokenizer=checkpoints["t5"])  # it tells "Dog" from "dog"
-    assert index.terms("The DOG") == index.terms("the dog") == ["▁the", "▁dog"]
-    assert index.search({"q": "DOG"}, 9) == index.search({"q": "dog"}, 9)
-    assert "</s>" not in index.terms("cat </s>")  # where a text spells a special token, it has none
-
-
-def test_an_index_of_pieces_needs_its_own_folder_alone(tiny_bert, tmp_path):
-    source = tmp_path / "source"
-    shutil.copytree(tiny_bert, source)
-    index = BM25(CORPUS, ngrams=2, tokenizer=source)
-    index.save(tmp_path / "bm25")
-    shutil.rmtree(source)
-    again = BM25.load(tmp_path / "bm25", CORPUS)
-    queries = {"1": "dog birds THE of", "2": "bird fish"}
-    assert again.search(queries, 10) == index.search(queries, 10)
-    assert again.terms("Zebras and cats") == index.terms("Zebras and cats")
-    (tmp_path / "bm25" / "tokenizer" / "tokenizer.json").unlink()
-    with pytest.raises(ValueError, match="tokenizer"):
-        BM25.load(tmp_path / "bm25", CORPUS)
 
 
 def test_terms_are_lower_case_words_without_stop_words():

@@ -115,7 +115,7 @@ def test_what_is_written_of_a_system_is_what_its_model_ranks(
 def test_answers_are_looked_for_in_a_fixed_number_of_tokens(
     texts: Path, tiny_bert: Path, tmp_path: Path
 ) -> None:
-    changes = {"systems": '["DE-BERT-8"]', "hybrids": '["DE-BERT-8"]', "terms": "pieces", "lengths": "[30]"}
+    changes = {"systems": '["DE-BERT-8"]', "hybrids": '["DE-BERT-8"]', "lengths": "[30]"}
     capacity.main(settings(texts, tiny_bert, tmp_path / "out", task="answers", **changes))
     rows = json.loads((tmp_path / "out/table_retrieve.json").read_text())
     hybrids = ["HYBRID-DE-BERT-8-uni", "HYBRID-DE-BERT-8-bi"]
@@ -138,7 +138,7 @@ def test_a_question_learns_from_the_passage_of_its_own_paragraph(tiny_bert: Path
     collection, counts = assemble("qa", rows, queries, judged), {"train": 2, "dev": 1, "test": 1}
     answers["e"] = answers["q"]
     passages = question_passages(collection, answers, counts, [10], load_tokenizer(tiny_bert))[10]
-    task = open_task(10, passages, "Success@2", "BM25-uni", 4, None, tmp_path)
+    task = open_task(10, passages, "Success@2", "BM25-uni", 4, tmp_path)
     # a#1's passages hold the answer of q too, and b#0's; the answer of "lost" lies across a cut.
     assert task.collection.split("train").judgements == {"q": {"a#0:0": 1}, "lost": {}}
     assert task.collection.corpus.ids == ["a#0:0", "a#0:1", "a#0:2", "a#0:3", "b#0:0", "b#0:1"]

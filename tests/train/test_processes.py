@@ -157,14 +157,14 @@ def studies_share_bm25(accelerator: Accelerator, backbone: Path, folder: Path) -
         if not accelerator.is_main_process:
             patch.setattr(BM25, "__init__", full_disk)
         bm25 = model_runs.shared_bm25(CORPUS, folder / "study")
-        pieces = model_runs.shared_bm25(CORPUS, folder / "pieces", 2, backbone)
+        pairs = model_runs.shared_bm25(CORPUS, folder / "pairs", 2)
         patch.setattr(BM25, "search", noted)
         data = StudyData(Collection("tiny", CORPUS, {}, Problems(), "1"), SPLIT, SPLIT, SPLIT, bm25)
         mined = data.mined
     assert searched == list(SPLIT.queries)[accelerator.process_index :: 2]
     assert mined == bm25.search(SPLIT.queries, negatives.NEGATIVES_DEPTH)
-    built = BM25(CORPUS, ngrams=2, tokenizer=backbone)
-    assert pieces.search(SPLIT.queries, 5) == built.search(SPLIT.queries, 5)
+    built = BM25(CORPUS, ngrams=2)
+    assert pairs.search(SPLIT.queries, 5) == built.search(SPLIT.queries, 5)
 
 
 def shares_dev_queries(accelerator: Accelerator, backbone: Path, folder: Path) -> None:

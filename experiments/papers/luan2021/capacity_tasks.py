@@ -58,18 +58,17 @@ def open_task(
     measure: str,
     first: str,
     depth: int,
-    pieces: str | Path | None,
     folder: Path,
 ) -> PassageTask:
     """Open a collection of passages, with candidates that always include the relevant passages.
 
-    first: the variant of BM25 that ranks the candidates. pieces: a backbone whose tokens are BM25's terms; by
-    default, terms are words. folder: where several processes share BM25's indexes.
+    first: the variant of BM25 that ranks the candidates. folder: where several processes share BM25's
+    indexes.
     """
     corpus = collection.corpus
     half = depth // 2
     each = NEGATIVES_DEPTH // 2
-    bm25 = {name: shared_bm25(corpus, folder / f"bm25-{length}-{n}", n, pieces) for name, n in NGRAMS.items()}
+    bm25 = {name: shared_bm25(corpus, folder / f"bm25-{length}-{n}", n) for name, n in NGRAMS.items()}
     train = collection.split("train")
     test = collection.split("test")
     mined = with_random(bm25[first].search(train.queries, each), corpus, each, 0)
@@ -159,8 +158,7 @@ def predict(task: PassageTask, dimensions: Sequence[int], queries: int, samples:
 
     The result has two keys. "k*" is the number of dimensions at which BM25's first passage stays first for
     95% of the queries by the exact law of `theory.recall`, with an interval over queries. "values" maps each
-    k in `dimensions` to the measure of each query, by this law applied to all passages together. BM25's terms
-    are words here.
+    k in `dimensions` to the measure of each query, by this law applied to all passages together.
     """
     test = task.collection.split("test")
     counts = count_terms(task.collection.corpus, test.queries, queries, 0)
