@@ -156,8 +156,8 @@ class InMemory(MaxSimEngine):
     def _describe(self, metadata): ...
 
     def _top(self, query, k, among):
-        scores = {id: float((d @ query.T).max(0).sum()) for id, d in self.documents.items()}
-        return sorted(scores.items(), key=lambda item: -item[1])[:k]
+        hits = [(id, float((d @ query.T).max(0).sum()), 0) for id, d in self.documents.items()]
+        return sorted(hits, key=lambda hit: -hit[1])[:k]
 
 
 def test_an_engine_has_the_vectors_of_one_model(tiny_bert):

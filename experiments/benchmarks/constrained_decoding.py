@@ -124,7 +124,7 @@ def followers(model: Generative) -> Callable[[int, torch.Tensor], list[int]]:
     """Make transformers' `prefix_allowed_tokens_fn` from a dictionary of the identifiers' prefixes."""
     after: dict[tuple[int, ...], set[int]] = {}
     for n in range(len(model.identifiers)):
-        written = (START, *model.identifiers.target(n))
+        written = (START, *model.target(n))
         for length in range(1, len(written)):
             after.setdefault(written[:length], set()).add(written[length])
     lists = {prefix: sorted(tokens) for prefix, tokens in after.items()}

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -41,7 +41,7 @@ class Hit(NamedTuple):
 
     id: str
     score: float
-    text: int = 0
+    text: int
 
 
 class Engine(ABC):
@@ -168,8 +168,7 @@ class Engine(ABC):
 class MaxSimEngine(Engine):
     """An engine that ranks documents by Σⱼ maxᵢ dᵢᵀqⱼ times a factor that depends on the query alone.
 
-    `_top` returns ids, scores and the digests of texts that `_add` received, or ids and scores alone if the
-    engine does not store digests.
+    `_top` returns ids, scores and the digests of texts that `_add` received.
     """
 
     def check(self, model: Paradigm) -> None:
@@ -190,14 +189,15 @@ class MaxSimEngine(Engine):
 
     def _rank(self, query: Tokens, recipe: Recipe, k: int, among: Collection[str] | None) -> list[Hit]:
         Z = float(recipe.normalise_function(torch.ones(1, 1, 1, 1), query, query))  # of the query alone
-        hits = (Hit(*row) for row in self._top(arrays(query)[0], k, among))
-        return [hit._replace(score=hit.score / Z) for hit in hits]
+        return [Hit(id, score / Z, text) for id, score, text in self._top(arrays(query)[0], k, among)]
 
     @abstractmethod
     def _add(self, ids: Sequence[str], documents: Sequence[Vectors], texts: Sequence[int]) -> None: ...
 
     @abstractmethod
-    def _top(self, query: Vectors, k: int, among: Collection[str] | None) -> Sequence[tuple[Any, ...]]: ...
+    def _top(
+        self, query: Vectors, k: int, among: Collection[str] | None
+    ) -> Sequence[tuple[str, float, int]]: ...
 
 
 def arrays(texts: Tokens) -> list[Vectors]:

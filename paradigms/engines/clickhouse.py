@@ -156,8 +156,9 @@ class ClickHouseEngine(Engine):
         self.numbers = numbers
         self.candidates = candidates
         self.condition = condition
-        options = "".join(f", {name} = {_literal(value)}" for name, value in (settings or {}).items())
-        options = f" SETTINGS {options[2:]}" if options else ""
+        literals = {n: _text(v) if isinstance(v, str) else v for n, v in (settings or {}).items()}
+        options = ", ".join(f"{name} = {literal}" for name, literal in literals.items())
+        options = f" SETTINGS {options}" if options else ""
         with naming(self.place):
             self.shards: list[Connection] = [
                 Server(one) if ADDRESS.match(one) else Folder(one) for one in places
@@ -281,7 +282,9 @@ class ClickHouseEngine(Engine):
 
     def _rank(self, query: Tokens, recipe: Recipe, k: int, among: Collection[str] | None) -> list[Hit]:
         if "ids" in recipe.align.reads:
-            self._check_ids(query)
+            unnumbered = f"SELECT 1 FROM {self.tokens} WHERE token = {NO_ID} LIMIT 1"
+            if query.ids is None or self.rows(unnumbered):
+                raise ValueError("an alignment of equal ids needs the token ids of queries and documents")
         weighed = bool(self.rows(f"SELECT 1 FROM {self.tokens} WHERE salience != 1 LIMIT 1"))
         rows = similarities(query, self.tokens, self.numbers, weighed, self._current(query, among))
         retrieved = self._retrieved(rows, query, recipe) if recipe.reads_pool else None
@@ -350,10 +353,6 @@ class ClickHouseEngine(Engine):
         indexes = f"SELECT 1 FROM system.data_skipping_indices WHERE database = {_text(database)}"
         return bool(self.rows(f"{indexes} AND table = 'documents' AND name = 'pooled'"))
 
-    def _check_ids(self, query: Tokens) -> None:
-        if query.ids is None or self.rows(f"SELECT 1 FROM {self.tokens} WHERE token = {NO_ID} LIMIT 1"):
-            raise ValueError("an alignment of equal ids needs the token ids of queries and documents")
-
     def _count(self, rows: str) -> int:
         return sum(row["tokens"] for row in self.rows(f"SELECT count() AS tokens FROM ({rows})"))
 
@@ -378,10 +377,6 @@ class ClickHouseEngine(Engine):
 def _text(value: str) -> str:
     escaped = value.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
-
-
-def _literal(value: str | int) -> str:
-    return _text(value) if isinstance(value, str) else str(value)
 
 
 def _lists(vectors: torch.Tensor) -> Any:

@@ -24,7 +24,6 @@ FAMILIES = ("t5", "mt5", "bart")  # supported model types
 WIDE = (torch.float32, torch.float64)  # types of the compiled norm
 Drop = Callable[[Tensor], Tensor]
 Products = Callable[[Tensor], Sequence[Tensor]]  # from `linears`
-Norm = Callable[[Tensor, "Trace | None"], Tensor]  # from `_normed`
 
 
 def small_decoder(width: int, heads: int, layers: int) -> nn.Module:
@@ -63,7 +62,7 @@ class Attention(NamedTuple):
     scale: float  # factor of the scores; 1 in T5
     read: Products  # x ↦ its queries, keys and values; in cross-attention, its queries
     write: Products
-    norm: Norm
+    norm: nn.Module
 
 
 class Feed(NamedTuple):
@@ -72,7 +71,7 @@ class Feed(NamedTuple):
     act: nn.Module
     read: Products
     write: Products
-    norm: Norm
+    norm: nn.Module
 
 
 class Layer(NamedTuple):
@@ -87,9 +86,7 @@ def layers_of(decoder: Any) -> list[Layer]:
             Layer(
                 _attention(each.self_attn, each.self_attn_layer_norm),
                 _attention(each.encoder_attn, each.encoder_attn_layer_norm, crossing=True),
-                Feed(
-                    each.activation_fn, linears(each.fc1), linears(each.fc2), _normed(each.final_layer_norm)
-                ),
+                Feed(each.activation_fn, linears(each.fc1), linears(each.fc2), each.final_layer_norm),
             )
             for each in decoder.layers
         ]
@@ -108,12 +105,12 @@ def _attention(a: Any, norm: nn.Module, *, crossing: bool = False) -> Attention:
     q, k, v, o = (a.q_proj, a.k_proj, a.v_proj, a.out_proj) if bart else (a.q, a.k, a.v, a.o)
     heads, scale = (a.num_heads, a.scaling) if bart else (a.n_heads, 1.0)
     read = linears(q) if crossing else linears(q, k, v)
-    return Attention(q, k, v, o, heads, scale, read, linears(o), _normed(norm))
+    return Attention(q, k, v, o, heads, scale, read, linears(o), norm)
 
 
 def _feed(dense: Any, norm: nn.Module) -> Feed:
     wide = (dense.wi_0, dense.wi_1) if hasattr(dense, "wi_0") else (dense.wi,)  # two in T5 v1.1
-    return Feed(dense.act, linears(*wide), linears(dense.wo), _normed(norm))
+    return Feed(dense.act, linears(*wide), linears(dense.wo), norm)
 
 
 def _after(decoder: Any) -> bool:
@@ -203,10 +200,10 @@ def decode(
     mask = memory.mask[:, None, None]
     memory.past = []
 
-    def add(x: Tensor, norm: Norm, part: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    def add(x: Tensor, norm: nn.Module, part: Callable[..., Tensor], *arguments: Any) -> Tensor:
         if after:
-            return norm(x + drop(part(x, *arguments)), trace)
-        return x + drop(part(norm(x, trace), *arguments))
+            return _norm(norm, x + drop(part(x, *arguments)), trace)
+        return x + drop(part(_norm(norm, x, trace), *arguments))
 
     if memory.layers is None or memory.mode != _mode():
         memory.layers = layers_of(decoder)
@@ -223,7 +220,7 @@ def decode(
         return x
     if trace is not None:
         trace.scale = _inverse_rms(decoder.final_layer_norm, x)
-    return drop(_normed(decoder.final_layer_norm)(x, trace))
+    return drop(_norm(decoder.final_layer_norm, x, trace))
 
 
 def _self_attention(
@@ -299,38 +296,26 @@ def _activated(act: nn.Module, x: Tensor) -> Tensor:
     return nn.functional.gelu(x, approximate="tanh") if one else act(x)
 
 
-def _normed(norm: Any) -> Norm:
-    """Return the norm as a function; without gradients, T5's norm on a CPU is one compiled loop."""
-    rms = not isinstance(norm, nn.LayerNorm) and norm.weight.device.type == "cpu"
-    if not rms or norm.weight.dtype not in WIDE or torch.is_grad_enabled():
-        return partial(_norm, norm)
+def _norm(norm: Any, x: Tensor, trace: Trace | None) -> Tensor:
+    """Apply the norm. Without gradients, T5's norm on a CPU is one compiled loop."""
+    weight = norm.weight
+    if trace is not None:
+        if isinstance(norm, nn.LayerNorm):
+            x = x - x.mean(-1, keepdim=True)
+        scale = _inverse_rms(norm, x)
+        normed = weight * (x * scale.detach()).to(weight.dtype)
+        return normed if getattr(norm, "bias", None) is None else normed + norm.bias
+    if isinstance(norm, nn.LayerNorm):
+        return norm(x)
+    x = x.to(weight.dtype)
+    if torch.is_grad_enabled() or weight.device.type != "cpu" or weight.dtype not in WIDE:
+        return nn.functional.rms_norm(x, x.shape[-1:], weight, norm.variance_epsilon)
     from paradigms.generative.compiled import rms_norm
 
-    dtype = norm.weight.dtype
-    weight = norm.weight.detach().numpy()
-    eps = norm.variance_epsilon
-
-    def compiled(x: Tensor, trace: Trace | None) -> Tensor:
-        x = (x if x.dtype == dtype else x.to(dtype)).detach().contiguous()
-        out = torch.empty_like(x)
-        rms_norm(x.numpy(), weight, eps, out.numpy())
-        return out
-
-    return compiled
-
-
-def _norm(norm: Any, x: Tensor, trace: Trace | None) -> Tensor:
-    if trace is None:
-        if isinstance(norm, nn.LayerNorm):
-            return norm(x)
-        return nn.functional.rms_norm(
-            x.to(norm.weight.dtype), x.shape[-1:], norm.weight, norm.variance_epsilon
-        )
-    if isinstance(norm, nn.LayerNorm):
-        x = x - x.mean(-1, keepdim=True)
-    scale = _inverse_rms(norm, x)
-    normed = norm.weight * (x * scale.detach()).to(norm.weight.dtype)
-    return normed if getattr(norm, "bias", None) is None else normed + norm.bias
+    x = x.detach().contiguous()
+    out = torch.empty_like(x)
+    rms_norm(x.numpy(), weight.detach().numpy(), norm.variance_epsilon, out.numpy())
+    return out
 
 
 def _inverse_rms(norm: Any, x: Tensor) -> Tensor:

@@ -120,9 +120,8 @@ def semantic(
 
 def kmeans(X: Float[np.ndarray, "n h"], k: int, seed: int) -> Int[np.ndarray, " n"]:
     """argmin over labels of Σₙ ‖xₙ − cluster mean‖² (a local minimum), with at most k non-empty clusters."""
-    centred = X - X.mean(
-        0, dtype=np.float64
-    )  # deep in the hierarchy, vectors are close together and far from 0
+    # Deep in the hierarchy, vectors are close together and far from 0.
+    centred = X - X.mean(0, dtype=np.float64)
     scaled = (centred / max(np.abs(centred).max(), 1e-300)).astype(np.float32)  # no square overflows
     labels = grouped_kmeans(scaled, np.array([0, len(X)]), np.array([k]), None, seed)[1]
     return np.unique(labels, return_inverse=True)[1]

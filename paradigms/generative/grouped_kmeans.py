@@ -30,9 +30,7 @@ def grouped_kmeans(
     import faiss  # takes a while, and no search needs it
 
     threads = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(
-        1
-    )  # the order of sums, and so a borderline vector's cluster, depends on threads
+    faiss.omp_set_num_threads(1)  # threads change the order of sums, and so a borderline vector's cluster
     try:
         with progress_bar(progress) as bar:
             for g in bar.track(range(len(sizes)), description="cluster tokens"):

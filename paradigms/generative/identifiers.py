@@ -107,23 +107,12 @@ class Identifiers:
             begins.append(possible[max(within, bisect_right(possible, begins[-1]))])
         return [slice(at, at + span) for at in begins] or [slice(first, last)] * (first < last)
 
-    def target(self, n: int) -> tuple[int, ...]:
-        """Target sequence of document n: its identifier's tokens and `end`."""
-        return (*self[n].tolist(), *(() if self.end is None else (self.end,)))
-
     @property
     def targets(self) -> tuple[Int[np.ndarray, " t"], Int[np.ndarray, " n1"]]:
         """All target sequences as CSR: `tokens` with `end` after each identifier, and offsets."""
         if self.end is None:
             return self.tokens, self.offsets
         return np.insert(self.tokens, self.offsets[1:], self.end), self.offsets + np.arange(len(self) + 1)
-
-    def places(self) -> list[Int[np.ndarray, " v"]]:
-        """{dᵢ} for i = 1, 2, …: the tokens at position i of any identifier, including `end`, ascending."""
-        tokens, offsets = self.targets
-        firsts = offsets[:-1]
-        lengths = np.diff(offsets)
-        return [np.unique(tokens[firsts[lengths > i] + i]) for i in range(self.longest)]
 
     @property
     def digest(self) -> str:
@@ -206,7 +195,23 @@ def titles(corpus: Corpus, tokenizer: Any, length: int) -> Identifiers:
     left = list(range(len(corpus)))
     for source, name in sources.items():
         for i, tokenized in zip(left, tokenize(tokenizer, map(name, left)), strict=True):
-            rows[i] = _named(tokenizer, tokenized, source, corpus.ids[i], length, problems)
+            row = tokenized.ids[: length - 1]
+            if not row:
+                continue
+            unknown = tokenizer.unk_token_id in row
+            doubtful = unknown or tokenized.special or is_blank(tokenized.text)
+            if doubtful and source != "id" and not _shows(tokenizer, row):
+                problems.add(f"{source} without a visible, known token (not used)", corpus.ids[i])
+                continue
+            oddities = {
+                f"document without a usable title (named by its {source})": source != "title",
+                "title that spells special tokens (left out)": tokenized.special,
+                f"title of more than {length} tokens with the end (cut)": len(tokenized.ids) > length - 1,
+                "title with a token unknown to the tokenizer (kept)": unknown,
+            }
+            for kind in filter(oddities.get, oddities):
+                problems.add(kind, corpus.ids[i])
+            rows[i] = row
         left = [i for i in left if not rows[i]]
     if left:
         raise ValueError(
@@ -218,30 +223,10 @@ def titles(corpus: Corpus, tokenizer: Any, length: int) -> Identifiers:
     return make("title", corpus.ids, rows, len(tokenizer), end, problems)
 
 
-def _named(
-    tokenizer: Any, tokenized: Tokenized, source: str, id: str, length: int, problems: Problems
-) -> list[int]:
-    """Return a name's tokens without the end, or [] if none of them shows a character; count problems.
-
-    source: what names the document: its title, first words or id; an id is used in any case.
-    """
-    row = tokenized.ids[: length - 1]
-    unknown = tokenizer.unk_token_id in row
-    if source != "id" and row and (unknown or tokenized.special or is_blank(tokenized.text)):
-        visible = [token for token in row if token != tokenizer.unk_token_id]
-        if is_blank(tokenizer.decode(visible).replace(SPACE, " ")):
-            problems.add(f"{source} without a visible, known token (not used)", id)
-            return []
-    if row:
-        oddities = {
-            f"document without a usable title (named by its {source})": source != "title",
-            "title that spells special tokens (left out)": tokenized.special,
-            f"title of more than {length} tokens with the end (cut)": len(tokenized.ids) > length - 1,
-            "title with a token unknown to the tokenizer (kept)": unknown,
-        }
-        for kind in filter(oddities.get, oddities):
-            problems.add(kind, id)
-    return row
+def _shows(tokenizer: Any, row: list[int]) -> bool:
+    """Whether a known token shows a character."""
+    known = [token for token in row if token != tokenizer.unk_token_id]
+    return not is_blank(tokenizer.decode(known).replace(SPACE, " "))
 
 
 def atomic(documents: Sequence[str]) -> Identifiers:

@@ -143,10 +143,9 @@ class Generative(Trainable):
         document is already in the model.
         """
         kind = self.identifiers.kind
-        learned = {"clusters": self.clusters, "sets": self.sets}
-        if kind not in ("title", "text") or any(part is not None for part in learned.values()):
-            of_tokens = [f"{name} of tokens" for name, part in learned.items() if part is not None]
-            what = (*of_tokens, f"{kind} identifiers")[0]
+        learned = self.clusters is not None or self.sets is not None
+        if learned or kind not in ("title", "text"):
+            what = "clusters or sets of tokens" if learned else f"{kind} identifiers"
             raise ValueError(
                 f"{self.name} has {what}, which come from its corpus: train it with all documents"
             )
@@ -414,12 +413,15 @@ class Generative(Trainable):
         """
         if self.settings.softmax == "vocabulary":
             return None
-        whole = self.settings.softmax == "identifiers"
-        places = [np.unique(self.identifiers.targets[0])] if whole else self.identifiers.places()
+        tokens, offsets = self.identifiers.targets
+        candidates, columns = np.unique(tokens, return_inverse=True)
+        allowed = np.ones((1, len(candidates)), dtype=bool)
+        if self.settings.softmax == "place":
+            allowed = np.zeros((self.identifiers.longest, len(candidates)), dtype=bool)
+            allowed[np.arange(len(tokens)) - np.repeat(offsets[:-1], np.diff(offsets)), columns] = True
         if self.clusters is not None:
-            places = [self.clusters.expand(tokens)[1] for tokens in places]
-        candidates = np.unique(np.concatenate(places))
-        allowed = np.stack([np.isin(candidates, tokens) for tokens in places])
+            offsets, candidates = self.clusters.expand(candidates)
+            allowed = allowed.repeat(np.diff(offsets), axis=1)
         return torch.from_numpy(candidates), torch.from_numpy(allowed)
 
     def target(self, document: int) -> list[int]:

@@ -137,17 +137,14 @@ class GenerativeRetriever:
         if not names:
             return []
         sources = model.tokenize([query]).to(model.device)
-        targets = model.targets([names]).to(model.device)
         scorer = model.settings.score
-        with model.evaluating(), torch.inference_mode():
-            best = int(model(sources, targets, scorer).sum(-1)[0].argmax())
-        targets = model.targets([[names[best]]]).to(model.device)
-        interaction = decompose(model, sources, targets, scorer)[-1]
-        A = interaction.alignment[0, 0].unflatten(0, (-1, targets.ids.shape[-1]))
-        shares = interaction.similarity[0, 0].unflatten(0, (-1, targets.ids.shape[-1])) * A
-        mean, share = A.mean(0), shares.sum(0)
-        rows = [(mean, share)]
-        tokens = model.labels(names[best])
+        [scores] = model.sequence_scores(sources, [names], scorer)
+        name = names[int(scores.argmax())]
+        interaction = decompose(model, sources, model.targets([[name]]).to(model.device), scorer)[-1]
+        A = interaction.alignment[0, 0].unflatten(0, (-1, len(name)))
+        shares = interaction.similarity[0, 0].unflatten(0, (-1, len(name))) * A
+        rows = [(A.mean(0), shares.sum(0))]
+        tokens = model.labels(name)
         rel = float(interaction.rel[0, 0])
         if model.sets is not None:
             with model.evaluating(), torch.inference_mode():

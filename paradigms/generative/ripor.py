@@ -62,6 +62,19 @@ def ripor(
     return model
 
 
+def pag(backbone: str | Path, corpus: Corpus, *, set_size: int = 32, **settings: Any) -> Generative:
+    """Build PAG over `backbone`: RIPOR's rel plus Σ_{t ∈ T_d} max_j w_tᵀq_j, the set part (`sets`).
+
+    Zeng et al. 2024 (SIGIR, arXiv:2404.14600). The set part is known for all documents before decoding; a
+    beam is scored by its prefix and by the largest set part among the documents whose identifiers begin with
+    the prefix. A search with as many beams as identifiers ranks exactly by rel.
+
+    set_size: number of tokens in a document's set (64 in the paper). settings: further arguments of `ripor`.
+    """
+    options: dict[str, Any] = {"name": "pag", "set_size": set_size}
+    return ripor(backbone, corpus, **options | settings)
+
+
 def residual(
     vectors: Float[np.ndarray, "n h"],
     documents: Sequence[str],

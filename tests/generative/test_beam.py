@@ -37,7 +37,7 @@ def continuations(whole: set[tuple[int, ...]]) -> Allowed:
 
 
 def named_next(model: Generative) -> Allowed:
-    return continuations({model.identifiers.target(n) for n in range(len(model.identifiers))})
+    return continuations({tuple(model.target(n)) for n in range(len(model.identifiers))})
 
 
 def text_next(model: Generative) -> Allowed:

@@ -214,5 +214,5 @@ def test_documents_are_added_without_training(kind, seq2seq):
         added.add(new)
     with pytest.raises(ValueError, match="atomic identifiers"):
         generative(seq2seq["t5"], atomic(["d0"]), tokens="own").add(new)
-    with pytest.raises(ValueError, match="clusters of tokens"):
+    with pytest.raises(ValueError, match="clusters or sets of tokens"):
         clustered(seq2seq["t5"], named(NAMES)).add(new)

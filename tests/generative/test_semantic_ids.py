@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from paradigms.data import Corpus
 from paradigms.generative.dsi import document_vectors, semantic
-from paradigms.generative.identifiers import Identifiers
+from paradigms.generative.identifiers import END, Identifiers
 from paradigms.generative.outputs import Outputs
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.ripor import residual, ripor
@@ -42,7 +42,7 @@ def test_ids_are_unique_and_none_begins_another(values: list[float], branching: 
     """Equal vectors, too few of them and very different scales among them."""
     vectors = np.array([[value, -value] for value in values])
     found = semantic(vectors, names(len(values)), branching=branching, position_specific=specific)
-    ids = {found.target(n) for n in range(len(found))}
+    ids = {(*found[n].tolist(), END) for n in range(len(found))}
     assert len(ids) == len(values) == len(found)
     assert not any(a != b and a[:-1] == b[: len(a) - 1] for a in ids for b in ids)
     length = int(np.diff(found.offsets).max())
@@ -98,7 +98,7 @@ def test_a_constant_state_scores_residual_codes_as_dense_retrieval_of_the_quanti
     ids, centroids = residual(vectors, names(60), levels=3, codes=8)
     table = torch.from_numpy(np.concatenate([np.zeros((2, 8)), centroids])).double()
     state = torch.randn(8, generator=torch.Generator().manual_seed(0)).double()
-    tokens = torch.tensor([ids.target(n) for n in range(60)])[None]
+    tokens = torch.tensor([[*ids[n].tolist(), END] for n in range(60)])[None]
     rel = Outputs(state.expand(1, 60, 4, 8), table).score(tokens, "logit").sum(-1)[0]
     quantised = table[tokens[0]].sum(1)
     assert_same(rel, quantised @ state)
@@ -108,7 +108,8 @@ def test_a_constant_state_scores_residual_codes_as_dense_retrieval_of_the_quanti
         errors.append(float(np.square(vectors - partial).sum()))
     assert errors == sorted(errors, reverse=True)
     assert errors[3] < errors[0] / 4
-    assert all(set((place - 2) // 8) <= {i, -1} for i, place in enumerate(ids.places()))  # −1: the end token
+    codes = np.stack([ids[n] for n in range(60)])
+    assert ((codes - 2) // 8 == np.arange(codes.shape[1])).all()
 
 
 def test_residual_codes_begin_with_their_centroids(seq2seq: dict[str, Path], tiny_bert: Path) -> None:

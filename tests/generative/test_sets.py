@@ -13,8 +13,8 @@ from paradigms.data import Corpus
 from paradigms.generative.identifiers import END
 from paradigms.generative.model import Generative
 from paradigms.generative.outputs import ScoreName
-from paradigms.generative.pag import pag
 from paradigms.generative.retriever import GenerativeRetriever
+from paradigms.generative.ripor import pag
 from paradigms.generative.sets import TokenSets, token_sets
 from tests.near import assert_same, assert_within_rounding, same_run
 from tests.tiny import TERMS, WORDS
