@@ -263,11 +263,9 @@ class Generative(Trainable):
         adapted = None
         if self.pawa is not None:
             adapted = self.pawa.adapt(self.embed(prefix))[..., -count:, :]
-        candidates = allowed = None
-        if self._softmax is not None:
-            if self._softmax[0].device != self.device:  # move once, not for every batch
-                self._softmax = self._softmax[0].to(self.device), self._softmax[1].to(self.device)
-            candidates, allowed = self._softmax
+        self._softmax = [None if t is None else t.to(self.device) for t in self._softmax]  # moved once
+        candidates, allowed = self._softmax
+        if allowed is not None:
             length = prefix.shape[-1]
             places = torch.arange(length - count, length, device=self.device)
             allowed = allowed[places.clamp(max=len(allowed) - 1)]
@@ -406,23 +404,20 @@ class Generative(Trainable):
         full = scores.new_full((*scores.shape[:-1], len(self._input_table)), -torch.inf)
         return full.index_copy(-1, candidates, scores)
 
-    def _softmax_tokens(self) -> tuple[Tensor, Tensor] | None:
-        """Tokens in the softmax, and which of them it includes at each position; None = the vocabulary.
-
-        If the softmax is over the tokens of all identifiers, there is one row for all positions.
-        """
+    def _softmax_tokens(self) -> list[Tensor | None]:
+        """Tokens in the softmax, and which of them it includes at each position; None = all."""
         if self.settings.softmax == "vocabulary":
-            return None
+            return [None, None]
         tokens, offsets = self.identifiers.targets
         candidates, columns = np.unique(tokens, return_inverse=True)
-        allowed = np.ones((1, len(candidates)), dtype=bool)
-        if self.settings.softmax == "place":
-            allowed = np.zeros((self.identifiers.longest, len(candidates)), dtype=bool)
-            allowed[np.arange(len(tokens)) - np.repeat(offsets[:-1], np.diff(offsets)), columns] = True
+        places = np.arange(len(tokens)) - np.repeat(offsets[:-1], np.diff(offsets))
+        allowed = np.zeros((self.identifiers.longest, len(candidates)), dtype=bool)
+        allowed[places, columns] = True
         if self.clusters is not None:
             offsets, candidates = self.clusters.expand(candidates)
             allowed = allowed.repeat(np.diff(offsets), axis=1)
-        return torch.from_numpy(candidates), torch.from_numpy(allowed)
+        by_place = torch.from_numpy(allowed) if self.settings.softmax == "place" else None
+        return [torch.from_numpy(candidates), by_place]
 
     def target(self, document: int) -> list[int]:
         """Target tokens of a document's identifier in the decoder's vocabulary, end token last."""

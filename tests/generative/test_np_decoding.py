@@ -12,14 +12,16 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from paradigms.data import Corpus
+from paradigms.data import Corpus, Problems
 from paradigms.generative import grouped_kmeans as kmeans
 from paradigms.generative.backbone import token_vectors
 from paradigms.generative.grouped_kmeans import grouped_kmeans
 from paradigms.generative.identifiers import END, Identifiers, atomic, text, titles, tokenize
 from paradigms.generative.model import Generative
 from paradigms.generative.np_decoding import cluster_tokens
+from paradigms.generative.pairs import document_span_pairs
 from paradigms.generative.settings import GenerativeSettings
+from paradigms.train.generative import Likelihood
 from tests.near import assert_within_rounding
 from tests.tiny import TERMS
 
@@ -189,6 +191,11 @@ def test_targets_and_windows_are_written_with_the_clusters_of_their_document(
     for n, part in enumerate(np.split(model.clusters.labels, model.identifiers.offsets[1:-1])):
         assert model.target(n) == [*part.tolist(), END]
     spans = build(folder, corpus, text(corpus, tokenizer), span=4)
+    pairs = document_span_pairs(corpus, tokenizer, Problems(), spans=2, words=2)
+    _, targets = Likelihood(spans, corpus, pairs).collate(pairs)
+    for pair, ids, mask in zip(pairs, targets.ids[:, 0], targets.mask[:, 0], strict=True):
+        of_document = spans.identifiers[pair.document][pair.first : pair.last]
+        assert spans.clusters.surface[ids[mask].numpy()].tolist() == of_document.tolist()
     for document in range(len(corpus)):
         window = spans.identifiers.windows(document, 4)[0]
         assert spans.names(document)[0] == spans.clusters.labels[window].tolist()
