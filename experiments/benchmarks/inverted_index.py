@@ -46,7 +46,7 @@ import numpy as np
 import scipy.sparse
 import torch
 from parts.measuring import medians
-from serving_costs import as_tokens
+from serving_costs import by_row
 from studies.pages import Section, publish
 
 from paradigms import PARADIGMS
@@ -56,13 +56,13 @@ from paradigms.data.collection import hash_order
 from paradigms.find import Index, Store, kinds
 from paradigms.io.device import processor
 from paradigms.recipe import Recipe
+from paradigms.store.arrays import as_tokens, parts
 
 RECIPE = Recipe("splade", EqualIds(), "one")
 TERMS = 30_522  # size of the vocabulary
 QUERY_TERMS = 55
 MEAN = 0.6  # mean weight of a term that a text contains
 K = 10
-PART = 1000  # documents to store at once
 LARGEST = 3.0  # largest weight
 CUTS = 5, 10, 20, 40  # query terms that Seismic reads
 FACTORS = 0.7, 0.9, 1.0  # below 1, Seismic skips fewer clusters
@@ -109,17 +109,17 @@ def main(settings: Settings) -> None:
         index = built(documents, bits)
         build = time.process_time() - start
         for weighting, weighted in (("", queries), (", query weights 1", ones)):
-            search = inverted(index, weighted)
+            search, found = searches(index, weighted)
             stored = held_by(index)
             methods[f"inverted, {bits} bits{weighting}"] = Method(
-                search, index.store.bytes_per_document, stored, weighted, found_by(index, weighted), build
+                search, index.store.bytes_per_document, stored, weighted, found, build
             )
     for name, method in methods.items():
         check(name, method)
     if find_spec("seismic"):
         methods |= seismic_methods(documents, queries)
-    searches = [method.search for method in methods.values()]
-    seconds = medians(searches, settings.rounds, clock=time.process_time)
+    every = [method.search for method in methods.values()]
+    seconds = medians(every, settings.rounds, clock=time.process_time)
     rows = [
         {
             "method": name,
@@ -187,13 +187,10 @@ def drawn_weights(count: int, settings: Settings, random: np.random.Generator) -
 
 
 def built(documents: Sparse, bits: int) -> Index:
-    count = documents.shape[0]
-    parts = (
-        ([str(n) for n in range(s, min(s + PART, count))], as_tokens(documents[s : s + PART], 0))
-        for s in range(0, count, PART)
-    )
+    weights, terms = by_row(documents)
+    texts = parts([str(n) for n in range(len(weights))], weights, token_ids=terms)
     kind = kinds.inverted(bits)
-    return Index(Store.build_from(kind, parts, paradigm="splade", dim=1, fields=("vectors", "ids")))
+    return Index(Store.build_from(kind, texts, paradigm="splade", dim=1, fields=("vectors", "ids")))
 
 
 def held_by(index: Index) -> Sparse:
@@ -208,14 +205,14 @@ def nbytes(documents: Sparse) -> int:
     return documents.data.nbytes + documents.indices.nbytes + documents.indptr.nbytes
 
 
-def inverted(index: Index, queries: Sparse) -> Callable[[], Answers]:
-    tokens = as_tokens(queries, 1)
-    return lambda: np.array([list(ranked.values()) for ranked in index.search_tokens(RECIPE, tokens, K)])
-
-
-def found_by(index: Index, queries: Sparse) -> Callable[[], Found]:
-    tokens = as_tokens(queries, 1)
-    return lambda: [{*map(int, ranked)} for ranked in index.search_tokens(RECIPE, tokens, K)]
+def searches(index: Index, queries: Sparse) -> tuple[Callable[[], Answers], Callable[[], Found]]:
+    """Return functions that search for the queries: for the best scores, and for the best documents."""
+    weights, terms = by_row(queries)
+    tokens = as_tokens(weights, "query", ids=terms)
+    return (
+        lambda: np.array([list(ranked.values()) for ranked in index.search_tokens(RECIPE, tokens, K)]),
+        lambda: [{*map(int, ranked)} for ranked in index.search_tokens(RECIPE, tokens, K)],
+    )
 
 
 def seismic_methods(documents: Sparse, queries: Sparse) -> dict[str, Method]:

@@ -61,7 +61,7 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
     ],
     "salience_pruning": [({"l1": "[0]"}, "coefficients above 0")],
     "serving_costs": [
-        ({"paradigms": '["bm26"]'}, "--paradigms: 'bm26'"),
+        ({"paradigms": '["bm26"]'}, 'paradigms: unknown "bm26"'),
     ],
     "theory_checks": [
         ({"only": "lemma_1,lemma_9"}, r"lemma_9.*there are: lemma_1"),

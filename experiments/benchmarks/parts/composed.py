@@ -21,9 +21,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from paradigms.encoder.text import Side
 
 BLOCK = 1024
 CELLS = {"tokens": 4096, "pooled": 256}
@@ -54,7 +57,7 @@ class Composed:
     def parts(self, first: int, last: int) -> Iterator[tuple[list[str], Any]]:
         """Yield documents first … last − 1 as ids and `Tokens`, for building a store."""
         for start, (values, lengths) in self.blocks(first, last):
-            yield [str(start + n) for n in range(len(lengths))], as_tokens(values, lengths, 0)
+            yield [str(start + n) for n in range(len(lengths))], _tokens(by_text(values, lengths), "document")
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -67,7 +70,7 @@ class Composed:
     @cached_property
     def query_arrays(self) -> list[np.ndarray]:
         """Return the values of each query."""
-        return np.split(self._read("queries"), np.cumsum(self._read("query_lengths"))[:-1])
+        return by_text(self._read("queries"), self._read("query_lengths"))
 
     @cached_property
     def queries(self) -> list[Any]:
@@ -76,8 +79,7 @@ class Composed:
 
     def query_tokens(self, numbers: Sequence[int]) -> Any:
         """Return several queries as `Tokens` [b, 1, j, h]."""
-        rows = [self.query_arrays[n] for n in numbers]
-        return as_tokens(np.concatenate(rows), np.array([len(row) for row in rows]), 1)
+        return _tokens([self.query_arrays[n] for n in numbers], "query")
 
     def _block(self, number: int) -> Rows:
         real = len(self._lengths) if self.real is None else self.real
@@ -198,22 +200,18 @@ def _loaded(file: Path) -> np.ndarray:
     return np.load(file, mmap_mode="r")
 
 
-def as_tokens(values: np.ndarray, lengths: np.ndarray, axis: int) -> Any:
-    """Convert documents (axis 0) or queries (axis 1) to padded `Tokens`."""
-    import torch
+def by_text(values: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+    """Return the values of each text."""
+    return np.split(values, np.cumsum(lengths)[:-1])
 
-    from paradigms.core import Tokens
 
-    mask = np.arange(max(1, int(lengths.max(initial=0)))) < lengths[:, None]
-    weighted = values.dtype.names is not None
-    vectors = values["weight"][:, None] if weighted else values
-    padded = np.zeros((*mask.shape, vectors.shape[1]), np.float32)
-    padded[mask] = vectors
-    ids = np.zeros(mask.shape, np.int64)
-    if weighted:
-        ids[mask] = values["id"]
-    named = torch.from_numpy(ids).unsqueeze(axis) if weighted else None
-    return Tokens(torch.from_numpy(padded).unsqueeze(axis), torch.from_numpy(mask).unsqueeze(axis), named)
+def _tokens(texts: Sequence[np.ndarray], side: Side) -> Any:
+    """Pad the vectors, or the entries of terms, of each text."""
+    from paradigms.store.arrays import as_tokens
+
+    if texts[0].dtype.names is None:
+        return as_tokens(texts, side)
+    return as_tokens([text["weight"] for text in texts], side, ids=[text["id"] for text in texts])
 
 
 def _between(block: Rows, begin: int, end: int) -> Rows:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from parts.composed import BLOCK, Composed
+from parts.composed import BLOCK, Composed, by_text
 from parts.measuring import Peak, folder_bytes, memory, timed
 
 Ranked = list[list[int]]  # each query's best documents
@@ -48,7 +48,7 @@ class System:
     def arrays(self) -> list[np.ndarray]:
         """Each document's vectors in float32."""
         blocks = (rows for _, rows in self.documents.blocks(0, self.job["documents"]))
-        split = (np.split(values.astype(np.float32), np.cumsum(n)[:-1]) for values, n in blocks)
+        split = (by_text(values.astype(np.float32), lengths) for values, lengths in blocks)
         return [array for part in split for array in part]
 
     def load(self) -> None:
