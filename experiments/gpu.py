@@ -306,9 +306,8 @@ def main(settings: Settings) -> int:
     words = "".join(c if c.isalnum() else " " for c in name.lower()).split()
     file = Path(settings.output, f"gpu-{'-'.join(words)}.json")
     code = b"".join(part.read_bytes() for part in sorted((ROOT / "paradigms").rglob("*.py")))
-    version = hashlib.sha256(
-        code + Path(__file__).read_bytes() + Path(gpu_place.__file__).read_bytes()
-    ).hexdigest()[:8]
+    scripts = b"".join(Path(script).read_bytes() for script in (__file__, gpu_place.__file__))
+    version = hashlib.sha256(code + scripts).hexdigest()[:8]
     summary = f"{name}; torch {torch.__version__}; code {version}."
     stored = json_or_empty(file)
     if stored.get("summary") != summary:

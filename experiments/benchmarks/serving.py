@@ -27,13 +27,13 @@ from pathlib import Path
 from typing import Any
 
 from parts.settings import Benchmark
-from studies.settings import CollectionName, Queries, launch
+from studies.settings import OneCollection, Queries, launch
 
 from paradigms.io.command_line import flags
 
 
 @flags(queries=64)
-class Settings(Benchmark, CollectionName, Queries):
+class Settings(Benchmark, OneCollection, Queries):
     """Settings for the served systems and the clients, which send one of so many test queries at a time."""
 
     systems: list[str] = field(default_factory=lambda: ["bm25", "dpr", "colbert", "xtr"])
