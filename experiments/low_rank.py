@@ -53,7 +53,6 @@ BATCH = 16  # pairs whose rel is decomposed at once
 FEW = 10  # queries under which one document's D is compared, and documents that are compared
 
 Heads = dict[str, Array]  # measure -> [seeds, queries, L, H]; see `head_measures`
-Parts = dict[str, Array]  # "scorer, form" -> rel, and the part of rel from Σ(DᵀQ ⊙ A), [2, seeds, queries]
 
 
 def main(settings: Settings) -> None:

@@ -30,7 +30,6 @@ PAIRS: Sequence[tuple[Way, Way]] = (
 )
 SAME = 1.15  # the larger size may be this much larger
 NDCG = "nDCG@10"
-RECALL = "recall@10"
 BYTES = "bytes/document"
 
 
