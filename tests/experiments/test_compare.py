@@ -89,7 +89,7 @@ def test_oracle_measures_finished_systems_before_and_after_training(
         scripts.run("oracle", output=tmp_path, **chosen)  # each query has one relevant document
     monkeypatch.setattr("oracle.FEWEST", 1)
     scripts.run("oracle", output=tmp_path, **chosen)
-    rows = [json.loads(file.read_text())["rows"] for file in sorted(tmp_path.glob("*/colbert*.json"))]
+    rows = [json.loads(file.read_text())["answer"] for file in sorted(tmp_path.glob("*/colbert*.json"))]
     assert len(rows) == 2  # untrained and trained; DSI has no index
     for few, full in rows:
         assert (few["h"], few["queries"]) == (2, 4)
