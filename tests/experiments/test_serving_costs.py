@@ -1,6 +1,5 @@
 """The serving costs script end to end on a tiny collection, and the quantities it counts."""
 
-import json
 from pathlib import Path
 
 import pytest
