@@ -1,5 +1,6 @@
-"""experiments/salience_pruning.py and ALIGNER's full-scale configuration, end to end on tiny encoders."""
+"""experiments/salience_pruning.py: what it counts, and verdicts on planted numbers."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,14 @@ import torch
 from papers.qian2022.pruning_claims import COSTS, ON_DEV, PruningStudy
 from studies.model_runs import DEV
 
+from paradigms import PARADIGMS
 from paradigms.core import Tokens
+from paradigms.data import load_collection
 from paradigms.evaluate import PerQuery
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED
+from paradigms.find import Index, Store, kinds
 from tests.experiments.scripts import around, dev_values, unmeasured, verdicts
+from tests.near import assert_same
 
 QUERIES = 1500  # in which a loss that none of them shows is below the margins
 
@@ -26,6 +31,19 @@ def test_tokens_are_chosen_by_their_weights() -> None:
     assert kept.salience is None, "rel must not weigh tokens by what chose them"
     advantage = salience_pruning.advantage(np.array([0.1, 0.9, 0.5, 0.5]), np.array([0, 1, 0, -1]))
     assert advantage == pytest.approx(1 - (0.25 + 0.625) / 2)
+
+
+def test_retrieved_tokens_are_counted_in_their_documents(words: Path, tiny_bert: Path) -> None:
+    torch.manual_seed(0)
+    paradigm, data = PARADIGMS["aligner"](tiny_bert, salience="none"), load_collection(words)
+    index = Index(Store.build(kinds.exact(), paradigm, data.corpus.ids, data.corpus))
+    queries = paradigm.encode_queries(list(data.split("test").queries.values()))
+    tokens = index.store.tokens_of(index.store.ids)
+    scores = queries.vectors[:, 0][queries.mask[:, 0]] @ tokens.vectors[0][tokens.mask[0]].T
+    hits = scores.topk(10).indices.unique().tolist()
+    lengths = np.diff(index.store.offsets)
+    shares = np.bincount(np.repeat(np.arange(40), lengths)[hits], minlength=40) / lengths
+    assert_same(salience_pruning.retrieved_share(index, queries), shares.mean())
 
 
 def planted(
