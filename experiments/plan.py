@@ -129,8 +129,8 @@ def main(settings: Settings) -> None:
         "Plan of a training",
         text,
         {
-            "memory": Section("Memory of one GPU", "moments: AdamW's. peak: the larger of the memory "
-                              "after scoring and at the end of the backward pass.", memory),
+            "memory": Section("Memory of one GPU", "moments: AdamW's. peak: the largest of the memory in "
+                              "the forward pass, after scoring and in the backward pass.", memory),
             "sent": Section("Collectives of a step", "GB sent by each GPU if processes form a ring.", sent),
             "work": Section("Training", "", work),
             "scores": Section(
@@ -233,6 +233,7 @@ def forward(
     backbone.train()
     batch = inputs(texts, length)
     with Living() as living, autocast(torch.device("cpu"), precision, copies=False):
+        living.ignore(*backbone.parameters(), *backbone.buffers())
         output = backbone(**batch)[0]
         kept = living.now
     del output
@@ -255,9 +256,9 @@ def parts_of(settings: Settings, query: Counted, document: Counted) -> dict[str,
     queries, documents = passages_of(s)
     whole = 4 * query.weights
     part = whole / s.gpus if s.shards else whole
-    rest = query.weights - sum(query.layers)
-    gathered = 4 * (rest + 2 * max(query.layers)) if s.shards else 0
-    # Both passes of a step use each weight, so gradients are whole until the second pass has ended.
+    rest = 4 * (query.weights - sum(query.layers)) if s.shards else 0  # gathered for the whole step
+    layer = 4 * max(query.layers, default=0) if s.shards else 0
+    # Parts of a batch use each weight, so gradients are whole until the last part's backward pass.
     gradients = whole + (part if s.shards else 0)
     buckets = whole if s.gpus > 1 and not s.shards else 0
     several = 1 if not s.shards else 2  # passes that keep copies of their own
@@ -265,20 +266,24 @@ def parts_of(settings: Settings, query: Counted, document: Counted) -> dict[str,
     activations += several * query.copies
     if s.recompute:
         activations += held(documents, s) * document.layer
+    cached = held(documents, s) < documents
+    again = activations if cached else held(queries, s) * query.text  # beside whole gradients
     token = 4 * s.dim + 9  # vector, id and mask
     pool = documents * s.document_length * token * (s.gpus if s.gpus > 1 else 0)
     local = (documents * s.document_length + queries * s.query_length) * token
     scores = score_bytes(queries, documents * s.gpus, s.query_length, s.document_length, s.dim, s.score_bytes)
-    steady = part + 2 * part + gathered + buckets
+    encoding = 3 * layer + activations
     scoring = activations + local + pool + scores
+    # A layer is gathered into a buffer, and copied: in the forward pass beside the buffer of the last one.
+    backward = 2 * layer + gradients + again
     return {
-        "weights": part + gathered,
+        "weights": part + rest + 3 * layer,
         "moments": 2 * part,
         "gradients": gradients + buckets,
         "activations": activations,
         "pool": pool + local,
         "scores": scores,
-        "peak": steady + max(scoring, gradients + held(queries, s) * query.text),
+        "peak": 3 * part + rest + buckets + max(encoding, scoring, backward),
     }
 
 
@@ -289,7 +294,8 @@ def collectives(settings: Settings, query: Counted) -> Rows:
         return []
     queries, documents = passages_of(s)
     tokens = s.gpus * documents * s.document_length
-    passes = sum(-(-texts // held(texts, s)) for texts in (queries, documents))
+    parts = [-(-texts // held(texts, s)) for texts in (queries, documents)]
+    passes = sum(3 * count - 1 for count in parts)  # all parts but the last are encoded again
     layers = 4 * sum(query.layers)
     rest = 4 * query.weights - layers
     share = (s.gpus - 1) / s.gpus
@@ -301,8 +307,8 @@ def collectives(settings: Settings, query: Counted) -> Rows:
     ]  # fmt: skip
     if s.shards:
         rows += [
-            {"collective": "all-gather of weights", "calls": 2 * passes * len(query.layers) + 1,
-             "bytes": 2 * passes * layers + rest, "times": share},
+            {"collective": "all-gather of weights", "calls": passes * len(query.layers) + 1,
+             "bytes": passes * layers + rest, "times": share},
             {"collective": "reduce-scatter of gradients", "calls": len(query.layers) + 1,
              "bytes": layers + rest, "times": share},
         ]  # fmt: skip

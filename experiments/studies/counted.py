@@ -1,10 +1,11 @@
 """Count the bytes of tensors that live at once, also without data, and those of in-batch scores."""
 
 import weakref
-from typing import Any
+from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -16,7 +17,8 @@ from paradigms.scoring import in_batch
 class Living(TorchDispatchMode):
     """Count the bytes of all storages made within the context: `now`, and the largest number, `peak`.
 
-    number: the value to return wherever code reads a number from a tensor, which needs data.
+    Of tensors in shards, this process's part counts. number: the value to return wherever code reads a number
+    from a tensor, which needs data.
     """
 
     def __init__(self, number: int | None = None) -> None:
@@ -24,29 +26,53 @@ class Living(TorchDispatchMode):
         self.number = number
         self.now = 0
         self.peak = 0
-        self._known: set[int] = set()
+        self._bytes: dict[int, int] = {}  # storage -> bytes
 
     def ignore(self, *tensors: Tensor) -> None:
         """Do not count the storages of these tensors, such as inputs."""
-        self._known |= {tensor.untyped_storage()._cdata for tensor in tensors}
+        for tensor in tensors:
+            self._count(tensor.untyped_storage(), 0)
+
+    def __enter__(self) -> Self:
+        self._resize = UntypedStorage.resize_
+
+        def resize(storage: UntypedStorage, size: int) -> UntypedStorage:
+            """Shards free gathered weights, and gather them again, in the same storage."""
+            self._resize(storage, size)
+            if storage._cdata in self._bytes:
+                self._count(storage, size)
+            return storage
+
+        UntypedStorage.resize_ = resize
+        return super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        UntypedStorage.resize_ = self._resize
+        super().__exit__(*error)
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        if DTensor in types:
+            return NotImplemented  # operations on its local tensor follow
         if self.number is not None and function is torch.ops.aten._local_scalar_dense.default:
             return self.number
         result = function(*arguments, **(keywords or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 storage = leaf.untyped_storage()
-                if storage._cdata not in self._known:
-                    self._known.add(storage._cdata)
-                    self.now += storage.nbytes()
-                    weakref.finalize(storage, self._freed, storage._cdata, storage.nbytes())
-        self.peak = max(self.peak, self.now)
+                if storage._cdata not in self._bytes:
+                    self._count(storage, storage.nbytes())
         return result
 
-    def _freed(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self.now -= size
+    def _count(self, storage: UntypedStorage, size: int) -> None:
+        key = storage._cdata
+        if key not in self._bytes:
+            weakref.finalize(storage, self._free, key)
+        self.now += size - self._bytes.get(key, 0)
+        self._bytes[key] = size
+        self.peak = max(self.peak, self.now)
+
+    def _free(self, key: int) -> None:
+        self.now -= self._bytes.pop(key)
 
 
 def score_bytes(

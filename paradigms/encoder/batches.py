@@ -2,7 +2,9 @@
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
@@ -16,6 +18,7 @@ from paradigms.core import Tokens, join_documents, join_queries
 
 M_TRIM_THRESHOLD = -1  # constants of malloc.h
 M_MMAP_THRESHOLD = -3
+AGAIN = ContextVar("again", default=False)  # whether a part is encoded again, in the backward pass
 PASS = 64  # tokens whose training takes a CPU about as long as what each further pass costs
 
 
@@ -127,7 +130,21 @@ def in_parts(
 def _cached(encode: Callable[[Batch], Tokens], batch: Batch) -> Tokens:
     # checkpoint infers from its tensor arguments which devices' random generators dropout draws from.
     tensors = [t for f in fields(batch) if (t := getattr(batch, f.name)) is not None]
-    return checkpoint(lambda *parts: encode(Batch(*parts)), *tensors, use_reentrant=False)
+    return checkpoint(
+        lambda *parts: encode(Batch(*parts)),
+        *tensors,
+        use_reentrant=False,
+        context_fn=lambda: (nullcontext(), _again()),
+    )
+
+
+@contextmanager
+def _again() -> Iterator[None]:
+    before = AGAIN.set(True)
+    try:
+        yield
+    finally:
+        AGAIN.reset(before)
 
 
 def insert(rows: Tensor, at: int, value: int) -> Tensor:

@@ -27,6 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 from paradigms.core import Tokens, pad_tokens
 from paradigms.encoder.backbone import without_weights
+from paradigms.encoder.batches import AGAIN
 from paradigms.encoder.precision import autocast
 from paradigms.encoder.text import TextEncoder
 from paradigms.io.files import Contents, atomic_folder, locked
@@ -181,7 +182,7 @@ def _shard(
 ) -> Trainable:
     """Shard the main process's weights: layers are gathered when they run, others in the forward pass.
 
-    A process holds one layer's weights in full at a time.
+    A process holds one layer's weights in full at a time, and the buffers in which it and the next arrive.
     """
     if getattr(paradigm, "clusters", None) is not None:
         raise ValueError(f"{paradigm.name} builds its clusters from full weights: train it without shards")
@@ -204,13 +205,15 @@ def _shard(
             norm.forward = partial(_normalised, norm)  # type: ignore[method-assign]
         _exchange(layer, receive)
         fully_shard(layer, reshard_after_forward=plugin.reshard_after_forward, mp_policy=policy)
+        if plugin.reshard_after_forward:
+            layer.register_forward_hook(_free_again)
     _exchange(paradigm, receive)
     fully_shard(paradigm)
     warnings.filterwarnings(
         "ignore", r"FSDP2-wrapped module .* returned a view"
     )  # no view is changed in place
-    # Half precision by autocast, as on one process: sums and heads stay in float32. No 16-bit copy outlives
-    # the weights that were gathered for a layer.
+    # Half precision by autocast, as on one process: sums and heads stay in float32. 16-bit copies of weights
+    # live until the backward pass; with recomputed layers, as long as the weights gathered for a layer.
     forward = paradigm.forward
 
     def in_precision(*args: Any, **kwargs: Any) -> Any:
@@ -219,6 +222,15 @@ def _shard(
 
     paradigm.forward = in_precision
     return paradigm
+
+
+def _free_again(layer: Any, inputs: tuple[Any, ...], _: object) -> None:
+    """Free the gathered weights of a layer that encodes a part again; FSDP would hold all layers' at once.
+
+    A layer whose input needs no gradient, as below adapters, stays gathered: FSDP does not gather it again.
+    """
+    if AGAIN.get() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs):
+        layer.reshard()
 
 
 def _normalised(norm: nn.LayerNorm, x: Tensor) -> Tensor:
