@@ -110,7 +110,7 @@ def seq2seq(tmp_path_factory):
 @pytest.fixture(scope="session")
 def words(tmp_path_factory):
     """Folder of a collection of forty documents; queries q0 to q29 train, q30 to q39 test."""
-    return write_words(tmp_path_factory.mktemp("words"))
+    return write_words(tmp_path_factory.mktemp("words", numbered=False))
 
 
 @pytest.fixture(scope="session")

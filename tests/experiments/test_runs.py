@@ -43,7 +43,7 @@ STUDIES = {
         {"indexed_length": 128, "depth": 12, "shots": "[1, 2, 64]", "trained_with": '["k=1"]'},
         "claims figure4 figure4.svg figure5 figure5.svg training",
         "figure5",
-        ["words0, trained with k=1"],
+        ["words, trained with k=1"],
     ),
     "hybrid": Study(
         {"rerank_steps": 2, "rerank_negatives": 2, "depth": 10, "rerank_depths": "[2,5]"},
@@ -117,12 +117,12 @@ SLOW = {
         {"search_tokens": "[3, 10]"},
         "claims corpus corpus.svg k k.svg systems",
         "systems",
-        ["T5 on words0", "MiniLM on words0"],
+        ["T5 on words", "MiniLM on words"],
     ),
     "trained_methods": Study(
         {},
-        "words0 words0-training",
-        "words0-training",
+        "words words-training",
+        "words-training",
         [
             *("ColBERT", "clusters in the loss", "ME-BERT", "nested numbers of vectors", "BGE-M3"),
             *("self-distillation", "SPLADE, query weights 1", "learned table"),
