@@ -42,11 +42,6 @@ def run(script: str, *arguments: str, **flags: object) -> None:
     import_module(script).main(settings(script, *arguments, **flags))
 
 
-def read(folder: Path, name: str) -> Any:
-    """The content of a folder's JSON file."""
-    return json.loads((folder / f"{name}.json").read_text())
-
-
 def published(folder: Path) -> set[str]:
     """The tables of a results folder, each of which is there as CSV, JSON and Markdown, and its figures."""
     tables = {path.stem for path in folder.glob("*.md")} - {"verdicts"}
@@ -64,16 +59,6 @@ def verdicts(study: Study, paper: str, family: str) -> list[Verdict]:
     """Judge a family of a paper's claims on what a study measured."""
     tested = study.claims(paper, printed(paper)["claims"][family])
     return judge([claim for _, claims in tested for claim in claims])
-
-
-def around(mean: float, queries: int = 400, noise: float = 1e-3, seed: int = 0) -> list[float]:
-    """Values of a measure for some queries: a mean with a little noise."""
-    return (mean + np.random.default_rng(seed).normal(0, noise, queries)).tolist()
-
-
-def dev_values(gain: float = 0.2) -> dict[str, list[float]]:
-    """Dev queries' values before and after a training that moved the model, unless `gain` is 0."""
-    return {"untrained": [0.1, 0.2] * 8, "trained": [0.1 + gain, 0.2 + gain] * 8}
 
 
 def unmeasured(study: Study, paper: str, family: str) -> list[str]:

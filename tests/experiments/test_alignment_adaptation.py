@@ -1,18 +1,78 @@
 """experiments/alignment_adaptation.py end to end on a tiny encoder; its claims about planted numbers."""
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
+import alignment_adaptation
 import numpy as np
 import pytest
 from papers.qian2022.adaptation_claims import Task, answer, study
 from studies.model_runs import DEV
 
+from paradigms.align import Entropic, TopK
+from paradigms.data import load_collection
+from paradigms.evaluate import per_query
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, YES
+from paradigms.find import Index, Store, kinds
+from paradigms.retrieve import Indexed
 from paradigms.retrieve.strategies import MEASURED
 from tests.experiments import scripts
-from tests.experiments.scripts import dev_values
+from tests.experiments.scripts import SMALL
+from tests.tiny import WORDS, write_collection
 
 NAMES = list(MEASURED)
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Fifty-eight documents of 5 to 119 words; a query is four words of one."""
+    random, words = np.random.default_rng(0), WORDS.split()
+    texts = [list(random.choice(words, 5 + 2 * n)) for n in range(58)]
+    queries = [" ".join(random.choice(text, 4)) for text in texts]
+    documents, splits = [" ".join(text) for text in texts], {"train": range(30), "test": range(30, 58)}
+    return write_collection(tmp_path_factory.mktemp("words"), documents, queries, splits)
+
+
+def run(collection: Path, backbone: Path, output: Path, **changes: object) -> None:
+    flags = {"collections": f'["{collection}"]', "backbone": backbone, "output": output, "seeds": "[0]"}
+    flags |= {"query_length": 8, "document_length": 16, "indexed_length": 128, "depth": 12, "queries": 20}
+    scripts.run("alignment_adaptation", **SMALL | flags | {"shots": "[1, 2, 64]"} | changes)
+
+
+@pytest.fixture(scope="module")
+def results(collection: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("results") / "adaptation"
+    run(collection, tiny_bert, output, trained_with='["k=1", "eps=0.1"]')
+    return output
+
+
+def measures(results: Path, collection: Path, own: str = "k=1", seed: int = 0) -> dict[str, Any]:
+    return json.loads((results / collection.name / own / f"seed-{seed}" / "values.json").read_text())
+
+
+def test_the_measures_are_those_of_separate_reranks(results: Path, collection: Path, tmp_path: Path) -> None:
+    folder = results / collection.name / "eps=0.1" / "seed-0"
+    paradigm = alignment_adaptation.with_document_length(folder / "checkpoint", 128)
+    assert paradigm.recipe.align == Entropic(k=1, eps=0.1)
+    assert paradigm.encoder.settings.document_length == 128
+    data = load_collection(collection)
+    index = Index(Store.build(kinds.exact(), paradigm, data.corpus.ids, data.corpus, tmp_path / "index"))
+    test, found = data.split("test"), measures(results, collection, "eps=0.1")
+    assert len(found["queries"]) == 20
+    queries = {query: test.queries[query] for query in found["queries"]}
+    pool = Indexed(index, paradigm.with_alignment(TopK(k=1))).search(queries, 12)
+    judgements = {query: test.judgements[query] for query in found["queries"]}
+    for name in ("k=1", "p=2%", "eps=0.02"):
+        reranked = Indexed(index, paradigm.with_alignment(MEASURED[name])).rerank(queries, pool)
+        expected = per_query(reranked, judgements, ("nDCG@10",)).values["nDCG@10"]
+        assert found["values"][name] == pytest.approx(expected.tolist())
+    lengths = np.diff(index.store.offsets)
+    assert found["several"]["p=2%"] == pytest.approx((lengths >= 100).mean())
+    assert 0 < found["several"]["p=2%"] < 1
+    assert found["several"]["k=1"] == 0
+    assert {path.name for path in folder.iterdir()} == {"checkpoint", "training", "values.json"}
 
 
 def planted(
@@ -30,7 +90,7 @@ def planted(
     values = {s: base + mean + random.normal(0, noise, 200) for s, mean in zip(NAMES, means, strict=True)}
     model = {"collection": name, "trained_with": own, "origin": "", "values": values}
     model |= {"several": dict.fromkeys(NAMES, 0.5), "bm25": np.full(200, bm25)}
-    model |= {DEV: dev_values()}
+    model |= {DEV: {"untrained": [0.1, 0.2] * 8, "trained": [0.3, 0.35] * 8}}
     return Task([model | {"kept step": step} for step in kept], [8, 16])
 
 

@@ -1,17 +1,61 @@
-"""experiments/alignment_directions.py: a run on a tiny T5, the chance level, claims on planted numbers."""
+"""experiments/alignment_directions.py end to end on a tiny T5; the training that the studies share; rankings
+against a slow twin; claims about planted numbers."""
 
+import json
 from itertools import permutations
+from pathlib import Path
 
 import alignment_directions as study
 import numpy as np
 import pytest
+import torch
 from alignment_directions import BACKWARD, CANDIDATES, CHANCE, FORWARD, GENERATIVE, TRAINED, WHOLE
-from studies.model_runs import DEV
+from rich.console import Console
+from studies.model_runs import DEV, open_study
 
+from paradigms import load
 from paradigms.evaluate import per_query
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED
 from tests.experiments import scripts
-from tests.experiments.scripts import dev_values
+from tests.experiments.scripts import pair_flags, published, run, settings
+from tests.near import assert_within_rounding
+
+
+@pytest.fixture(scope="module")
+def finished(words: Path, seq2seq: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("directions")
+    run("alignment_directions", **pair_flags(words, seq2seq["t5"], folder))
+    return folder
+
+
+def test_it_leaves_tables_and_figures(finished: Path) -> None:
+    folder = finished / "results"
+    assert published(folder) == {"claims", "table5", "training"}
+    systems = [row["system"] for row in json.loads((folder / "table5.json").read_text())]
+    assert systems == ["BM25", FORWARD, *BACKWARD, *GENERATIVE, WHOLE, CHANCE]
+    assert "Alignment directions" in (folder / "report.html").read_text()
+
+
+def test_directions_against_loops_over_tokens(finished: Path, words: Path, seq2seq: dict[str, Path]) -> None:
+    own = settings("alignment_directions", **pair_flags(words, seq2seq["t5"], finished))
+    data, folder = open_study(own, Console(quiet=True)), finished / "models" / "seed-0"
+    mvdr, generative = (load(folder / name / "checkpoint").eval() for name in ("colbert", "seal"))
+    corpus, pool = data.collection.corpus, data.pool(4)
+    runs = study.rankings([mvdr, generative], data, pool)
+    assert list(runs) == ["BM25", FORWARD, *BACKWARD, *GENERATIVE, WHOLE]
+    for query, candidates in pool.items():
+        assert all(run[query].keys() == candidates.keys() for run in runs.values())
+        q = mvdr.encode_queries([data.test.queries[query]])
+        for id in candidates:
+            d = mvdr.encode_documents([corpus[corpus.position(id)]])
+            own = d.vectors[0, 0][d.mask[0, 0]].half().float()  # as the index stores them
+            S = own @ q.vectors[0, 0][q.mask[0, 0]].T
+            for system, rel, cosines in (
+                (FORWARD, S.max(0).values.mean(), 1),
+                ("MVDR (q←d), Z = 1", S.max(1).values.sum(), len(S)),
+                ("MVDR (q←d), Z = M", S.max(1).values.mean(), 1),
+            ):
+                assert_within_rounding(runs[system][query][id], rel, torch.float16, 1, scale=cosines)
 
 
 def test_chance_is_the_mean_over_all_orders() -> None:
@@ -46,7 +90,8 @@ def verdicts(
     values[CANDIDATES] = {"RR@10": np.full((2, 60), 0.5)}
     for name in (CANDIDATES, FORWARD, TRAINED):
         values[name]["R@10"] = np.full((2, 60), recall if name == TRAINED else 0.9)
-    trainings = {name: [{"kept step": 30, DEV: dev_values(gain)}] * 2 for name in ("colbert", "seal")}
+    dev = {"untrained": [0.1, 0.2] * 8, "trained": [0.1 + gain, 0.2 + gain] * 8}
+    trainings = {name: [{"kept step": 30, DEV: dev}] * 2 for name in ("colbert", "seal")}
     assert scripts.unmeasured(study.study_of(values, trainings), "wu2024", "directions") == []
     found = scripts.verdicts(study.study_of(values, trainings), "wu2024", "directions")
     return [verdict.word for verdict in found]

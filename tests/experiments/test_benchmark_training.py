@@ -11,6 +11,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "experiments" / "benchmarks")
 import training
 from training import OURS, PEER, Case, Round
 
+from paradigms import PARADIGMS
+from paradigms.encoder import batches
+from paradigms.train.contrastive import Contrastive
 from paradigms.train.order import step_batches
 from tests import needs
 from tests.near import assert_within_rounding
@@ -39,6 +42,41 @@ def settings(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> train
 @pytest.fixture(scope="module")
 def pairs(settings: training.Settings) -> training.Pairs:
     return training.distinct_pairs(training.load_collection(settings.collection), 32, 0)
+
+
+@pytest.mark.parametrize("layers", [0, 1])
+@pytest.mark.parametrize("name", ["dpr", "colbert"])
+def test_our_trainer_measures_the_case(
+    settings: training.Settings,
+    pairs: training.Pairs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    layers: int,
+) -> None:
+    """The batches in their order, and the loss that rel by hand has; the frozen layers' states are kept."""
+    made, collate = [], Contrastive.collate
+
+    def spied(self: Contrastive, given: list) -> object:
+        made.append([example.query for example in given])
+        return collate(self, given)
+
+    monkeypatch.setattr(Contrastive, "collate", spied)
+    answer = training.measure(settings, Case(name, "no", BATCH, layers), pairs, str(tmp_path))
+    assert answer.rate > 0
+    queries, documents = zip(*pairs[: training.CHECKED], strict=True)
+    batches = step_batches(len(pairs), BATCH, training.WARMUP + STEPS, seed=settings.seed)
+    assert made == [list(queries), *([pairs[n][0] for n in batch] for batch in batches)]
+    assert any(tmp_path.iterdir()) == bool(layers)
+    how = {"skip": ""} if name == "colbert" else {"pooling": "mean"}
+    model = PARADIGMS[name](settings.backbone, query_length=LENGTH, document_length=LENGTH, **how).eval()
+    D = [model.encode_documents([text]).vectors.flatten(0, 2) for text in documents]
+    Q = [model.encode_queries([text]).vectors.flatten(0, 2) for text in queries]
+    scores = torch.stack([torch.stack([(d @ q.T).amax(0).sum() for d in D]) for q in Q])
+    scores = scores / training.TEMPERATURES[name]
+    loss = torch.nn.functional.cross_entropy(scores, torch.arange(len(queries)))
+    terms = TERMS + D[0].shape[1] + LENGTH + len(queries)
+    assert_within_rounding(answer.loss, loss, torch.float32, terms, scale=float(scores.detach().max()))
 
 
 @needs.module("sentence_transformers", "sentence-transformers")
@@ -89,3 +127,11 @@ def test_tables_pair_the_rounds() -> None:
     alone = training.sections({case: row for case, row in measured.items() if case.system == OURS})
     assert alone["steps"].rows == steps
     assert not alone["peers"].rows, "without the peer, there is nothing to compare"
+
+
+def test_padding_is_counted(settings: training.Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "PASS", 0)  # each length is then a part
+    words = WORDS.split()
+    pairs = [(words[0], " ".join(words[: 5 if n == 0 else 1])) for n in range(BATCH)]  # 2 special tokens each
+    text = training.padding(settings, pairs)
+    assert text == "padding in batches of 8 pairs: 35% of the tokens, in our parts 0%"

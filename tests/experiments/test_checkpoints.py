@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from paradigms import PARADIGMS
-from paradigms.align import DocumentToQuery
+from paradigms.align import DocumentToQuery, QueryToDocument
 from paradigms.data import load_collection
 from paradigms.evaluate import per_query
 from paradigms.retrieve import Indexed
-from tests.experiments.scripts import read
 from tests.tiny import built
 
 SIZES = {"query_length": 12, "document_length": 16}
 
 
-def saved(tiny_bert: Path, tmp_path: Path) -> dict[str, str]:
+@pytest.fixture
+def folders(tiny_bert: Path, tmp_path: Path) -> dict[str, str]:
     """A dense model, a late-interaction model, one whose A reads ids, and terms, as saved."""
     made = {}
     for name in ("dpr", "colbert", "xtr", "splade"):
@@ -30,8 +30,9 @@ def saved(tiny_bert: Path, tmp_path: Path) -> dict[str, str]:
     return made
 
 
-def test_every_a_of_every_checkpoint(words: Path, tiny_bert: Path, tmp_path: Path) -> None:
-    folders = saved(tiny_bert, tmp_path)
+def test_every_a_of_every_checkpoint(
+    folders: dict[str, str], words: Path, tiny_bert: Path, tmp_path: Path
+) -> None:
     nowhere = str(tmp_path / "nowhere")
     settings = checkpoints.Settings(
         checkpoints=[*folders.values(), nowhere], collections=[str(words)], tracker="none",
@@ -50,16 +51,22 @@ def test_every_a_of_every_checkpoint(words: Path, tiny_bert: Path, tmp_path: Pat
     collection = load_collection(str(words))
     _, test = checkpoints.part(collection, settings)
 
-    same = PARADIGMS["colbert"](tiny_bert, skip="", **SIZES)  # the tokens that dpr pools
-    tokens = Indexed.build(same.with_alignment(DocumentToQuery(), "document_tokens"), collection.corpus)
-    run = tokens.search(test.queries, 10)
-    expected = per_query(run, test.judgements, ["nDCG@10"]).values["nDCG@10"].tolist()
-    assert values["dpr"]["its tokens, q←d, Z = M"] == pytest.approx(expected)
+    def of(retriever: Indexed) -> list[float]:
+        run = retriever.search(test.queries, 10)
+        return per_query(run, test.judgements, ["nDCG@10"]).values["nDCG@10"].tolist()
 
-    study = read(tmp_path / "out", "study")
+    same = PARADIGMS["colbert"](tiny_bert, skip="", **SIZES)  # the tokens that dpr pools
+    tokens = Indexed.build(same.with_alignment(QueryToDocument(), "one"), collection.corpus)
+    assert values["dpr"]["its tokens, q→d"] == pytest.approx(of(tokens))
+    other = Indexed(tokens.index, same.with_alignment(DocumentToQuery(), "document_tokens"))
+    assert values["dpr"]["its tokens, q←d, Z = M"] == pytest.approx(of(other))
+
+    study = json.loads((tmp_path / "out" / "study.json").read_text())
     assert f"Left out: nowhere on {words.name}" in study["summary"]
     assert len(study["sections"]["models"]["rows"]) == 5
-    assert len(study["sections"]["alignments"]["rows"]) == 3 + 4 + 4
+    rows = study["sections"]["alignments"]["rows"]
+    assert len(rows) == 3 + 4 + 4
+    assert all(0 <= row["p (Holm)"] <= 1 for row in rows)
     before = {file: file.stat().st_mtime_ns for file in place.glob("*.json")}
     checkpoints.main(settings)
     assert before == {file: file.stat().st_mtime_ns for file in place.glob("*.json")}
@@ -68,3 +75,7 @@ def test_every_a_of_every_checkpoint(words: Path, tiny_bert: Path, tmp_path: Pat
     checkpoints.main(settings)
     anew = {file.stem for file, time in before.items() if file.stat().st_mtime_ns != time}
     assert anew == {"colbert"}
+    settings.documents = len(collection.corpus) - 1
+    settings.checkpoints = [folders["colbert"]]
+    checkpoints.main(settings)
+    assert json.loads((place / "colbert.json").read_text())["question"]["documents"] == settings.documents

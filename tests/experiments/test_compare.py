@@ -4,7 +4,6 @@ import csv
 import json
 import re
 from pathlib import Path
-from unittest.mock import MagicMock
 
 import compare
 import pytest
@@ -16,10 +15,11 @@ from transformers import BertForSequenceClassification
 from paradigms import PARADIGMS
 from paradigms import load as load_paradigm
 from paradigms.align import DocumentToQuery
-from paradigms.data import read_run
+from paradigms.data import load_collection, read_run
 from paradigms.retrieve import Indexed
+from paradigms.train.loop import dev_values
 from tests.experiments import scripts
-from tests.experiments.scripts import SMALL, read
+from tests.experiments.scripts import SMALL
 from tests.forks import fork_group
 from tests.serve.served import needed
 from tests.tiny import write_headed
@@ -61,17 +61,20 @@ def test_explore_serves_the_finished_systems(finished: Path, monkeypatch: pytest
     """The page shows the runs' rankings and the judged queries."""
     import explore
 
-    served = MagicMock()
-    monkeypatch.setattr(explore, "serve", served)
+    served: list[tuple[dict, int]] = []
+    monkeypatch.setattr(
+        explore, "serve", lambda systems, corpus, judged, port: served.append((systems, len(judged.queries)))
+    )
     scripts.run("explore", results=finished)
-    (retrievers, _), judged = served.call_args.args, served.call_args.kwargs["judged"]
+    (retrievers, queries), *_ = served
     assert list(retrievers) == ["bm25", *SYSTEMS]
-    assert len(judged.queries) == 10
-    expected = read_run(finished / "runs" / "colbert.retrieve.run")
-    ranked = retrievers["colbert"].search(judged.queries, 20)
-    assert {q: next(iter(of)) for q, of in ranked.items()} == {
-        q: next(iter(of)) for q, of in expected.items()
-    }
+    assert queries == 10
+    for name in ("bm25", "colbert"):
+        expected = read_run(finished / "runs" / f"{name}.retrieve.run")
+        query = next(iter(expected))
+        text = load_collection(json.loads((finished / "config.json").read_text())["collection"])
+        ranked = retrievers[name].search({query: text.split("test").queries[query]}, 20)
+        assert next(iter(ranked[query])) == next(iter(expected[query]))  # scores are those of bf16
     with pytest.raises(SystemExit, match="holds no results"):
         scripts.run("explore", results=finished / "runs")
 
@@ -90,56 +93,74 @@ def test_oracle_measures_finished_systems_before_and_after_training(
     assert len(rows) == 2  # untrained and trained; DSI has no index
     for few, full in rows:
         assert (few["h"], few["queries"]) == (2, 4)
+        assert few["bytes"] < full["bytes"]
         for row in (few, full):
             assert row["reached"][0] <= row["possible"][0] <= 1 - row["neither found"]
         assert few["possible"][0] <= full["possible"][0] + full["neither found"]
+    with pytest.raises(SystemExit, match="no finished system has an index"):
+        scripts.run("oracle", output=tmp_path, **chosen | {"systems": ["dsi"]})
 
 
 def test_every_system_has_runs_costs_and_checkpoint(finished: Path):
     pool = read_run(finished / "runs" / "candidates.run")
+    assert len(pool) == 10
     assert all(f"d{query[1:]}" in documents for query, documents in pool.items())
     for name in ["bm25", *SYSTEMS]:
         assert set(read_run(finished / "runs" / f"{name}.retrieve.run")) <= {f"q{n}" for n in range(30, 40)}
         reranked = read_run(finished / "runs" / f"{name}.rerank.run")
         assert {q: set(d) for q, d in reranked.items()} == {q: set(d) for q, d in pool.items()}
-        costs = read(finished / name, "costs")
+        costs = json.loads((finished / name / "costs.json").read_text())
         assert costs["bytes/document"] > 0
         assert costs["search ms/query"] >= 0  # a whole query less its encoding
         assert (costs["encode ms/query"] is None) == (name in ("bm25", "dsi"))
-        if name != "bm25":  # what only an interrupted training needs is gone
+        if name != "bm25":
+            assert costs["train s"] > 0
+            # What only an interrupted training needs is gone.
             left = {entry.name for entry in (finished / name / "training").iterdir()}
             assert left == {"history.jsonl", "cost.json"}
+    assert load_paradigm(finished / "dsi" / "checkpoint").name == "dsi"
+
+
+def test_results_are_files(finished: Path):
     with (finished / "per_query.csv").open() as file:
         rows = list(csv.DictReader(file))
     untrained = {f"{name}.untrained" for name in PARADIGMS}
     assert {row["system"] for row in rows} == {"bm25", "bm25-cut", *SYSTEMS, *untrained}
+    assert {row["stage"] for row in rows} == {"retrieve", "rerank"}
     with (finished / "retrieve.csv").open() as file:
         table = {row["system"]: row for row in csv.DictReader(file) if row["measure"] == "nDCG@10"}
     key = "dpr.untrained", "retrieve", "nDCG@10"
     first = [float(row["value"]) for row in rows if (row["system"], row["stage"], row["measure"]) == key]
     assert float(table["dpr"]["untrained"]) == pytest.approx(sum(first) / len(first))
     assert [name for name, row in table.items() if not row["untrained"]] == ["bm25", "bm25-cut", SEEN]
-    page = (finished / "report.html").read_text()
-    assert "bm25-cut: BM25 on the first 12 tokens of each document, as dpr" in page
+    assert (
+        "bm25-cut: BM25 on the first 12 tokens of each document, as dpr"
+        in (finished / "report.html").read_text()
+    )
     assert {p.name for p in (finished / "pictures").iterdir()} >= {"recall.png", "cost.png"}
     (logged,) = (finished / "wandb").glob("offline-run-*")
     media = {file.name.rsplit("_", 2)[0] for file in (logged / "files" / "media").rglob("*.*")}
     assert {"recall", "cost", "retrieve"} <= media
 
 
-def test_a_finished_run_only_renews_its_report(finished: Path, words: Path, tiny_bert: Path):
+def test_a_finished_run_only_renews_its_report(
+    finished: Path, words: Path, tiny_bert: Path, capsys: pytest.CaptureFixture[str]
+):
     before = {name: (finished / name / "costs.json").stat().st_mtime_ns for name in SYSTEMS}
     (finished / "report.html").unlink()
     run(settings(words, tiny_bert, finished))
     assert {name: (finished / name / "costs.json").stat().st_mtime_ns for name in SYSTEMS} == before
     assert (finished / "report.html").is_file()
+    said = capsys.readouterr().out
+    assert said.index("retrieve") < said.index("\ndpr: finished before")  # the table of untrained encoders
     with pytest.raises(SystemExit, match="steps: 2 then, 3 now"):
         run(settings(words, tiny_bert, finished, steps=3))
     file = finished / "runs" / "xtr.retrieve.run"
     whole = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(whole[:-1]))
-    with pytest.raises(SystemExit, match=rf"xtr\.retrieve\.run is damaged: it has {len(whole) - 1} rows"):
-        run(settings(words, tiny_bert, finished))
+    for kept in ([], whole[:-1]):
+        file.write_text("".join(kept))
+        with pytest.raises(SystemExit, match=rf"xtr\.retrieve\.run is damaged: it has {len(kept)} rows"):
+            run(settings(words, tiny_bert, finished))
     file.write_text("".join(whole))
 
 
@@ -205,10 +226,13 @@ def test_checkpoints_widths_and_alignments_stand_side_by_side(
     }
     flags = settings(words, tiny_bert, tmp_path, systems=systems(**named), baseline="saved", seeds="[0,1]")
     run(flags)
-    assert read(tmp_path / "saved", "costs")["train s"] is None
+    assert json.loads((tmp_path / "saved" / "costs.json").read_text())["train s"] is None
     models = {name: load_paradigm(tmp_path / name / "checkpoint") for name in named}
     assert models["reversed"].recipe.align == DocumentToQuery()
     assert models["wide"].encoder.dim == 16
+    assert "saved loaded from" in (tmp_path / "report.html").read_text()
+    again = ["wide.seed-1", "wide.untrained.seed-1"]
+    assert [path.name for path in sorted(tmp_path.glob("*.seed-*"))] == again
     assert "2 training seeds" in (tmp_path / "table.md").read_text()
     changed = systems(**named | {"wide": {"paradigm": "colbert", "options": {"dim": 8}}})
     with pytest.raises(SystemExit, match=r"holds results with other settings \(dim: 16 then, 8 now"):
@@ -242,13 +266,17 @@ def test_two_backbones_learn_side_by_side_under_one_configuration(
     scripts.run("compare", f"--config={file}", **folders, **changed, **shorter)
     page = (tmp_path / "report.html").read_text()
     assert re.search(r"after \d+ s of training", page)  # an equal budget for all
-    study = read(tmp_path, "study")["sections"]
-    said = "Training changes the mean nDCG@10 of all trained systems: whole corpus "
-    assert said in study["overview"]["text"]
+    study = json.loads((tmp_path / "study.json").read_text())["sections"]
+    assert (
+        "Training changes the mean nDCG@10 of all trained systems: whole corpus " in study["overview"]["text"]
+    )
+    row = {row["system"]: row for row in study["overview"]["rows"]}["colbert-t5"]
+    assert re.fullmatch(r"\.\d{3} [→↗↘] \.\d{3}[†‡]? \[.+, .+\]", row["nDCG@10, whole corpus"])
     for curve in study["learning"]["rows"]:  # DSI has another batch size, so it is measured at other pairs
         assert (curve["training pairs seen = 8"] == "–") == (curve["system"] == "dsi")
     models = [load_paradigm(tmp_path / name / "checkpoint") for name in ("colbert", "colbert-t5")]
     assert [model.encoder.backbone.config.model_type for model in models] == ["bert", "t5"]
+    assert [*dev_values(tmp_path / "colbert-t5" / "training")] == [0, 1, 2]
 
 
 @pytest.mark.slow
@@ -259,5 +287,6 @@ def test_two_processes_end_together(words: Path, tiny_bert: Path, tmp_path: Path
     ended = [process.ended() for process in group]
     assert [code for code, _ in ended] == [0, 0], ended
     assert ["Report: " in said for _, said in ended] == [True, False]
-    assert read(tmp_path / "out", "config")["processes"] == 2
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["processes"] == 2
     assert "steps of 8 queries" in (tmp_path / "out" / "report.html").read_text()

@@ -5,12 +5,17 @@ import shutil
 from pathlib import Path
 
 import compare
+import numpy as np
 import pytest
 import torch
+from compare import Settings
+from studies.learning import Learning, choices
 
+from paradigms import load
 from paradigms.data import load_collection, read_run
 from paradigms.data.identical import own_documents
-from paradigms.retrieve import fuse
+from paradigms.evaluate.table import Cell, ResultTable
+from paradigms.retrieve import fuse, retriever_of
 from tests.experiments.scripts import SMALL, run
 from tests.near import assert_within_rounding
 from tests.tiny import WORDS as TEXT
@@ -108,11 +113,40 @@ def test_a_system_learns_from_another_one(arguana: Path, tiny_bert: Path, tmp_pa
         systems=json.dumps(named),
         **SMALL,
     )
+    collection = load_collection(copy)
     scores = read_run(tmp_path / "out" / "taught" / "training" / "teacher.run")
     assert scores
     assert all(len(row) == 3 for row in scores.values())
+    teacher = load(tmp_path / "out" / "colbert" / "checkpoint")
+    queries = collection.split("train").queries
+    expected = retriever_of(teacher, collection.corpus, precision="no").rerank(queries, scores)
+    assert_within_rounding(scores, expected, torch.float16, 1, scale=1)  # in which vectors are stored
     histories = [tmp_path / "out" / name / "training" / "history.jsonl" for name in ("taught", "dpr")]
     assert histories[0].read_text() != histories[1].read_text()
+
+
+def test_dev_queries_choose_among_trainings_within_equal_seconds():
+    """The limit is the encoder's own, and the untrained state is no training."""
+    named = {name: {"paradigm": "dpr"} for name in ("dpr", "hard", "slow", "late")}
+    named |= {"colbert": {}, "layers": {"paradigm": "colbert", "training": {"trained_layers": 2}}, "coil": {}}
+    dev = {"dpr": {0: 0.5, 960: 0.6}, "hard": {0: 0.5, 960: 0.7}, "slow": {0: 0.5, 100: 0.55, 960: 0.9}}
+    dev |= {"late": {0: 0.99, 960: 0.9}, "colbert": {0: 0.7, 960: 0.8}, "layers": {0: 0.7, 960: 0.9}}
+    dev["coil"] = {0: 0.1, 960: 0.2}
+    points = {name: {at: [np.array([y, y])] for at, y in curve.items()} for name, curve in dev.items()}
+    seconds = {"dpr": 10, "hard": 12, "slow": 100, "late": 16, "colbert": 40, "layers": 50, "coil": 1}
+    labels = {name: f"{name} here" for name in named}
+    rows = {label: {"RR@10": Cell(0.5, 0.4, 0.6)} for label in labels.values()}
+    table = ResultTable("", ["RR@10"], rows, [], "")
+    (section,) = choices(Learning(points, seconds), table, labels, Settings(systems=named))
+    columns = ("system", "nDCG@10, dev", "dev − chosen")
+    assert [[row[column].split(" [")[0] for column in columns] for row in section.rows] == [
+        ["dpr here", "0.600", "-0.100"],
+        ["hard here", "0.700", "chosen"],
+        ["slow here", "0.550", "-0.150"],
+        ["late here", "–", "–"],
+        ["colbert here", "0.800", "-0.100"],
+        ["layers here", "0.900", "chosen"],
+    ]
 
 
 def test_an_index_of_passages_reranks_as_the_comparison_does(results: Path, arguana: Path, tmp_path: Path):
@@ -122,11 +156,15 @@ def test_an_index_of_passages_reranks_as_the_comparison_does(results: Path, argu
     assert len(list((tmp_path / "encoded").glob("index-*-of-3"))) == 3
     before = results / "runs" / "candidates.run"
     again = common | {"run": before, "index": tmp_path / "encoded", "output": tmp_path / "out"}
-    (tmp_path / "dev.run").write_text("d0 Q0 d1 1 2.0 x\nd0 Q0 d2 2 1.0 x\nd2 Q0 d3 1 1.0 x\n")
-    run("rerank", *PASSAGES, **again, fuse="sum", dev_run=tmp_path / "dev.run")
+    run("rerank", *PASSAGES, **again)
     expected = read_run(results / "runs" / "colbert.rerank.run")
     found = read_run(tmp_path / "out" / "reranked.run")
     assert_within_rounding({query: found[query] for query in expected}, expected, torch.float16, 1, scale=1)
+    (tmp_path / "dev.run").write_text("d0 Q0 d1 1 2.0 x\nd0 Q0 d2 2 1.0 x\nd2 Q0 d3 1 1.0 x\n")
+    run("rerank", *PASSAGES, **again, fuse="sum", dev_run=tmp_path / "dev.run")
+    assert "fused (sum of 0.5 and 0.5)" in (tmp_path / "out" / "table.md").read_text()
     assert read_run(tmp_path / "out" / "fused.run") == fuse([read_run(before), found], [0.5, 0.5], "sum")
+    with pytest.raises(SystemExit, match="fuse sum chooses its weights on dev"):
+        run("rerank", **again, fuse="sum")
     with pytest.raises(SystemExit, match="holds passages of 5 words, not 0"):
         run("rerank", **again)

@@ -25,14 +25,18 @@ FINGERPRINTS = {
 def source(texts: int = 12, words: int = 700, vocabulary: int = 400) -> Corpus:
     """Texts of words like "Wbd", some with punctuation; three texts end early."""
     draw = random.Random(0).random  # the same numbers in every version of Python
+
+    def integers(below: int, size: int) -> list[int]:
+        return [int(draw() * below) for _ in range(size)]
+
     names = ["W" + "".join("abcdefghij"[int(digit)] for digit in str(n)) for n in range(vocabulary)]
     names = [name if n % 2 else name.lower() for n, name in enumerate(names)]
     ends = ["", "", "", ",", ".", "-x", ")"]
     rows = []
     for n in range(texts):
         size = words if n % 4 else 130
-        drawn = [names[int(draw() * vocabulary)] for _ in range(size)]
-        rows.append(" ".join(word + ends[int(draw() * len(ends))] for word in drawn))
+        drawn = zip(integers(vocabulary, size), integers(len(ends), size), strict=True)
+        rows.append(" ".join(names[word] + ends[mark] for word, mark in drawn))
     return Corpus([f"t{n}" for n in range(texts)], rows)
 
 
@@ -50,12 +54,18 @@ def spaced(text: str) -> str:
 
 
 def test_counts_are_exact(tasks: dict[int, Collection]) -> None:
+    assert list(tasks) == list(LENGTHS)
     for length, task in tasks.items():
         assert task.name == f"containing-passage-{length}"
         assert {name: len(part.queries) for name, part in task.splits.items()} == COUNTS
+        for part in task.splits.values():
+            assert all(list(grades.values()) == [1] for grades in part.judgements.values())
     for length, task in made(source(), passages=30, distractors=3).items():
         assert len(task.corpus) == 30 + 3 * sum(COUNTS.values()), length
-    assert not any(id.startswith("q:") for id in made(source(), distractors=0)[50].corpus.ids)
+    without = made(source(), distractors=0)[50].corpus
+    assert not any(id.startswith("q:") for id in without.ids)
+    # Every text is cut whole, but for what is too short to hold a query.
+    assert len(" ".join(without).split()) > 0.95 * len(" ".join(source()).split())
 
 
 def test_a_query_is_in_its_passage_and_in_no_other_document(tasks: dict[int, Collection]) -> None:
@@ -74,7 +84,9 @@ def test_the_same_seed_gives_the_same_bytes_in_any_process(tasks: dict[int, Coll
     assert {length: task.fingerprint for length, task in tasks.items()} == FINGERPRINTS
     alone = made(source(), lengths=LENGTHS[:1], longest=LENGTHS[-1])
     assert alone[LENGTHS[0]].fingerprint == FINGERPRINTS[LENGTHS[0]], "other lengths change no collection"
-    assert made(source(), seed=1)[50].fingerprint != FINGERPRINTS[50]
+    other = made(source(), seed=1)
+    assert all(other[length].fingerprint != FINGERPRINTS[length] for length in LENGTHS)
+    assert other[50].split("test").queries.keys() != tasks[50].split("test").queries.keys()
 
 
 @pytest.mark.parametrize("family", ["bert", "t5"])

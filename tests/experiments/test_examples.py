@@ -13,10 +13,16 @@ import torch
 
 from paradigms import PARADIGMS, load
 from paradigms.align import ALIGNMENTS, as_alignment
+from paradigms.cli.arguments import main
+from paradigms.data import load_collection, write_folder
+from paradigms.data.collection import Collection
 from paradigms.encoder.text import ENCODERS
 from paradigms.io.plugins import LOADED, load_plugins
 from paradigms.recipe import Recipe
 from tests import test_laws as laws
+from tests.forks import fork
+from tests.launch import on_two_machines
+from tests.near import assert_within_rounding
 from tests.scoring import test_equals_rel as equals_rel
 from tests.tiny import WORDS
 
@@ -24,6 +30,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "experiments" / "examples"
 TEXTS = {"fish": "the fish in the sea", "fire": "fire and warm wood", "snow": "cold snow on ice"}
 PLUGINS = ("soft_colbert", "weighted_colbert")
+LENGTHS = '{"query_length": 16, "document_length": 24}'
 
 
 def example(name: str) -> ModuleType:
@@ -33,6 +40,13 @@ def example(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def commanded(log: Path, *command: object) -> str:
+    """Run `python -m paradigms` in a separate process; return what it prints."""
+    code, said = fork(log, main, [str(word) for word in command]).ended()
+    assert code == 0, said[-3000:]
+    return said
 
 
 @pytest.fixture
@@ -48,8 +62,21 @@ def registries() -> Iterator[None]:
     LOADED.clear()
 
 
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, whole = tmp_path_factory.mktemp("data") / "pydocs-60", load_collection("pydocs", documents=60)
+    write_folder(Collection("x", whole.corpus, whole.splits, whole.problems, ""), folder)
+    return folder
+
+
+def flags(collection: Path, backbone: Path, output: Path) -> list[str]:
+    given = {"collection": collection, "backbone": backbone, "output": output, "options": LENGTHS}
+    given |= {"steps": 2, "batch_size": 4, "dev_queries": 4, "precision": "no", "tracker": "none"}
+    return [f"--{name}={value}" for name, value in given.items()]
+
+
 @pytest.mark.parametrize("name", PLUGINS)
-def test_a_plugin_is_saved_and_loaded(
+def test_a_plugin_is_saved_indexed_and_searched_in_other_processes(
     registries: None, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     file = EXAMPLES / f"{name}.py"
@@ -66,6 +93,18 @@ def test_a_plugin_is_saved_and_loaded(
     wanted = model.score(model.encode_documents(texts), model.encode_queries([query]))
     assert torch.equal(again.score(again.encode_documents(texts), again.encode_queries([query])), wanted)
 
+    rows = [json.dumps({"_id": id, "title": "", "text": text}) + "\n" for id, text in TEXTS.items()]
+    (tmp_path / "texts.jsonl").write_text("".join(rows))
+    index = ["index", tmp_path / "texts.jsonl", "--model", tmp_path / "saved", "--output", tmp_path / "made"]
+    commanded(tmp_path / "log", *index, "--plugin", file)
+    search = ["search", tmp_path / "made", query, "--format", "jsonl"]
+    found = commanded(tmp_path / "log", *search, "--plugin", file).splitlines()
+    rows = [json.loads(line) for line in found if line.startswith("{")]  # its errors' stream is there too
+    scores = {row["id"]: row["score"] for row in rows}
+    expected = dict(zip(TEXTS, wanted[0].tolist(), strict=True))
+    # Means of cosines; the terminal encodes in bf16 where processors compute in it.
+    assert_within_rounding(scores, expected, torch.bfloat16, 1, scale=1)
+
     for registry in (ALIGNMENTS, ENCODERS):
         for own in ("Softmax", "weighted"):
             monkeypatch.delitem(registry, own, raising=False)
@@ -73,6 +112,20 @@ def test_a_plugin_is_saved_and_loaded(
         ValueError, match=rf"needs the .*, which the plug-in {name}.py registers: add --plugin"
     ):
         load(tmp_path / "saved")
+
+
+@pytest.mark.slow
+def test_every_process_of_a_launch_has_the_plugin(collection: Path, tiny_bert: Path, tmp_path: Path) -> None:
+    """Two processes of nodes_2.yaml, each with a tokenising worker, train a paradigm with a new D."""
+    file, output = EXAMPLES / "weighted_colbert.py", tmp_path / "out"
+    (tmp_path / "train.yaml").write_text("paradigm: weighted_colbert\nworkers: 1\nsteps: 9\n")
+    given = ["--config", str(tmp_path / "train.yaml"), *flags(collection, tiny_bert, output)]
+    said = on_two_machines("experiments/train.py", *given, "--plugin", str(file))
+    assert "".join(said).count("2 process(es)") == 1
+    assert json.loads((output / "environment.json").read_text())["processes"] == 2
+    assert (output / "training/checkpoints/step-2/progress.json").is_file()
+    assert json.loads((output / "environment.json").read_text())["plug-in weighted_colbert.py"]
+    assert json.loads((output / "checkpoint" / "encoder.json").read_text())["encoder"] == "weighted"
 
 
 def test_a_new_alignment_obeys_the_laws(registries: None) -> None:

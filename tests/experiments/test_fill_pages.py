@@ -90,6 +90,7 @@ def test_a_page_takes_results(tmp_path: Path):
     (page.parent / "results/x-b.json").write_text(json.dumps(joined))
     table = "| k | share |\n| --- | --- |\n| 1 | 0.25 |\n| 2 | 0.75 |\n\n1: Of k.\n\n2: All k.\n"
     assert tables(Page(page), "x-a+x-b", "sizes").startswith(f"{table}\nS. "), "rows of x-a, then x-b's"
+    assert ": All k." not in tables(Page(page), "x-b+x-a", "sizes"), "of all rows"
     with pytest.raises(TypeError, match="columns of x-b are not those of x-a"):
         tables(Page(page), "x-a+x-b", "curve")
     page.write_text(text)
@@ -112,9 +113,12 @@ def test_commands_name_no_folder_of_this_machine(tmp_path: Path):
     assert _command([*given, "[0, 1]"]) == printed
     assert _command(["x/benchmarks/scale.py"]) == "experiments/benchmarks/scale.py"
     given = ["token.py", "--collections", f"[pydocs, {tmp_path}/scifact]", "--query", "no/path"]
-    given += ["--config", str(ROOT / "experiments" / "configs" / "gpu.yaml")]  # a file of the repository
     printed = "experiments/token.py --collections '[pydocs, path/to/scifact]' --query no/path"
-    assert _command(given) == f"{printed} --config experiments/configs/gpu.yaml"
+    assert _command(given) == printed
+    configuration = ROOT / "experiments" / "configs" / "gpu.yaml"  # a file of the repository
+    assert _command(["token.py", "--config", str(configuration)]) == (
+        "experiments/token.py --config experiments/configs/gpu.yaml"
+    )
 
 
 def test_a_paper_s_page_has_a_row_for_each_decided_claim_and_details_have_the_rest(

@@ -49,3 +49,12 @@ def test_other_dropout_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(batches, "checkpoint", cached)
     with pytest.raises(AssertionError, match="states differ"):
         gpu.dropout_replay(gpu.Place(torch.device("cpu"), tmp_path))
+
+
+def test_a_read_is_noticed() -> None:
+    with gpu.Reads() as reads:
+        values = torch.ones(3)
+        assert int(torch.tensor(3).clamp(max=2)) == 2  # a constant of the CPU
+        assert not reads.places
+        assert values.sum().item() == 3
+        assert reads.places == [__file__]

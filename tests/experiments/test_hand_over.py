@@ -36,6 +36,12 @@ def given(tiny_bert: Path, tmp_path: Path) -> tuple[Paradigm, dict[str, Any]]:
     return model, flags | {"place": tmp_path / "engine", "output": tmp_path / "done"}
 
 
+def check(model: Paradigm, engine: Engine) -> None:
+    wanted = Indexed.build(model, TEXTS)
+    same_run(EngineRetriever(engine, model).search(QUERIES, 50), wanted.search(QUERIES, 50))
+    engine.close()
+
+
 @pytest.mark.parametrize(
     "name",
     [pytest.param("lancedb", marks=needs.lancedb), pytest.param("qdrant_edge", marks=needs.qdrant)],
@@ -59,7 +65,6 @@ def test_an_interrupted_hand_over_goes_on(
     monkeypatch.setattr(KINDS[name], "_add", lambda *given: (added.append(given[1]), add(*given)))
     run("hand_over", engine=name, **flags)
     assert sorted(id for ids in added for id in ids) == sorted(id for id, text in TEXTS.items() if text)
-    engine = KINDS[name](str(tmp_path / "engine"), 8)
-    expected = Indexed.build(model, TEXTS).search(QUERIES, 50)
-    same_run(EngineRetriever(engine, model).search(QUERIES, 50), expected)
-    engine.close()
+    check(model, KINDS[name](str(tmp_path / "engine"), 8))
+    with pytest.raises(SystemExit, match="holds results with other settings"):
+        run("hand_over", engine=name, **flags | {"piece": 7})

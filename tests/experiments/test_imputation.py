@@ -1,10 +1,12 @@
 """experiments/imputation.py: floors and rankings against slow twins, and a run on tiny encoders."""
 
+import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
-from papers.implicit_idf.floors import NDCG, Corpus, Floor, Ranker, chosen, floors_of
+from papers.implicit_idf.floors import NDCG, Corpus, Floor, Ranker, chosen, floored, floors_of
 
 from paradigms import PARADIGMS
 from paradigms.core import similarity
@@ -13,6 +15,7 @@ from paradigms.evaluate import per_query
 from paradigms.find import Index, Store, kinds
 from paradigms.impute import imputed_rel
 from tests.experiments import scripts
+from tests.experiments.scripts import SMALL
 from tests.near import assert_same
 
 
@@ -23,6 +26,13 @@ def test_floors_are_the_largest_values() -> None:
         for values in (row, ordered):  # a sample of an ordered row is of its length
             assert (floors_of(values, counts) == ordered[np.array(counts) - 1]).all()
     assert floors_of(np.append(np.zeros(40_000, np.float32), 1), [2])[0] == 0, "a sample may miss the best"
+
+
+def test_the_soft_edge_lies_above_the_hard_one() -> None:
+    M, tau = np.linspace(-1, 1, 21)[None], np.array([0.1])
+    soft = floored(M, tau, 0.05)
+    assert (soft > floored(M, tau)).all()
+    assert_same(soft, 0.1 + 0.05 * np.log1p(np.exp((M - 0.1) / 0.05)))
 
 
 def test_rankings_are_those_of_imputation(tiny_bert: Path, tmp_path: Path) -> None:
@@ -46,3 +56,26 @@ def test_rankings_are_those_of_imputation(tiny_bert: Path, tmp_path: Path) -> No
         expected = per_query(runs, test.judgements, (NDCG,)).values[NDCG]
         assert_same(values[NDCG]["imputed"], expected)
     assert chosen({"k' = 3": [0.1], "k' = 30": [0.4], "IDF, k' = 9": [0.9]}, "k'") == Floor(30)
+
+
+@pytest.mark.slow
+def test_the_script_measures_and_judges(tiny_bert: Path, tmp_path: Path) -> None:
+    words = scripts.write_words(tmp_path)
+    options = {"backbone": tiny_bert, "t5": tiny_bert, "output": tmp_path / "out", "seeds": "[0]"}
+    options |= {"collections": f"[{words}]", "search_tokens": "[3, 10]"}
+    large = {"H6"}  # judged on large collections alone
+    families = {"[]": range(1, 10), f"[{words}]": range(10, 14)}
+    for trained, places in families.items():
+        scripts.run("imputation", **SMALL | options | {"trained": trained})
+        rows = json.loads((tmp_path / "out" / "claims.json").read_text())
+        tested = {row["place"].rpartition(" ")[2] for row in rows if row["measured"] != "–"}
+        assert tested == {f"H{n}" for n in places} - large
+    assert {"claims", "systems", "k.svg", "training"} <= scripts.published(tmp_path / "out")
+    systems = json.loads((tmp_path / "out" / "systems.json").read_text())
+    assert [row["encoder"].partition(" on ")[0] for row in systems] == [
+        "T5",
+        "T5 trained with ColBERT",
+        "T5 trained with Eq. 2",
+        "T5 trained with Eq. 4",
+        "MiniLM",
+    ]

@@ -1,14 +1,15 @@
 """experiments/interpret.py: pieces are joined to words, salient words are named, each k has alignments."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from interpret import salient
 from studies.alignment_view import words
 
 from paradigms import PARADIGMS, Paradigm
 from tests.experiments.scripts import run
-from tests.tiny import write_collection
 
 QUERY = "zebra bird over the sea"  # the tiny vocabulary knows no zebra: at least five pieces
 DOCUMENT = "a zebra saw (one) bird; the bird flew over <b>sea</b> & land"
@@ -36,24 +37,45 @@ def test_pieces_become_words_again(family: str, checkpoints: dict[str, Path]) ->
     assert {labels[n] for n in range(len(labels)) if n not in places} <= {"[CLS]", "[SEP]", "</s>"}
 
 
+def test_the_most_salient_words_are_those_of_the_heaviest_pieces(tiny_bert: Path) -> None:
+    paradigm = build(tiny_bert)
+    tokens = paradigm.encode_documents([DOCUMENT])
+    assert tokens.salience is not None
+    found = words(paradigm, DOCUMENT, "document", tokens.mask[0, 0])
+    weights = [max(float(tokens.salience[0, 0, place]) for place in places) for _, places in found]
+    best = sorted(weights, reverse=True)[: -(-len(found) // 5)]
+    told = salient(paradigm, DOCUMENT, "document").split(", ")
+    assert [word.split()[-1] for word in told] == [f"{weight:.3f}" for weight in best if weight > 0]
+    assert {word.split()[0] for word in told} <= {word for word, _ in found}
+    plain = build(tiny_bert, salience="none")
+    assert salient(plain, QUERY, "query") == "nothing: this model has no salience for queries"
+
+
 def test_the_script_reads_a_collection_and_writes_the_page(
     tiny_bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    texts, queries = [DOCUMENT, "", "land"], [QUERY, "", "sea"]
-    write_collection(tmp_path, texts, queries, {"test": range(2)})
+    rows = {
+        "corpus": [{"_id": "d1", "text": DOCUMENT}, {"_id": "d2", "text": ""}, {"_id": "d3", "text": "land"}],
+        "queries": [{"_id": "q1", "text": QUERY}, {"_id": "q2", "text": ""}, {"_id": "q3", "text": "sea"}],
+    }
+    (tmp_path / "data" / "qrels").mkdir(parents=True)
+    for name, lines in rows.items():
+        (tmp_path / "data" / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    judged = "query-id\tcorpus-id\tscore\nq1\td3\t1\nq1\td1\t2\nq2\td2\t1\nq3\td3\t0\n"
+    (tmp_path / "data" / "qrels" / "test.tsv").write_text(judged)
     build(tiny_bert).save_pretrained(tmp_path / "model")
-    flags = {"checkpoint": tmp_path / "model", "collection": tmp_path}
+    flags = {"checkpoint": tmp_path / "model", "collection": tmp_path / "data"}
     flags["output"] = tmp_path / "page.html"
 
     run("interpret", **flags, k="[1, 3]")
     printed = " ".join(capsys.readouterr().out.split())
     page = (tmp_path / "page.html").read_text()
     for found in (printed, page):
-        assert all(name in found for name in ("Most salient in query q0", "Most salient in document d0"))
-        assert "document d1" in found  # empty texts have no words, and do no harm
-        assert "query q2" not in found  # nothing relevant
+        assert all(name in found for name in ("Most salient in query q1", "Most salient in document d1"))
+        assert "document d2" in found  # empty texts have no words, and do no harm
+        assert "query q3" not in found  # nothing relevant
         assert "its deviation within a document is" in found
-    assert "query q0, k = 3" in printed
+    assert "query q1, k = 3" in printed
     assert page.count('"system":"k = 3"') + page.count('"system": "k = 3"') == 2
     with pytest.raises(SystemExit, match="--queries: q9 not in split test"):
         run("interpret", **flags, queries='["q9"]')

@@ -2,9 +2,10 @@
 
 import os
 import re
+import subprocess
+import sys
 
 import pytest
-from studies import settings
 
 from tests.launch import ROOT
 
@@ -21,24 +22,25 @@ def test_the_page_lists_what_several_processes_share() -> None:
     assert re.findall(r"`(\w+\.py)`", row) == [name for name, shared in SCRIPTS.items() if shared]
 
 
-@pytest.mark.parametrize(
-    "ranks",
-    [
-        {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"},
-        {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"},
-    ],
-)
-def test_a_script_for_one_process_runs_once_in_a_launch_of_several(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ranks: dict[str, str]
-) -> None:
-    for name, value in ranks.items():
-        monkeypatch.setenv(name, value)
-    settings.leave_to_first()
-    assert not ranks.keys() & os.environ.keys()
-    assert "runs in one process; the others end" in capsys.readouterr().err
-    settings.leave_to_first()
-    monkeypatch.setenv(next(iter(ranks)), "1")
-    with pytest.raises(SystemExit) as ended:
-        settings.launch("__main__", object, "")
-    assert ended.value.code == 0
-    assert capsys.readouterr() == ("", "")
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_two_processes(script: str) -> None:
+    launched = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "ACCELERATE_USE_CPU": "true",
+    }
+    command = [sys.executable, str(ROOT / "experiments" / script), "--help"]
+    ended = [
+        subprocess.run(
+            command,
+            env=os.environ | launched | {"RANK": rank, "LOCAL_RANK": rank},
+            capture_output=True,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    assert [process.returncode for process in ended] == [0, 0]
+    assert "runs in one process" in ended[0].stderr or SCRIPTS[script]
+    assert all("--help" in process.stdout for process in ended[: 2 if SCRIPTS[script] else 1])
+    assert SCRIPTS[script] or (ended[1].stdout, ended[1].stderr) == ("", "")

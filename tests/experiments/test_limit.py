@@ -21,15 +21,15 @@ def test_every_set_is_asked_for_once(dislikes):
     assert len(judged) == len(set(judged)) == 28
     assert {len(documents) for documents in judged} == {2}
     assert len(made.corpus) == 8 * (1 + dislikes)
-    liking = {
-        id: text.split(" likes ")[1]
-        for id, text in zip(made.corpus.ids, made.corpus, strict=True)
-        if " likes " in text
-    }
+    texts = dict(zip(made.corpus.ids, made.corpus, strict=True))
     for split in made.splits.values():
         for query, grades in split.judgements.items():
             word = split.queries[query].removeprefix("Who likes ").removesuffix("?")
-            assert {id for id, text in liking.items() if word in re.findall(r"\w+", text)} == set(grades)
+            liked = {
+                id for id, text in texts.items() if word in re.findall(r"\w+", text.split(" likes ")[-1])
+            }
+            assert {id for id in liked if " likes " in texts[id]} == set(grades)
+            assert len(liked) == 2 * (1 + dislikes)
 
 
 @pytest.mark.parametrize("name", free_vectors.FREE)

@@ -1,10 +1,48 @@
 """experiments/logit_relevance.py end to end on a tiny T5, its numbers against a loop, planted claims."""
 
-import numpy as np
-from logit_relevance import MEASURE, study_of
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
+import pytest
+from logit_relevance import LOGITS, MEASURE, SCORERS, state, study_of
+from scipy.stats import spearmanr
+
+from paradigms.data import Split
 from paradigms.evaluate.claims import CONTRADICTED, NO, REPRODUCED, UNDECIDED, YES
-from tests.experiments.scripts import unmeasured, verdicts
+from tests.experiments.scripts import pair_flags, run, unmeasured, verdicts
+from tests.tiny_generative import generative, log_p, named
+
+
+def test_it_measures_states_of_one_training(words: Path, seq2seq: dict[str, Path], tmp_path: Path) -> None:
+    given = pair_flags(words, seq2seq["t5"], tmp_path, paradigm="genre", seeds="[0]")
+    run("logit_relevance", **given | {"states": 2, "generative_steps": 4})
+    rows = json.loads((tmp_path / "results/states.json").read_text())
+    assert rows[0].keys() >= {"steps = 0", "steps = 2", "steps = 4"}
+    measured = json.loads((tmp_path / "results/seed-0/genre.json").read_text())
+    states = measured["states"]
+    assert measured["R@10"].keys() == {"BM25", "genre"}
+    assert len({of["p"][0] for of in states}) == 3, "three different models"
+    assert len(json.loads((tmp_path / "results/claims.json").read_text())) == 5
+    assert (tmp_path / "results/states.svg").read_bytes().startswith(b"<?xml")
+
+
+def test_a_state_against_a_loop(seq2seq: dict[str, Path]) -> None:
+    rows = [[5, 6], [7], [8, 9, 10]]
+    model = generative(seq2seq["t5-v1.1"], named(rows))
+    pool = {"q": {"d0": 0.0, "d1": 0.0, "d2": 0.0}}
+    split = Split({"q": "the lazy dog"}, {"q": {"d1": 1}})
+    data: Any = SimpleNamespace(pool=lambda depth: pool, test=split)
+    found = state(model, data, 3)
+    of = {s: np.array([log_p(model, "the lazy dog", [*row, 1], s) for row in rows]) for s in SCORERS}
+    p = np.exp(of["log_probability"] / [3, 2, 4]).mean()
+    assert found["p"] == pytest.approx([p])
+    for scorer in LOGITS:
+        assert found[scorer] == pytest.approx([spearmanr(of["log_probability"], of[scorer]).statistic])
+    for scorer in SCORERS:
+        assert found[f"{MEASURE}, {scorer}"] == pytest.approx([1 / (1 + (of[scorer] > of[scorer][1]).sum())])
 
 
 def test_verdicts_follow_the_numbers() -> None:

@@ -1,25 +1,28 @@
 """experiments/low_rank.py: heads as the decoder has them, hand-made cases, and claims that can turn."""
 
+import json
 from pathlib import Path
 
 import low_rank
 import numpy as np
+import pytest
 from papers.wu2024.attention import Seen, seen
 
 from paradigms.evaluate.claims import CONTRADICTED, NO, REPRODUCED, UNDECIDED, YES
 from paradigms.generative.identifiers import Targets
 from paradigms.generative.interaction import decompose
-from tests.experiments.scripts import unmeasured, verdicts
+from tests.experiments.scripts import pair_flags, published, run, unmeasured, verdicts
 from tests.near import assert_same
-from tests.tiny_generative import generative, named
+from tests.tiny_generative import generative, log_p, named
 from theory import kernels
 from theory import low_rank as lemma
 
 QUERY, NAMES = "the quick red fox", [[20, 21, 22], [20, 23], [24, 25, 26, 27, 28]]
 
 
-def test_scores_of_the_factors_are_the_decoders_own(seq2seq: dict[str, Path]) -> None:
-    model = generative(seq2seq["t5-v1.1"], named(NAMES))
+@pytest.mark.parametrize("family", ["t5", "t5-v1.1", "mt5"])
+def test_scores_of_the_factors_are_the_decoders_own(seq2seq: dict[str, Path], family: str) -> None:
+    model = generative(seq2seq[family], named(NAMES))
     sources = model.tokenize([QUERY])
     for target in (model.target(n) for n in range(3)):
         view = seen(model, QUERY, target)
@@ -31,18 +34,24 @@ def test_scores_of_the_factors_are_the_decoders_own(seq2seq: dict[str, Path]) ->
         own = decompose(model, sources, Targets.pad([[target]]), "logit")[-1].alignment
         assert_same(lemma.alignment(S), own.reshape(S.shape))
         assert_same(view.attention, own.reshape(S.shape))
+    crossing = [block.layer[1].EncDecAttention for block in model.backbone.decoder.block]
+    assert not any(attention.q._forward_pre_hooks for attention in crossing)
+
+
+def measured(documents: np.ndarray, queries: np.ndarray, layers: int = 1, count: int = 1) -> low_rank.Heads:
+    """Every head sees D [m, k] and Q [n, k] unprojected: W_Q = W_K = 1."""
+    identity = np.broadcast_to(np.eye(documents.shape[1]), (layers, count, *[documents.shape[1]] * 2))
+    A = np.broadcast_to(lemma.alignment(documents @ queries.T), (layers, count, len(documents), len(queries)))
+    view = Seen(np.broadcast_to(documents, (layers, *documents.shape)), queries, (identity, identity), A)
+    return low_rank.head_measures(view, low_rank.weight_norm(view), np.random.default_rng(0))
 
 
 def test_the_measures_are_the_theorys_own() -> None:
-    """Every head sees D and Q unprojected: W_Q = W_K = 1."""
     rng = np.random.default_rng(1)
     D, Q = 2 * rng.standard_normal((5, 4)), rng.standard_normal((6, 4))
+    found = measured(D, Q, layers=2, count=3)
     S = lemma.attention_scores(D, Q)
     A = lemma.alignment(S)
-    heads = (2, 3)
-    weights = np.broadcast_to(np.eye(4), (*heads, 4, 4))
-    view = Seen(np.broadcast_to(D, (2, *D.shape)), Q, (weights, weights), np.broadcast_to(A, (*heads, 5, 6)))
-    found = low_rank.head_measures(view, low_rank.weight_norm(view), rng)
     best, error = lemma.best_rank_one(A)
     rel = kernels.relevance(D, Q)
     product = kernels.elu(D) @ kernels.elu(Q).T
@@ -59,7 +68,30 @@ def test_the_measures_are_the_theorys_own() -> None:
         "elu_error": min(abs(other / rel - 1) for other in others),
     }
     for key, value in expected.items():
-        assert_same(found[key], np.full(heads, value))
+        assert_same(found[key], np.full((2, 3), value))
+
+
+def test_unrelated_rows_have_the_entropy_of_those_they_replace() -> None:
+    rng = np.random.default_rng(3)
+    A = lemma.alignment(rng.standard_normal((2, 3, 5, 7)) * np.geomspace(0.01, 30, 5)[:, None])
+    B = low_rank.same_entropy(A, rng)
+    assert_same(low_rank.row_entropy(B), low_rank.row_entropy(A))
+    assert_same(B.sum(-1), np.ones(B.shape[:-1]))
+    assert np.abs(B - A).max() > 0.1
+    assert low_rank.same_entropy(np.eye(4)[None], rng).max(-1) == pytest.approx(1)
+
+
+def test_parts_of_rel(seq2seq: dict[str, Path]) -> None:
+    model = generative(seq2seq["t5-v1.1"], named(NAMES))
+    queries, names = [f"{QUERY} {word}" for word in ("river", "is", "")], [model.target(n) for n in range(3)]
+    found = low_rank.parts_of_rel(model, queries, names)
+    assert len(found) == 12
+    for n, query in enumerate(queries):
+        sources, targets = model.tokenize([query]), Targets.pad([[names[n]]])
+        rel = log_p(model, query, names[n], "centred_logit")
+        D, Q, interaction = decompose(model, sources, targets, "centred_logit", "direct")
+        part = ((D.vectors[0, 0] @ Q.vectors[0, 0].T) * interaction.alignment[0, 0]).sum()
+        assert_same([row[n] for row in found["centred_logit, direct"]], [rel, float(part)], scale=1)
 
 
 def test_verdicts_follow_the_numbers() -> None:
@@ -79,3 +111,15 @@ def test_verdicts_follow_the_numbers() -> None:
     assert words(good) == {REPRODUCED, YES}
     assert words(bad) == {CONTRADICTED, NO}
     assert words(good, "seal") == {UNDECIDED}
+
+
+def test_a_run_writes_every_table(words: Path, seq2seq: dict[str, Path], tmp_path: Path) -> None:
+    given = pair_flags(words, seq2seq["t5-v1.1"], tmp_path, paradigm="genre", queries=0)
+    run("low_rank", **given)
+    results = tmp_path / "results"
+    assert published(results) == {"claims", "layers", "shares", "cosines", "training", "layers.svg"}
+    cosines = {row["form"]: row for row in json.loads((results / "cosines.json").read_text())}
+    assert cosines["printed"]["least"] == "1.000"  # this D does not depend on the query
+    assert float(cosines["exact"]["least"]) < 0.999
+    assert len(json.loads((results / "shares.json").read_text())) == 12
+    run("low_rank", **given)  # nothing is done again, and all is written

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from unittest.mock import MagicMock
 
 import pyarrow.parquet
 import pytest
@@ -23,15 +22,10 @@ def results(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_dataset_of_every_query_is_written_and_pushed(
-    results: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub = MagicMock()
-    monkeypatch.setattr("huggingface_hub.HfApi", lambda: hub)
-    run("share_results", results=results, push="me/mine", license="mit")
-    hub.create_repo.assert_called_once_with("me/mine", private=True, exist_ok=True, repo_type="dataset")
-    uploaded = hub.upload_folder.call_args.kwargs
-    assert (uploaded["repo_id"], uploaded["repo_type"]) == ("me/mine", "dataset")
+def test_a_dataset_of_every_query(results: Path) -> None:
+    import datasets
+
+    run("share_results", results=results)
     folder = results / "dataset"
     assert {file.name for file in folder.iterdir()} == {"per_query.parquet", "README.md"}
     rows = pyarrow.parquet.read_table(folder / "per_query.parquet").to_pylist()
@@ -42,7 +36,27 @@ def test_a_dataset_of_every_query_is_written_and_pushed(
     assert rows[1]["system"] == "a,b"
     metadata = yaml.safe_load((folder / "README.md").read_text().split("---")[1])
     assert metadata["source_datasets"] == ["BeIR/scifact"]
-    assert metadata["license"] == "mit"
+    assert "license" not in metadata
+    loaded = datasets.load_dataset(str(folder), cache_dir=str(results / "cache"))["train"]  # by the card
+    assert loaded.to_list() == rows
+
+
+def test_what_the_hub_gets(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    class HfApi:
+        def create_repo(self, *arguments: str, **named: object) -> None:
+            calls.append((arguments, named))
+
+        def upload_folder(self, **named: object) -> None:
+            calls.append(((), named))
+
+    monkeypatch.setattr("huggingface_hub.HfApi", HfApi)
+    run("share_results", results=results, push="me/mine", license="mit")
+    created, uploaded = calls
+    assert created == (("me/mine",), {"private": True, "exist_ok": True, "repo_type": "dataset"})
+    assert (uploaded[1]["repo_id"], uploaded[1]["repo_type"]) == ("me/mine", "dataset")
+    assert "license: mit" in (results / "dataset/README.md").read_text()
 
 
 def test_damaged_results_are_named(results: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The runner of the theorems: passes as shipped, fails when a statement of ours is broken, and only then."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -49,6 +50,12 @@ def test_everything_holds_as_shipped(tmp_path, capsys):
     page = (tmp_path / "theory_checks.html").read_text()
     assert all(f">{name}</td>" in page for name in checks.THEOREMS)
     assert page.count("data:image") == 6, "theory/README.md speaks of six curves"
+    assert not any(outside in page for outside in ("http:", "https:", 'src="/', "@import"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "checks.json",
+        "study.json",
+        "theory_checks.html",
+    ]
 
 
 BROKEN = [  # our statement, how to break it, and a theorem that must notice
@@ -70,6 +77,8 @@ BROKEN = [  # our statement, how to break it, and a theorem that must notice
 def test_a_broken_statement_of_ours_fails(monkeypatch, tmp_path, module, function, change, theorem):
     original = getattr(module, function)
     monkeypatch.setattr(module, function, lambda *a, **k: change(original(*a, **k)))
+    if function == "markov_union_bound":
+        monkeypatch.setitem(recall.BOUNDS, "markov_union", recall.markov_union_bound)
     assert run(output=tmp_path, only=theorem) == 1
     assert json.loads((tmp_path / "checks.json").read_text())["theorems"][0]["verdict"] == "FAILS"
 
@@ -85,6 +94,23 @@ def test_of_several_seeds_the_worst_counts(monkeypatch, tmp_path, capsys):
     assert "source, lemma_1: off by 3 (seed 8)" in capsys.readouterr().out
     row = json.loads((tmp_path / "checks.json").read_text())["theorems"][0]
     assert (row["violation"], row["samples"], row["seed"]) == (3.0, 200, 8)
+
+
+def test_verdicts():
+    plain = checks.Theorem("s", "source", "none", "", None, "as printed")
+    mended = checks.Theorem("s", "source", "none", "but", None, "as printed")
+
+    def verdict(theorem, violation, printed=None):
+        return checks.verdict(theorem, checks.Evidence(violation, 1, printed=printed))
+
+    assert verdict(plain, 0.0) == "holds"
+    assert verdict(mended, 0.0, 0.1) == "holds with correction"
+    assert verdict(mended, 0.0) == "holds"  # a correction needs a measured difference
+    assert checks.verdict(mended, checks.Evidence(0.0, 1, printed=0.1, allowed=0.2)) == "holds"
+    assert verdict(plain, 0.0, 0.1) == "false as printed"
+    assert verdict(mended, 0.0, 0.0) == "holds"
+    for violation in (0.1, math.inf, math.nan):
+        assert verdict(mended, violation, 0.1) == "FAILS"
 
 
 def test_a_check_that_raises_fails_and_says_why(monkeypatch, tmp_path):

@@ -1,21 +1,21 @@
 """experiments/train.py and experiments/rerank.py, end to end on a tiny encoder and a tiny collection."""
 
 import csv
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import train
 import wandb
+from accelerate import Accelerator
 
 from paradigms import Paradigm
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import load_collection, read_run, write_run
-from paradigms.data.collection import best_first
-from paradigms.retrieve import retriever_of
-from paradigms.train.loop import dev_values
 from paradigms.train.script import keep_settings
 from tests.experiments.scripts import run, settings, training
 from tests.near import assert_within_rounding
@@ -28,12 +28,32 @@ def trained(words: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFacto
     return output
 
 
+@pytest.fixture(scope="module")
+def first_run(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """BM25's run of the test queries, and of one that the split does not hold."""
+    file = tmp_path_factory.mktemp("runs") / "bm25.run"
+    data = load_collection(words)
+    found = BM25(data.corpus).search(data.split("test").queries, 20)
+    write_run(file, found | {"q0": {"d0": 1.0}})
+    return file
+
+
 def test_training_leaves_a_paradigm_its_curve_and_its_settings(trained: Path) -> None:
     paradigm = Paradigm.from_pretrained(trained / "checkpoint")
-    assert (paradigm.recipe.name, paradigm.encoder.dim) == ("colbert", 16)
-    assert [*dev_values(trained / "training")] == [0, 2, 4]
+    assert paradigm.recipe.name == "colbert"
+    assert paradigm.encoder.dim == 16
+    lines = [json.loads(line) for line in (trained / "training" / "history.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "dev" in line] == [0, 2, 4]
+    *earlier, last = [line for line in lines if "dev" in line]
+    best = max(earlier, key=lambda line: line["dev"])
+    best = last if last["dev"] >= best["dev"] - last["dev_standard_error"] else best
+    progress = json.loads((trained / "training/checkpoints/step-4/progress.json").read_text())
+    assert (progress["step"], progress["best_step"], progress["best"]) == (4, best["step"], best["dev"])
     card = (trained / "checkpoint" / "README.md").read_text()
-    assert all(f"| {line} |" in card for line in ("steps | 4", "weight_decay | 0.01", "processes | 1"))
+    assert f"| after {best['step']} steps | {best['dev']:.3f} | [" in card or best["step"] == 0
+    assert all(
+        f"| {line} |" in card for line in ("steps | 4", "keep | 2", "weight_decay | 0.01", "processes | 1")
+    )
 
 
 def test_wandb_has_scalars_axes_and_lists_and_leaves_the_home_folder_empty(
@@ -47,23 +67,36 @@ def test_wandb_has_scalars_axes_and_lists_and_leaves_the_home_folder_empty(
         monkeypatch.setenv(f"WANDB_{name}_DIR", "")
         monkeypatch.delenv(f"WANDB_{name}_DIR")
     flags = training(words, tiny_bert, tmp_path / "out", tracker="wandb", matryoshka="[8]", precision="auto")
-    logged, axes = [], []
-    log, define = wandb.Run.log, wandb.Run.define_metric
-    monkeypatch.setattr(wandb.Run, "log", lambda self, data, **more: (logged.append(data), log(self, data)))
-    monkeypatch.setattr(
-        wandb.Run,
-        "define_metric",
-        lambda self, name, step_metric: (axes.append(step_metric), define(self, name, step_metric)),
-    )
+    kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    lines: list[dict[str, float]] = []
+    axes: set[str] = set()
+    log, end, define = wandb.Run.log, Accelerator.end_training, wandb.Run.define_metric
+
+    def ended(self: Accelerator) -> None:
+        tracked = self.get_tracker("wandb").tracker
+        kept.append((dict(tracked.config), dict(tracked.summary)))
+        end(self)
+
+    def defined(self: wandb.Run, name: str, step_metric: str) -> None:
+        define(self, name, step_metric=step_metric)
+        axes.add(step_metric)
+
+    monkeypatch.setattr(Accelerator, "end_training", ended)
+    monkeypatch.setattr(wandb.Run, "define_metric", defined)
+    monkeypatch.setattr(wandb.Run, "log", lambda self, data, **more: (lines.append(data), log(self, data)))
     for _ in range(2):
         run("train", **flags)
     assert not list(home.iterdir())
     first, again = (tmp_path / "out" / "wandb").glob("offline-run-*")
     # The id; "-1" follows in the name of a run that begins in the same second.
     assert first.name.split("-")[3] == again.name.split("-")[3]
-    assert set(axes) == {"colbert/step"}
-    losses = [line for line in logged if "colbert/loss" in line]
+    (config, summary), _ = kept
+    assert (config["matryoshka"], config["processes"], config["precision"]) == ([8], 1, "no")
+    assert config["options"]["dim"] == 16
+    assert axes == {"colbert/step"}
+    losses = [line for line in lines if "colbert/loss" in line]
     assert all(line["colbert/pairs_per_second"] > 0 and line["colbert/gradient_norm"] > 0 for line in losses)
+    assert summary["dev/nDCG@10, low"] <= summary["dev/nDCG@10"] <= summary["dev/nDCG@10, high"]
 
 
 def test_a_finished_run_is_only_loaded_and_other_settings_are_refused(
@@ -117,27 +150,46 @@ def test_a_folder_is_bound_to_what_its_settings_name(
     keep_settings(train.bound(moved, load_collection(tmp_path / "moved")), tmp_path / "out", train.FREE)
 
 
+def test_a_folder_is_bound_once_something_is_in_it_and_to_settings_that_existed_then(tmp_path: Path) -> None:
+    (tmp_path / "wandb").mkdir()
+    keep_settings({"backbone": "/nowhere"}, tmp_path, free=set())  # a run that failed at once
+    keep_settings({"backbone": "offline"}, tmp_path, free=set())
+    (tmp_path / "training").mkdir()
+    for changed, said in (
+        ({"backbone": "x"}, "backbone: offline then, x now"),
+        ({"teacher": "y"}, "teacher"),
+    ):
+        with pytest.raises(SystemExit, match=rf"other settings \({said}"):
+            keep_settings({"backbone": "offline"} | changed, tmp_path, free=set())
+    keep_settings({"backbone": "offline", "teacher": None, "distil": {}}, tmp_path, free=set())
+
+
 def test_reranking_writes_the_run_and_its_measures(
-    trained: Path, words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: Path, first_run: Path, words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """BM25's run of the test queries, and of one that the split does not hold."""
-    collection = load_collection(words)
-    queries = collection.split("test").queries
-    first = BM25(collection.corpus).search(queries, 20)
-    write_run(tmp_path / "bm25.run", first | {"q0": {"d0": 1.0}})
-    flags = {"checkpoint": trained / "checkpoint", "run": tmp_path / "bm25.run", "collection": words}
-    run("rerank", **flags, output=tmp_path, depth=1)
-    assert "1 queries of" in capsys.readouterr().out
-    heads = {query: best_first(scores, 1) for query, scores in first.items()}
-    model = Paradigm.from_pretrained(trained / "checkpoint")
-    expected = retriever_of(model, collection.corpus, precision="no").rerank(queries, heads)
-    found = read_run(tmp_path / "reranked.run")
+    output = tmp_path / "rerank"
+    run("rerank", checkpoint=trained / "checkpoint", run=first_run, collection=words, output=output, depth=1)
+    shown = capsys.readouterr().out
+    assert "1 queries of" in shown
+    found, given = read_run(output / "reranked.run"), read_run(first_run)
+    queries = load_collection(words).split("test").queries
     assert list(found) == list(queries)
-    assert_within_rounding(found, expected, torch.float16, 1, scale=1)  # as cosines are stored
-    with (tmp_path / "table.csv").open() as file:
+    assert any(len(given[query]) > 1 for query in found)
+    paradigm, corpus = Paradigm.from_pretrained(trained / "checkpoint"), load_collection(words).corpus
+    for query, scores in found.items():
+        assert list(scores) == sorted(scores, key=lambda d: (-scores[d], d))
+        assert set(scores) == set(sorted(given[query], key=lambda d: (-given[query][d], d))[:1])
+        texts = [corpus[corpus.position(d)] for d in scores]
+        q, documents = paradigm.encode_queries([queries[query]]), paradigm.encode_documents(texts)
+        expected = paradigm.score(documents, q)[0].tolist()
+        assert_within_rounding(
+            list(scores.values()), expected, torch.float16, 1, scale=1
+        )  # as cosines are stored
+    with (output / "table.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {row["system"] for row in rows} == {"run bm25.run", "colbert"}
-    assert [(row["system"], row["measure"]) for row in rows if row["p"]] == [("colbert", "nDCG@10")]
+    tested = [row for row in rows if row["p"]]
+    assert [(row["system"], row["measure"]) for row in tested] == [("colbert", "nDCG@10")]
 
 
 @pytest.mark.parametrize(
