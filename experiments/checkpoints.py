@@ -120,6 +120,7 @@ def main(settings: Settings) -> None:
                     "collection": collection.fingerprint,  # of all documents, also if a sample is measured
                     "documents": len(collection.corpus),
                     "queries": list(split.queries),
+                    "precision": accelerator.mixed_precision,
                 }
                 results[folder_name(name), title(checkpoint)] = measured_once(file, question, measure)
             except FAILURES as error:

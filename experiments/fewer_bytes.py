@@ -47,6 +47,7 @@ from paradigms.core import Tokens
 from paradigms.data import Collection, Run, Split
 from paradigms.evaluate import per_query, seeds_interval
 from paradigms.find import Index, Store, kinds, open_index
+from paradigms.identity import identity
 from paradigms.io.terminal import Terminal
 from paradigms.loading import as_paradigm
 from paradigms.recipe import Recipe
@@ -72,8 +73,13 @@ def main(settings: Settings) -> None:
             "fewer": partial(fewer, store, model.recipe, split, queries),
             "law": partial(law, store, queries),
         }
+        question = {
+            "queries": list(split.queries),
+            "documents": f"{store.checksum():016x}",
+            "model": identity(model.encoder),
+        }
         for part, measure in parts.items():
-            rows = measured_once(place / f"{part}.json", {"queries": list(split.queries)}, measure)
+            rows = measured_once(place / f"{part}.json", question, measure)
             results.setdefault(part, []).extend({"collection": folder_name(name)} | row for row in rows)
     summary = f"{settings.documents} documents and up to {settings.queries} queries of each collection."
     publish(settings, "Fewer bytes", summary, described(results))

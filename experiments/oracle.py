@@ -57,6 +57,7 @@ from paradigms.find import kinds, open_index
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
 from paradigms.store import Store
+from paradigms.train.script import content
 
 FEWEST = 2  # relevant documents of a measured query
 KEYS = ("bytes", "possible", "neither found", "reached", "R-precision", "queries", "verified")
@@ -86,16 +87,18 @@ def rows_of(results: Path, settings: Settings) -> Iterator[dict[str, Any]]:
     data = systems.prepare(collection, compared)
     if data.own or compared.passages:
         raise SystemExit(f"{results}: passages, and queries that are documents, are not supported")
-    question = {"dims": settings.dims, "queries": settings.queries}
+    asked = {"dims": settings.dims, "queries": settings.queries, "content": collection.fingerprint}
     for name in settings.systems or compared.chosen:
         if not (results / name / "costs.json").is_file() or not (results / name / "index").is_dir():
             continue
         system = compared.chosen[name]
         trained = bool(systems.training_settings(system, compared, 0))
+        files = {"checkpoint": "checkpoint", "index": "index/manifest.json"}  # which has checksums of the rest
+        question = asked | content(**{part: str(results / name / file) for part, file in files.items()})
         for untrained in (True, False) if trained else (False,):
             try:
                 run = f"{name}{systems.UNTRAINED * untrained}"
-                file = Path(settings.output) / collection.name / f"{run}.json"
+                file = Path(settings.output) / results.resolve().name / f"{run}.json"
                 measure = partial(measured_run, results, name, untrained, data, compared, settings)
                 measured_rows = measured_once(file, question, measure)
             except Unsuitable as error:

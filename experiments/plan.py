@@ -337,7 +337,8 @@ def effort(settings: Settings, query: Counted, document: Counted) -> dict[str, f
     tokens = queries * s.query_length * documents * s.document_length * s.gpus**2
     flops = 2 * tokens * s.dim
     for texts, text in ((queries, query), (documents, document)):
-        passes = 3 + int(s.recompute) + int(held(texts, s) < texts)  # a backward pass is two
+        # A backward pass is two; parts of a batch but the last are encoded again (`collectives`).
+        passes = 4 + int(s.recompute) - min(1, held(texts, s) / texts)
         flops += passes * s.gpus * texts * text.flops
     steps = -(-int(s.pairs) // s.batch)
     hours = flops * steps / (1e12 * s.teraflops * s.gpus) / 3600

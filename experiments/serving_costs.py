@@ -102,10 +102,11 @@ def main(settings: Settings) -> None:
     folder = held(settings.output)
     torch.set_num_threads(settings.threads)
     rows: Rows = []
-    with refusing(), TemporaryDirectory() as work:
+    with refusing():
         collection = open_collection(settings.collection, None, console)
         for name in settings.paradigms:
-            rows += rows_of(name, collection, settings, folder, Path(work, name))
+            with TemporaryDirectory() as work:
+                rows += rows_of(name, collection, settings, folder, Path(work))
     missing = sorted({name for names in PACKAGES.values() for name in names if find_spec(name) is None})
     left_out = f" Not installed, and left out: {', '.join(missing)}." if missing else ""
     texts, asked = drawn(collection, settings)
@@ -155,7 +156,7 @@ def rows_of(name: str, collection: Collection, settings: Settings, folder: Path,
             jobs["lemur"] = partial(indexed, kinds.lemur())
         for engine in engines(scored) if scored and settings.engines else ():
             jobs[engine] = partial(measure_engine, engine, base, scored, queries, work, settings)
-    question = asdict(settings) | {"paradigms": [name], "output": ""}
+    question = asdict(settings) | {"paradigms": [name], "output": "", "content": collection.fingerprint}
     rows: Rows = []
     with progress_bar() as bar:
         for what, job in bar.track(jobs.items(), description=name):

@@ -27,11 +27,13 @@ class Living(TorchDispatchMode):
         self.now = 0
         self.peak = 0
         self._bytes: dict[int, int] = {}  # storage -> bytes
+        self._ignored: set[int] = set()
 
     def ignore(self, *tensors: Tensor) -> None:
         """Do not count the storages of these tensors, such as inputs."""
         for tensor in tensors:
             self._count(tensor.untyped_storage(), 0)
+            self._ignored.add(tensor.untyped_storage()._cdata)
 
     def __enter__(self) -> Self:
         self._resize = UntypedStorage.resize_
@@ -39,7 +41,7 @@ class Living(TorchDispatchMode):
         def resize(storage: UntypedStorage, size: int) -> UntypedStorage:
             """Shards free gathered weights, and gather them again, in the same storage."""
             self._resize(storage, size)
-            if storage._cdata in self._bytes:
+            if storage._cdata in self._bytes.keys() - self._ignored:
                 self._count(storage, size)
             return storage
 
@@ -73,6 +75,7 @@ class Living(TorchDispatchMode):
 
     def _free(self, key: int) -> None:
         self.now -= self._bytes.pop(key)
+        self._ignored.discard(key)
 
 
 def score_bytes(

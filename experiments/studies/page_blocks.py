@@ -306,7 +306,7 @@ def tables(page: Page, name: str, *sections: str) -> str:
                 raise TypeError(f"the columns of {part} are not those of {name.partition('+')[0]}")
             rows += added
             for column in filter(None, hidden if text else ()):
-                text = re.sub(rf"[;.]? ?\b{re.escape(column)}: [^;.]*(?=[;.])", "", text)
+                text = re.sub(rf"[;.]? ?\b{re.escape(column)}: [^;.]*(?=[;.])", "", text).removeprefix(".")
             if added and text and section not in page.sections("figure", part):
                 texts.setdefault(text, []).extend(map(first, added))
         shown = [row for row in rows if not first(row).startswith(hidden)] if hidden else rows

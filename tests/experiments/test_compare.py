@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 from pathlib import Path
 
 import compare
@@ -97,6 +98,13 @@ def test_oracle_measures_finished_systems_before_and_after_training(
         for row in (few, full):
             assert row["reached"][0] <= row["possible"][0] <= 1 - row["neither found"]
         assert few["possible"][0] <= full["possible"][0] + full["neither found"]
+    retrained = tmp_path / "copy"  # the same settings, and other weights
+    shutil.copytree(finished, retrained / finished.name)
+    (retrained / finished.name / "colbert" / "checkpoint" / "README.md").write_text("other")
+    (file,) = tmp_path.glob(f"{finished.name}/colbert.json")
+    before = file.read_text()
+    scripts.run("oracle", output=tmp_path, **chosen | {"results": [str(retrained / finished.name)]})
+    assert json.loads(file.read_text())["question"] != json.loads(before)["question"]
     with pytest.raises(SystemExit, match="no finished system has an index"):
         scripts.run("oracle", output=tmp_path, **chosen | {"systems": ["dsi"]})
 

@@ -190,3 +190,14 @@ def test_scores_are_counted_without_data(align: Alignment | None, monkeypatch: p
         scores.logsumexp(1).sum().backward()
     counted = score_bytes(queries, documents, *lengths, dim, in_batch.BOUND, align)
     assert counted == pytest.approx(living.peak, rel=0.1)
+
+
+def test_an_ignored_tensor_does_not_count_when_its_storage_is_resized() -> None:
+    ignored = torch.zeros(10)
+    with Living() as living:
+        living.ignore(ignored)
+        counted = torch.zeros(10)
+        for tensor in (ignored, counted):
+            tensor.untyped_storage().resize_(0)
+            tensor.untyped_storage().resize_(4000)
+    assert living.now == 4000
