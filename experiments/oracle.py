@@ -93,7 +93,7 @@ def rows_of(results: Path, settings: Settings) -> Iterator[dict[str, Any]]:
             continue
         system = compared.chosen[name]
         trained = bool(systems.training_settings(system, compared, 0))
-        files = {"checkpoint": "checkpoint", "index": "index/manifest.json"}  # which has checksums of the rest
+        files = {"checkpoint": "checkpoint", "index": "index/manifest.json"}  # with checksums of all files
         question = asked | content(**{part: str(results / name / file) for part, file in files.items()})
         for untrained in (True, False) if trained else (False,):
             try:

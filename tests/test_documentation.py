@@ -236,10 +236,10 @@ def test_sentences_have_the_numbers_of_the_results():
         f"ColBERT from {t5['colbert'][0]:.2f} to {t5['colbert'][1]:.2f};",
         f"RR@10 is {imputed[0]:.2f} from 100 a query token, {imputed[1]:.2f} from 10,000, and "
         f"{gathered:.2f} from all |",
-        "RR@10 is {:.2f} above that of tokens kept by IDF [{:.2f}, {:.2f}]".format(*kept),
+        "RR@10 is {:.2f} above tokens kept by IDF [{:.2f}, {:.2f}]".format(*kept),
         f"RR@10 {passages[0]:.2f} and {passages[1]:.2f}, and worse than BM25, {passages[2]:.2f} ",
         f"has an R@1 {-digits[0]:.2f} above digits by place",
-        f"a quarter of the tokens costs {-pruned[0]:.2f} ",
+        f"keeping the first quarter of the tokens costs {-pruned[0]:.2f} ",
     ]
     which = [
         f"{after[0]['colbert']:.3f} nDCG@10; one vector {after[0]['dpr']:.3f}, BM25 {after[0]['bm25']:.3f}",
