@@ -47,7 +47,7 @@ from accelerate.utils import send_to_device
 from parts.measuring import MiB, cpu_seconds, medians
 from studies import gpu_place
 from studies.counted import Living
-from studies.gpu_place import NeedsGpu, Place, pairs, training, use_kernels
+from studies.gpu_place import Needs, Place, pairs, training, use_kernels
 from studies.pages import ROOT, Rows, Section, print_sections, study
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -254,6 +254,12 @@ def parts(place: Place) -> Rows:
     return compared(place, "parts", (1, 4), ROUNDED)
 
 
+def flash_attention(place: Place) -> Rows:
+    """Does flash attention, which computes no padding, make a training faster, with the same losses?"""
+    place.need_gpu("flash_attn")
+    return compared(place, "attention", ("sdpa", "flash_attention_2"), ROUNDED, precision="bf16")
+
+
 def triton_in_training(place: Place) -> Rows:
     """Do Triton's kernels make a training faster?"""
     place.need_gpu()
@@ -293,8 +299,8 @@ def beside_sentence_transformers(place: Place) -> Rows:
 CHECKS: dict[str, Callable[[Place], Rows]] = {
     check.__name__: check
     for check in (
-        kernels, in_batch_scores, dropout_replay, host_waits, fp16_scaler, workers, parts, triton_in_training,
-        interruption, launches, beside_sentence_transformers,
+        kernels, in_batch_scores, dropout_replay, host_waits, fp16_scaler, workers, parts,
+        flash_attention, triton_in_training, interruption, launches, beside_sentence_transformers,
     )
 }  # fmt: skip
 
@@ -336,10 +342,10 @@ def outcome(check: str, device: torch.device) -> tuple[str, float | None, Sectio
         try:
             rows = CHECKS[check](Place(device, Path(folder)))
             result = "passed"
-        except NeedsGpu:
-            result = "needs a GPU"
+        except Needs as need:
+            result = str(need)
         except Exception as error:  # the other checks go on
             rows = [{"error": f"{type(error).__name__}: {shown(error)}"}]
             result = "failed"
-    seconds = None if result == "needs a GPU" else time.monotonic() - began
+    seconds = None if result.startswith("needs") else time.monotonic() - began
     return result, seconds, Section((CHECKS[check].__doc__ or "").strip(), "", rows)

@@ -137,7 +137,7 @@ class BgeM3(TextEncoder):
         return counts
 
     def _together(self, batch: Batch, side: Side) -> Tokens:
-        hidden = self._hidden(batch)
+        hidden = self._hidden(batch, side)
         ids = batch.input_ids
         share = self.settings.weights
         dense = self._finish(pool(hidden, batch.attention_mask, self.settings.pooling))

@@ -128,7 +128,7 @@ class Splade(TextEncoder):
 
     def _together(self, batch: Batch, side: Side) -> Tokens:
         terms = self.settings.query_terms if side == "query" else "all"
-        weights = self._weights(batch) if terms in ("all", "own") else None
+        weights = self._weights(batch, side) if terms in ("all", "own") else None
         if terms != "all":
             row, place = batch.counts.nonzero(as_tuple=True)
             counts = torch.zeros(len(batch), len(self._embeddings), device=row.device)
@@ -146,9 +146,9 @@ class Splade(TextEncoder):
         tokens = as_terms(weights)
         return tokens.map(lambda t: t.transpose(0, 1)) if side == "query" else tokens
 
-    def _weights(self, batch: Batch) -> Float[Tensor, "x v"]:
+    def _weights(self, batch: Batch, side: Side) -> Float[Tensor, "x v"]:
         """Compute log(1 + relu(maxᵢ logit_it)), where the maximum runs over all attended tokens."""
-        logits = self._hidden(batch)
+        logits = self._hidden(batch, side)
         if self.bias is not None:
             logits = nn.functional.linear(logits, self._embeddings, self.bias)
         logits = logits.masked_fill_(batch.attention_mask[..., None] == 0, -torch.inf)

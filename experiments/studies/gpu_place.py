@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "i
 WITHOUT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
-class NeedsGpu(Exception):
-    """Raised by a check that has no form on a CPU."""
+class Needs(Exception):
+    """Raised by a check that this machine cannot run; the message says what it needs."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,12 @@ class Place:
     def on_gpu(self) -> bool:
         return self.device.type == "cuda"
 
-    def need_gpu(self) -> None:
+    def need_gpu(self, package: str = "") -> None:
+        """Raise `Needs` without a GPU or an optional package."""
         if not self.on_gpu:
-            raise NeedsGpu
+            raise Needs("needs a GPU")
+        if package and find_spec(package) is None:
+            raise Needs(f"needs {package}")
 
     def backbone(self, changes: dict[str, Any]) -> str:
         """Write a BERT with random weights, base-sized on a GPU; return its folder."""

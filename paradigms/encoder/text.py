@@ -32,6 +32,7 @@ from paradigms.encoder.pooling import LearnedPooling, mean_of_spans, pool, spans
 from paradigms.encoder.precision import scores_of
 from paradigms.encoder.settings import SIDES, EncoderSettings, InputFormat, Side
 from paradigms.encoder.tokenizing import beginnings, token_rows
+from paradigms.encoder.unpadded import check_unpadded, takes_rows, unpadded_hidden
 from paradigms.io.checks import as_sequence, check_text, is_blank, read_json, read_settings, require
 from paradigms.io.files import write_json
 from paradigms.relax import entropic_topk, hard_topk, token_budget
@@ -59,6 +60,7 @@ class TextEncoder(Encoder):
         self.settings = settings = replace(settings, encoder=next(names, type(self).__name__))
         self.tokens = TOKENS  # maximum number of padded tokens per pass, by device type
         self.parts = 1  # `least` of `in_parts`
+        self.unpadded = False  # whether `check_unpadded` has passed
         self.split: SplitBackbone | None = None  # set by `freeze`, if only the upper layers are trained
         backbone = packaged(backbone)
         self.backbone: Any = self._load_backbone(backbone)
@@ -219,14 +221,22 @@ class TextEncoder(Encoder):
     def _load_backbone(self, name: str | Path) -> Any:
         return load_backbone(name)
 
-    def _hidden(self, batch: Batch) -> Float[Tensor, "x l w"]:
+    def _hidden(self, batch: Batch, side: Side) -> Float[Tensor, "x l w"]:
         """Compute the backbone's first output: its last hidden states."""
-        if self.split is None:
+        if self.split is not None:
+            return self.split.hidden(batch)
+        s = self.settings
+        # Rows of texts have no place for tokens that no other attends to.
+        unattended = side == "query" and s.query_augmentation and not s.attend_augmentation
+        if not self.training or unattended or not takes_rows(self.backbone):
             return last_hidden(self.backbone, batch.inputs())
-        return self.split.hidden(batch)
+        if not self.unpadded:
+            check_unpadded(self.backbone, batch)
+            self.unpadded = True
+        return unpadded_hidden(self.backbone, batch)
 
     def _together(self, batch: Batch, side: Side) -> Tokens:
-        hidden = self._hidden(batch)
+        hidden = self._hidden(batch, side)
         pooled = pool(hidden, batch.attention_mask, self.settings.pooling)
         counts = batch.counts
         ids = None

@@ -87,7 +87,8 @@ class TrainingSettings(LossSettings):
     gathered_weights: Literal["float32", "bf16"] = "float32"
     # Weights below adapters (`lora_rank`), which are not trained: bf16 takes half the memory and rounds them.
     adapted_weights: Literal["float32", "bf16"] = "float32"
-    # transformers' implementation of attention; "" = its choice, sdpa in most models
+    # transformers' implementation of attention; "" = its choice, sdpa in most models. With flash attention,
+    # trained layers compute no padding.
     attention: Literal["", "eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3"] = ""
     # torch.set_float32_matmul_precision during training: "high" multiplies float32 as TF32 on GPUs with
     # TF32, which the kernels of `scoring.fused` need. "" = leave the process's setting unchanged.
@@ -488,6 +489,8 @@ def attend(paradigm: Trainable, attention: str) -> None:
     try:
         for backbone in backbones if attention else ():
             backbone.set_attn_implementation(attention)
+            if backbone.config._attn_implementation != attention:  # transformers only logs this
+                raise ValueError(f"{type(backbone).__name__} has no choice of attention")
     except (ImportError, ValueError) as error:
         raise ValueError(f"attention={attention!r}: {error}") from error
 

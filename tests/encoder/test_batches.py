@@ -111,7 +111,7 @@ def test_texts_come_back_in_their_places(tiny_bert, name, side):
     expected = paradigm.tokens(texts, side)
     paradigm.encoder.tokens = {"cpu": 30}
     hidden = paradigm.encoder._hidden
-    paradigm.encoder._hidden = lambda batch: passes.append(1) or hidden(batch)
+    paradigm.encoder._hidden = lambda *given: passes.append(1) or hidden(*given)
     found = paradigm.tokens(texts, side)
     assert len(passes) > 3
     width = found.mask.shape[-1]

@@ -55,7 +55,7 @@ def test_queries_and_documents_are_encoded_alike(native, tiny_bert, monkeypatch)
     model, used = PARADIGMS["dpr"](tiny_bert).eval(), []
     inner = model.encoder._hidden
     monkeypatch.setattr(
-        model.encoder, "_hidden", lambda batch: used.append(product_precision(CPU)) or inner(batch)
+        model.encoder, "_hidden", lambda *given: used.append(product_precision(CPU)) or inner(*given)
     )
     for name, wanted in (("auto", "bf16"), ("no", "no")):
         index = Indexed.build(model, TEXTS, precision=name)
