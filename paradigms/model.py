@@ -218,21 +218,23 @@ class Paradigm(Trainable):
         The surrounding `encoder.precision.autocast` sets the precision. Without it, the precision is bf16 if
         the device multiplies bf16 natively.
         """
+        texts = as_sequence(texts, f"{side} texts")
+        tokens = self.encode_batch(self.encoder.tokenize(texts or [""], side), side)
+        return tokens if texts else tokens.map(lambda t: t.narrow(int(side == "document"), 0, 0))
+
+    def encode_batch(self, batch: Any, side: Side) -> Tokens:
+        """Encode what the encoder's `tokenize` returns, as `tokens` does."""
         device = self.encoder.device
         with self.evaluating(), torch.inference_mode(), autocast(device, AUTO):
-            texts = as_sequence(texts, f"{side} texts")
-            tokens = self.encoder(self.encoder.tokenize(texts or [""], side).to(device), side)
-            return tokens if texts else tokens.map(lambda t: t.narrow(int(side == "document"), 0, 0))
+            return replace(self.encoder(batch.to(device), side), side=side)
 
     def encode_queries(self, texts: Input | Iterable[Input]) -> Tokens:
         """Encode x queries, or one text, as Q, with axes [x, 1, l, h]."""
-        tokens = self.tokens([texts] if isinstance(texts, str) else texts, "query")
-        return replace(tokens, side="query")
+        return self.tokens([texts] if isinstance(texts, str) else texts, "query")
 
     def encode_documents(self, texts: Input | Iterable[Input]) -> Tokens:
         """Encode x documents, or one text, as D, with axes [1, x, l, h]."""
-        tokens = self.tokens([texts] if isinstance(texts, str) else texts, "document")
-        return replace(tokens, side="document")
+        return self.tokens([texts] if isinstance(texts, str) else texts, "document")
 
     encode_query = encode_queries
     encode_document = encode_documents

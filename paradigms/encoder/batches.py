@@ -2,12 +2,13 @@
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Int
@@ -16,6 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 from paradigms.core import Tokens, join_documents, join_queries
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 M_TRIM_THRESHOLD = -1  # constants of malloc.h
 M_MMAP_THRESHOLD = -3
 AGAIN = ContextVar("again", default=False)  # whether a part is encoded again, in the backward pass
@@ -145,6 +148,19 @@ def _again() -> Iterator[None]:
         yield
     finally:
         AGAIN.reset(before)
+
+
+def ahead(compute: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """Yield compute(item) for each item; a thread computes the next result while the caller has this one."""
+    with ThreadPoolExecutor(1, "ahead") as thread:
+        before: Future[Result] | None = None
+        for item in items:
+            computed = thread.submit(compute, item)
+            if before is not None:
+                yield before.result()
+            before = computed
+        if before is not None:
+            yield before.result()
 
 
 def insert(rows: Tensor, at: int, value: int) -> Tensor:

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from paradigms.encoder.backbone import configuration
-from paradigms.encoder.batches import Batch, by_length
+from paradigms.encoder.batches import Batch, ahead, by_length
 from paradigms.encoder.precision import product_precision
 from paradigms.encoder.weights import state_of
 from paradigms.io.files import atomic_folder, contents, remove_folder
@@ -94,8 +94,9 @@ class LowerStates:
             if digest not in self._stored:
                 missing.append((number, group, digest))
         with progress_bar(progress and len(missing) > 1) as bar:
-            for number, group, digest in bar.track(missing, description="frozen layers"):
-                batch = tokenize(group)
+            batches = ahead(lambda shard: tokenize(shard[1]), missing)
+            shards = bar.track(missing, description="frozen layers")
+            for (number, _, digest), batch in zip(shards, batches, strict=True):
                 new = {key: n for n, key in enumerate(keys(batch)) if key not in self._rows}
                 name = hashlib.sha256(b"".join(new)).hexdigest()[:16]
                 if new and number % processes == process and not (self.folder / name).exists():

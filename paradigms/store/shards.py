@@ -10,7 +10,7 @@ import numpy as np
 
 from paradigms.core import Tokens
 from paradigms.data.assembly import Digest
-from paradigms.encoder.batches import by_length
+from paradigms.encoder.batches import ahead, by_length
 from paradigms.encoder.precision import autocast
 from paradigms.io.checks import check_several, check_text
 from paradigms.model import Paradigm
@@ -69,9 +69,14 @@ def text_shards(
 
     def encode(window: list[tuple[str, str]]) -> Encoded:
         texts = [text for _, text in window]
-        for places in by_length([len(text) for text in texts], rows=batch_size):
+        groups = by_length([len(text) for text in texts], rows=batch_size)
+
+        def tokenized(places: list[int]) -> Any:
+            return paradigm.encoder.tokenize([texts[n] for n in places], "document")
+
+        for places, batch in zip(groups, ahead(tokenized, groups), strict=True):
             with autocast(paradigm.encoder.device, precision):
-                tokens = reduction(paradigm.encode_documents([texts[n] for n in places]))
+                tokens = reduction(paradigm.encode_batch(batch, "document"))
             yield places, tokens
 
     window: list[tuple[str, str]] = []

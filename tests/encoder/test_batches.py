@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import pairwise, product
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,24 @@ def test_parts_have_the_fewest_tokens_and_passes(lengths, tokens, rows):
             possible.append(cost(parts))
     found = by_length(lengths, tokens, rows)
     assert cost([[lengths[place] for place in part] for part in found]) == min(possible)
+
+
+def test_the_next_batch_is_tokenised_while_one_is_encoded():
+    """In order, at most one batch ahead; an error arrives with its batch."""
+    ready = [Event() for _ in range(4)]
+
+    def compute(n: int) -> int:
+        ready[n].set()
+        return 1 // (3 - n)
+
+    found = batches.ahead(compute, range(4))
+    assert next(found) == 0
+    assert ready[1].wait(10)
+    assert not ready[2].is_set()
+    assert [next(found), next(found)] == [0, 1]
+    with pytest.raises(ZeroDivisionError):
+        next(found)
+    assert list(batches.ahead(compute, [])) == []
 
 
 ODD = {"colbert": {"query_augmentation": True, "document_marker": "[unused1]"}, "me_bert": {"vectors": 4}}

@@ -18,6 +18,8 @@ from safetensors.numpy import load_file
 from paradigms import PARADIGMS, Paradigm
 from paradigms.core import Tokens
 from paradigms.data import load_collection, read_run, write_run
+from paradigms.encoder.batches import Batch
+from paradigms.encoder.settings import Side
 from paradigms.find import Store, kinds
 from paradigms.retrieve import Indexed
 from paradigms.store import building, shards
@@ -42,7 +44,6 @@ BUILT = (
     kinds.lemur(width=16),
 )
 KINDS = {kind.name: kind for kind in BUILT}
-Encode = Callable[[Sequence[str]], Tokens]
 
 
 @pytest.fixture(autouse=True)
@@ -64,19 +65,19 @@ def build(paradigm: Paradigm, folder: Path, kind: str = "exact", **options: Any)
     return Store.build(KINDS[kind], paradigm, IDS, TEXTS, folder, batch_size=3, **options)
 
 
-def watched(paradigm: Paradigm, before: Callable[[], object] = lambda: None) -> list[str]:
-    """The texts that the paradigm encodes from now on; `before` is called before each batch."""
-    encoded: list[str] = []
-    original: Encode = paradigm.encode_documents
+def watched(paradigm: Paradigm, before: Callable[[], object] = lambda: None) -> list[None]:
+    """An item for each text that the paradigm encodes from now on; `before` is called before each batch."""
+    encoded: list[None] = []
+    original = paradigm.encode_batch
     lock = threading.Lock()  # a model encodes in one thread at a time: it is set to evaluate and back
 
-    def encode_documents(texts: Sequence[str]) -> Tokens:
+    def encode_batch(batch: Batch, side: Side) -> Tokens:
         before()
         with lock:
-            encoded.extend(texts)
-            return original(texts)
+            encoded.extend([None] * len(batch))
+            return original(batch, side)
 
-    paradigm.encode_documents = encode_documents
+    paradigm.encode_batch = encode_batch
     return encoded
 
 
@@ -154,7 +155,7 @@ def test_two_processes_leave_the_bytes_of_one_though_one_was_killed(model, tmp_p
     assert [code for code, _ in done] == [0, 0], done
     alone = build(Paradigm.from_pretrained(model), tmp_path / "alone" / "index")
     assert contents(tmp_path / "index") == contents(alone.folder)
-    encoded = [text for rank in (0, 1) for text in json.loads((tmp_path / f"{rank}.json").read_text())]
+    encoded = [item for rank in (0, 1) for item in json.loads((tmp_path / f"{rank}.json").read_text())]
     assert len(encoded) == len(TEXTS) - before < len(TEXTS) - SHARD
     assert [said.count("Index: ") for _, said in done] == [1, 0]
     assert [said.count("Reranked run: ") for _, said in done] == [1, 0]
@@ -275,14 +276,15 @@ def test_a_codec_is_trained_again_on_documents_that_changed(model, tmp_path, mon
     paradigm, texts = Paradigm.from_pretrained(model), dict(zip(IDS, TEXTS, strict=True))
     kind = KINDS["compressed"]
     trained: list[None] = []
-    encoded = [] if sampled else [""] * 20
-    train, encode = Residuals.train, paradigm.encode_documents
+    encoded = 0 if sampled else 20
+    train, encode = Residuals.train, paradigm.encode_batch
 
-    def stopped(some: Sequence[str]) -> Tokens:
-        encoded.extend(some)
-        if len(encoded) > 70:
+    def stopped(batch: Batch, side: Side) -> Tokens:
+        nonlocal encoded
+        encoded += len(batch)
+        if encoded > 70:
             raise KeyboardInterrupt
-        return encode(some)
+        return encode(batch, side)
 
     def make(folder: Path, texts: Documents) -> Store:
         documents = list(texts.values()) if sampled else iter(texts.values())
@@ -290,7 +292,7 @@ def test_a_codec_is_trained_again_on_documents_that_changed(model, tmp_path, mon
 
     monkeypatch.setattr(Residuals, "train", lambda *given: trained.append(train(*given)))
     with monkeypatch.context() as patch:
-        patch.setattr(paradigm, "encode_documents", stopped)
+        patch.setattr(paradigm, "encode_batch", stopped)
         with pytest.raises(KeyboardInterrupt):
             make(tmp_path / "index", texts)
     assert len(trained) == 1
@@ -370,7 +372,7 @@ def test_what_was_encoded_is_compared_and_reranked(model, tmp_path, capsys, monk
     system = {"checkpoint": str(model), "index": str(tmp_path / "encoded")}
     common |= {"systems": json.dumps({"colbert": system}), "precision": "no"}
     with monkeypatch.context() as patch:
-        patch.setattr(Paradigm, "encode_documents", None)  # nothing is encoded again
+        patch.setattr("paradigms.store.shards.ahead", None)  # nothing is encoded again
         rerank_with(model, tmp_path, index=tmp_path / "encoded")
         again = read_run(tmp_path / "reranked" / "reranked.run")
         assert_within_rounding(again, fresh, torch.float16, 1, scale=1)  # of cosines
