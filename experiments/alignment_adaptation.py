@@ -33,18 +33,14 @@ class Settings(EncoderStudy):
     query_length: int = 48
     document_length: int = 180
     """tokens per document in training"""
-    indexed_length: int = 512
-    """tokens per indexed document; p = .5% differs from k = 1 only from 400 tokens on"""
     depth: int = 100
     """candidates per query (the paper: 1000)"""
-    shots: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16, 32])
-    """numbers of judged queries per fold"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         known(self, "trained_with", MEASURED)
-        different(self, "collections", "shots")
-        at_least(self, depth=1, shots=1)
+        different(self, "collections")
+        at_least(self, depth=1)
 
 
 launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
@@ -68,13 +64,16 @@ from paradigms.retrieve.strategies import MEASURED, Strategies, rerank_strategie
 from paradigms.train.script import begin
 
 MEASURE = "nDCG@10"
-FREE = {"collections", "trained_with", "seeds", "shots"}
+FREE = {"collections", "trained_with", "seeds"}
+INDEXED_LENGTH = 512  # tokens per indexed document; p = .5% differs from k = 1 only from 400 tokens on
+SHOTS = [1, 2, 4, 8, 16, 32]  # judged queries per fold
 
 
 def main(settings: Settings) -> None:
     folder = Path(settings.output)
     accelerator, console = begin(settings)
-    bind(settings, accelerator, FREE, ["checkpoint" if settings.checkpoint else "backbone"])
+    named = ["checkpoint" if settings.checkpoint else "backbone"]
+    bind(settings, accelerator, FREE, named, indexed_length=INDEXED_LENGTH)
     if settings.checkpoint:
         settings = replace(settings, trained_with=[alignment_of(settings.checkpoint)], seeds=[0])
     for name in settings.collections:
@@ -132,7 +131,7 @@ def job(
         return keys | measure(paradigm, index, data, settings.depth, strategies)
 
     saved = Path(settings.checkpoint) if settings.checkpoint else None
-    read = partial(with_document_length, length=settings.indexed_length)
+    read = partial(with_document_length, length=INDEXED_LENGTH)
     name = f"trained with {align}, seed {seed}"
     return encoder_job(
         name, folder, seed, make, measured, data, settings, accelerator, read=read, checkpoint=saved
@@ -181,6 +180,6 @@ def open_tasks(folder: Path, settings: Settings) -> list[Task]:
         for key in ("fingerprint", "queries"):
             if any(model[key] != models[0][key] for model in models):
                 raise SystemExit(f"{folder}: the models of {name} were measured on different {key}")
-        if (count := len(models[0]["queries"])) <= min(settings.shots):
-            raise SystemExit(f"{name}: {count} queries are too few for shots {settings.shots}")
-    return [Task(models, settings.shots) for models in groups.values()]
+        if (count := len(models[0]["queries"])) <= SHOTS[0]:
+            raise SystemExit(f"{name}: {count} queries are too few for shots {SHOTS}")
+    return [Task(models, SHOTS) for models in groups.values()]

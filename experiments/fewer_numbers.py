@@ -11,11 +11,14 @@ the vectors is compared with storing the first coordinates.
 from dataclasses import field
 from typing import Literal, get_args
 
-from studies.settings import CollectionName, EncoderStudy, at_least, different, launch
+from studies.settings import CollectionName, EncoderStudy, different, launch
 
 from paradigms.io.command_line import flags
 
 Model = Literal["untrained", "control", "matryoshka", "coded", "both", "spans"]
+DIM = 128  # coordinates per vector, as in ColBERT
+BITS = 2  # per coordinate, for training and storing: fewer than an index's usual 4
+VECTORS = 16  # per document of `spans`
 
 
 @flags()
@@ -23,14 +26,8 @@ class Settings(EncoderStudy, CollectionName):
     """Settings for the collection, the training, and the stored vectors."""
 
     models: list[Model] = field(default_factory=lambda: list(get_args(Model)))
-    dim: int = 128
-    """number of coordinates per vector"""
     dims: list[int] = field(default_factory=lambda: [64, 32, 16])
     """numbers of first coordinates to train on and to store"""
-    bits: int = 2
-    """bits per coordinate for training and storing"""
-    vectors: int = 16
-    """vectors per document of `spans`"""
     seeds: list[int] = field(default_factory=lambda: [0, 1])
     """training seeds"""
     document_length: int = 64
@@ -38,9 +35,8 @@ class Settings(EncoderStudy, CollectionName):
     def __post_init__(self) -> None:
         super().__post_init__()
         different(self, "models", "dims")
-        at_least(self, dim=2, vectors=1)
-        if "control" not in self.models or not all(0 < dim < self.dim for dim in self.dims):
-            raise SystemExit("models must contain control, and dims must lie below dim")
+        if "control" not in self.models or not all(0 < dim < DIM for dim in self.dims):
+            raise SystemExit(f"models must contain control, and dims must lie below {DIM}")
 
 
 launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
@@ -76,9 +72,10 @@ UNTRAINED = "untrained"
 def main(settings: Settings) -> None:
     accelerator, console = script.begin(settings)
     data = open_study(settings, console)
-    bind(settings, accelerator, FREE, ("backbone",), fingerprint=data.collection.fingerprint)
+    bound = {"fingerprint": data.collection.fingerprint, "dim": DIM, "bits": BITS, "vectors": VECTORS}
+    bind(settings, accelerator, FREE, ("backbone",), **bound)
     shorter = {"matryoshka": settings.dims}
-    coded = {"coded_bits": settings.bits}
+    coded = {"coded_bits": BITS}
     methods: dict[str, dict[str, Any]] = {"matryoshka": shorter, "coded": coded, "both": shorter | coded}
     methods[UNTRAINED] = {"checkpoint": Path(settings.output), "read": lambda _: made("control", settings)}
     runs = [(name, seed) for seed in settings.seeds for name in settings.models]
@@ -111,22 +108,22 @@ def main(settings: Settings) -> None:
 
 
 def made(name: str, settings: Settings) -> Paradigm:
-    vectors = {"document_vectors": "spans", "vectors": settings.vectors} if name == "spans" else {}
+    vectors = {"document_vectors": "spans", "vectors": VECTORS} if name == "spans" else {}
     options = lengths_of(settings) | vectors
-    return PARADIGMS["colbert"](settings.backbone, dim=settings.dim, **options)
+    return PARADIGMS["colbert"](settings.backbone, dim=DIM, **options)
 
 
 def ways(name: str, settings: Settings) -> Iterator[tuple[str, int, Kind, int, str]]:
     """Yield each way to store a model's documents: (name, coordinates, kind, tokens per vector, axes)."""
     exact = kinds.exact()
-    coded = kinds.compressed(settings.bits, LISTS)
-    for dim in (settings.dim, *settings.dims):
-        title = "all" if dim == settings.dim else f"{dim} coordinates"
+    coded = kinds.compressed(BITS, LISTS)
+    for dim in (DIM, *settings.dims):
+        title = "all" if dim == DIM else f"{dim} coordinates"
         yield title, dim, exact, 1, FIRST
-        yield f"{title}, {settings.bits} bits", dim, coded, 1, FIRST
+        yield f"{title}, {BITS} bits", dim, coded, 1, FIRST
         if name != "spans":
-            yield f"{title}, {settings.bits} bits, pool = 2", dim, coded, 2, FIRST
-        if name == "control" and dim < settings.dim:
+            yield f"{title}, {BITS} bits, pool = 2", dim, coded, 2, FIRST
+        if name == "control" and dim < DIM:
             yield f"{dim} {PRINCIPAL}", dim, exact, 1, PRINCIPAL
 
 
@@ -137,9 +134,7 @@ def measured(name: str, settings: Settings, data: Any, model: Paradigm, index: I
     encoded = model.encode_queries(queries).to("cpu")
     results = {}
     for way, dim, kind, pool, axes in ways(name, settings):
-        basis = (
-            torch.from_numpy(principal_axes(stored, dim)) if axes == PRINCIPAL else torch.eye(settings.dim)
-        )
+        basis = torch.from_numpy(principal_axes(stored, dim)) if axes == PRINCIPAL else torch.eye(DIM)
 
         def shorter(tokens: Tokens, basis: torch.Tensor = basis, dim: int = dim) -> Tokens:
             turned = tokens.map(lambda t: t @ basis if t.is_floating_point() else t)

@@ -14,7 +14,7 @@ from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any, Literal
 
-from studies.settings import Checkpoint, Computing, Output, at_least, launch, refusing
+from studies.settings import Checkpoint, Computing, Output, launch, refusing
 
 from paradigms.io.command_line import flags
 
@@ -34,12 +34,9 @@ class Settings(Output, Checkpoint, Computing):
     """more arguments of the engine's class; for a server also its collection or schema"""
     approximate: bool = False
     """let the engine index its vectors at the end"""
-    piece: int = 1024
-    """documents that a process hands over at once; after an interruption, one piece is repeated"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, piece=1)
         if self.approximate and self.engine == "qdrant":
             raise SystemExit("a Qdrant server indexes by itself: leave out approximate")
 
@@ -61,6 +58,8 @@ from paradigms.store.columns import MANIFEST
 from paradigms.train.parallel import by_main
 from paradigms.train.script import begin, checksum, keep_settings
 
+PIECE = 1024  # documents that a process hands over at once; after an interruption, one piece is repeated
+
 
 def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
@@ -80,7 +79,7 @@ def main(settings: Settings) -> None:
 
         def keep() -> None:
             states = [checksum(Path(str(store), MANIFEST)) for store in stores]
-            kept = asdict(settings) | {"content of indexes": states}
+            kept = asdict(settings) | {"content of indexes": states, "piece": PIECE}
             keep_settings(kept, folder, free={"output", "checkpoint", "approximate", "precision"})
             engine = opened(settings, paradigm)  # creates the table once
             engine.claim(identity(paradigm.encoder))
@@ -112,12 +111,12 @@ def load_pieces(stores: list[Store], paradigm: Paradigm, settings: Settings, lau
     done = {tuple(piece) for file in folder.glob("done-*.json") for piece in json_or_empty(file)["pieces"]}
     mine = folder / f"done-{launch.process_index}.json"
     ended = [tuple(piece) for piece in json_or_empty(mine).get("pieces", [])]
-    whole = [(n, row) for n, store in enumerate(stores) for row in range(0, len(store.ids), settings.piece)]
+    whole = [(n, row) for n, store in enumerate(stores) for row in range(0, len(store.ids), PIECE)]
     left = [piece for piece in whole[launch.process_index :: launch.num_processes] if piece not in done]
     engine = opened(settings, paradigm)
     with progress_bar(launch.is_main_process) as bar:
         for n, first in bar.track(left, description="hand over"):
-            rows = range(first, min(first + settings.piece, len(stores[n].ids)))
+            rows = range(first, min(first + PIECE, len(stores[n].ids)))
             hand_over(stores[n], paradigm, engine, rows=rows)
             ended.append((n, first))
             write_json(mine, {"pieces": ended})

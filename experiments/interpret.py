@@ -10,16 +10,7 @@ from dataclasses import field, replace
 from math import ceil
 from pathlib import Path
 
-from studies.settings import (
-    Checkpoint,
-    OneCollection,
-    OneSplit,
-    Output,
-    at_least,
-    different,
-    launch,
-    refusing,
-)
+from studies.settings import Checkpoint, OneCollection, OneSplit, Output, launch, refusing
 
 from paradigms.io.command_line import flags
 
@@ -30,12 +21,6 @@ class Settings(Output, OneCollection, OneSplit, Checkpoint):
 
     queries: list[str] = field(default_factory=list)
     """ids of queries; empty: 4 queries, evenly spaced in the order of ids"""
-    k: list[int] = field(default_factory=lambda: [1, 2, 4])
-    """numbers of document tokens that a query token aligns with"""
-
-    def __post_init__(self) -> None:
-        different(self, "k")
-        at_least(self, k=1)
 
 
 launch(__name__, Settings, __doc__)  # before the slow imports
@@ -53,6 +38,7 @@ from paradigms.io.terminal import Terminal
 from paradigms.train.script import open_collection
 from paradigms.view.report import AlignmentExample, Report, write_report
 
+KS = (1, 2, 4)  # numbers of document tokens that a query token aligns with
 QUERIES = 4
 SHARES: dict[Side, float] = {"query": 0.5, "document": 0.2}  # share of the words that are called salient
 
@@ -77,8 +63,7 @@ def main(settings: Settings) -> None:
         text = collection.corpus[collection.corpus.position(document)]
         texts.append(text)
         views = [
-            replace(paradigm.with_alignment(TopK(k=k)).explain(asked, text), system=f"k = {k}")
-            for k in settings.k
+            replace(paradigm.with_alignment(TopK(k=k)).explain(asked, text), system=f"k = {k}") for k in KS
         ]
         for view in views:
             alignment(view, f"query {query}, {view.system}", f"document {document}", console)

@@ -9,7 +9,7 @@ vocabulary, and by log p, and how good these orders are.
 
 from typing import Any, Literal, get_args
 
-from studies.settings import PairSettings, at_least, launch
+from studies.settings import PairSettings, launch
 
 from paradigms.io.command_line import flags
 
@@ -20,13 +20,6 @@ class Settings(PairSettings):
 
     paradigm: Literal["dsi", "genre", "seal"] = "genre"
     """paradigm to train: dsi, genre or seal"""
-    states: int = 6
-    """number of evenly spaced training states to measure, at least an early and a late state; the untrained
-    state is added"""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, states=2)
 
 
 launch(__name__, Settings, __doc__)  # before the slow imports
@@ -54,6 +47,7 @@ from paradigms.train.generative import fit_pairs
 from paradigms.train.state import TRAINED
 
 SCORERS: tuple[ScoreName, ...] = get_args(ScoreName)
+STATES = 6  # evenly spaced training states to measure, besides the untrained one
 LOGITS = ("logit", "centred_logit")
 MEASURE = "RR@10"
 
@@ -74,14 +68,14 @@ def measure(settings: Settings, _: str, seed: int, data: StudyData, __: list[Any
     model = trained_pairs.build(settings.paradigm, seed, data, settings).to(accelerator.device)
     pairs = trained_pairs.pairs_of(model, data, settings, Problems())
     seen = list[Any]()
-    every = max(1, settings.generative_steps // settings.states)
+    every = max(1, settings.generative_steps // STATES)
 
     def dev(model: Generative) -> np.ndarray:
         seen.append(state(model, data, settings.depth))
         return np.zeros(1)  # a constant chooses the last state
 
     times = {"evaluate_every": every, "save_every": settings.generative_steps}
-    training = trained_pairs.generative_training(seed, settings, steps=every * settings.states, **times)
+    training = trained_pairs.generative_training(seed, settings, steps=every * STATES, **times)
     states_folder = Path(settings.models) / "states"
     fit_pairs(
         model, data.collection.corpus, pairs, training, folder, accelerator, dev=dev, states=states_folder

@@ -24,14 +24,12 @@ class Settings:
     """folders that compare.py wrote, one per collection"""
     systems: list[str] = field(default_factory=list)
     """systems in these folders; empty: all systems that align each query token with one document token"""
-    dims: list[int] = field(default_factory=lambda: [4, 16, 64])
-    """numbers of dimensions to measure, besides the full width"""
     queries: int = 100
     """test queries with several relevant documents, drawn at random"""
     output: str = "results/oracle"
 
     def __post_init__(self) -> None:
-        different(self, "results", "dims")
+        different(self, "results")
         at_least(self, queries=1)
 
 
@@ -59,6 +57,7 @@ from paradigms.io.terminal import Terminal
 from paradigms.store import Store
 from paradigms.train.script import content
 
+DIMS = [4, 16, 64]  # measured besides the full width, in increasing order
 FEWEST = 2  # relevant documents of a measured query
 KEYS = ("bytes", "possible", "neither found", "reached", "R-precision", "queries", "verified")
 
@@ -87,7 +86,7 @@ def rows_of(results: Path, settings: Settings) -> Iterator[dict[str, Any]]:
     data = systems.prepare(collection, compared)
     if data.own or compared.passages:
         raise SystemExit(f"{results}: passages, and queries that are documents, are not supported")
-    asked = {"dims": settings.dims, "queries": settings.queries, "content": collection.fingerprint}
+    asked = {"dims": DIMS, "queries": settings.queries, "content": collection.fingerprint}
     for name in settings.systems or compared.chosen:
         if not (results / name / "costs.json").is_file() or not (results / name / "index").is_dir():
             continue
@@ -145,7 +144,7 @@ def measured(
     Query vectors that answer a query on the first principal axes are tried on more axes.
     """
     starts: list[np.ndarray | None] = []
-    for dim in (*sorted(dim for dim in settings.dims if dim < store.dim), store.dim):
+    for dim in (*(dim for dim in DIMS if dim < store.dim), store.dim):
         axes = principal_axes(store, dim) if dim < store.dim else None
         tokens = stored(store, axes)
         queries = drawn(test, tokens.documents, settings.queries, FEWEST)

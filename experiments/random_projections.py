@@ -20,14 +20,10 @@ class Settings(Results, CollectionName, OneSplit, Queries):
 
     samples: int = 64
     """Gaussian vectors per query for the exact law"""
-    rank: int = 10
-    """r of recall@r in Figure 3b"""
-    length_bins: int = 8
-    """bins of document length, with equal counts"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, queries=1, samples=2, rank=1, length_bins=1)
+        at_least(self, queries=1, samples=2)
 
 
 launch(__name__, Settings, __doc__)  # before the slow imports
@@ -53,6 +49,8 @@ from theory.collection import (
 from theory.recall import required_dimension_recall, required_dimension_recall_exact
 
 WEIGHTINGS = ("bm25", "tfidf", "boolean")  # weightings of terms; Figures 3a and 3b show the first
+RANK = 10  # r of recall@r in Figure 3b
+LENGTH_BINS = 8  # bins of document length, with equal counts
 MARGIN_RANKS = (10, 100, 1000)
 NUMBERS = (4, 8, 16, 32, 64, 128)  # h of vectors by a truncated SVD
 BETA = 0.05  # target error rate
@@ -67,18 +65,17 @@ def main(settings: Settings) -> None:
     with refusing():
         queries = collection.split(settings.split).queries
         counts = count_terms(collection.corpus, queries, settings.queries, 0)
-    groups = length_groups(counts.lengths, min(settings.length_bins, len(counts.lengths)))
+    groups = length_groups(counts.lengths, min(LENGTH_BINS, len(counts.lengths)))
     lengths = np.array([counts.lengths[rows].mean() for rows in groups])
     problems = {w: Problem.of(*weigh(counts, w), groups) for w in WEIGHTINGS}
     problem = problems[WEIGHTINGS[0]]
-    rank = settings.rank
     first = WEIGHTINGS[0]
     most = max(len(problem.competitors(-1, query)[1]) for query in range(len(counts.query_ids)))
-    if rank > most:
-        raise SystemExit(f"rank must be at most {most}, the documents below a query's best; got {rank}")
+    if most < RANK:
+        raise SystemExit(f"too few documents: {most} are below a query's best; recall@{RANK} needs {RANK}")
     smallest = {weighting: smallest_margins(value) for weighting, value in problems.items()}
     ranked = ranked_margins(problem)
-    (thresholds,) = exact_thresholds(problem, [rank], settings.samples, 0)
+    (thresholds,) = exact_thresholds(problem, [RANK], settings.samples, 0)
     ks = [projected_dimension(value, BETA) for value in thresholds]
     rows = length_rows(ranked, ks, lengths)
     placed = placement_rows(counts, groups[-1], settings)
@@ -86,7 +83,7 @@ def main(settings: Settings) -> None:
         "normalized margin, median over queries": {
             f"{n}th smallest": [row[f"{n}th margin"] for row in rows[:-1]] for n in MARGIN_RANKS
         },
-        f"k for recall@{rank}": {"exact law, 95% over queries": [Interval(*k) for k in ks[:-1]]},
+        f"k for recall@{RANK}": {"exact law, 95% over queries": [Interval(*k) for k in ks[:-1]]},
     }
     curves = Curves("mean document length (terms)", lengths[:-1].round(), panels, log_y=[*panels][:1])
     sections = {
@@ -97,7 +94,7 @@ def main(settings: Settings) -> None:
             + " and ".join(f"{smallest[name].min():.2g} ({name})" for name in ("boolean", "bm25")),
         ),
         "figure3": Section(
-            f"Figure 3, {first}: margins, and dimensions for recall@{rank} ≥ {1 - BETA:.0%}, by length",
+            f"Figure 3, {first}: margins, and dimensions for recall@{RANK} ≥ {1 - BETA:.0%}, by length",
             "Margins are medians over queries; none where half of the queries have fewer documents below the "
             "best. low, high: 95% interval of the exact k over queries.",
             rows,
@@ -111,13 +108,13 @@ def main(settings: Settings) -> None:
             answerable_rows(problem, counts, collection.split(settings.split).judgements),
         ),
     }
-    bounds = bound_ratios(problem, thresholds[-1], rank)
+    bounds = bound_ratios(problem, thresholds[-1])
     overshoot = [
         f"{name} asks for {np.median(ratios):.1f} times the exact k" for name, ratios in bounds.items()
     ]
     summary = (
         f"A random projection to k = {ks[-1]} dimensions keeps the best document by {first} among the first "
-        f"{rank} for {1 - BETA:.0%} of the queries (exact law; 95% interval over queries). In the "
+        f"{RANK} for {1 - BETA:.0%} of the queries (exact law; 95% interval over queries). In the "
         f"median over {max(map(len, bounds.values()), default=0)} queries: {'; '.join(overshoot)}. "
         f"{len(counts.lengths):,} documents, {counts.documents.shape[1]:,} terms, "
         f"{len(counts.query_ids)} queries of split {settings.split}."
@@ -159,14 +156,14 @@ def length_rows(ranked: np.ndarray, ks: list[Dimension], lengths: np.ndarray) ->
     return rows
 
 
-def bound_ratios(problem: Problem, thresholds: np.ndarray, rank: int) -> dict[str, list[float]]:
+def bound_ratios(problem: Problem, thresholds: np.ndarray) -> dict[str, list[float]]:
     """Return, for each published bound, its k divided by the exact k, for up to BOUND_QUERIES queries."""
     ratios_of_bound: dict[str, list[float]] = {name: [] for name in BOUNDS}
     for query in np.flatnonzero(~np.isnan(thresholds[:, 0]))[:BOUND_QUERIES]:
         margins = problem.margins(-1, query)[2]
         exact, _ = required_dimension_recall_exact(thresholds[query], BETA)
         for name, bound in BOUNDS.items():
-            k = required_dimension_recall(margins, rank, BETA, bound)
+            k = required_dimension_recall(margins, RANK, BETA, bound)
             ratios_of_bound[name].append(k / exact)
     return {name: ratios for name, ratios in ratios_of_bound.items() if ratios}
 
@@ -177,7 +174,7 @@ def placement_rows(counts: Counts, everything: np.ndarray, settings: Settings) -
     for weighting in WEIGHTINGS:
         for place in PLACEMENTS if weighting != "boolean" else ("query",):
             problem = Problem.of(*weigh(counts, weighting, place), [everything])
-            law = exact_thresholds(problem, [settings.rank], settings.samples, 0)
+            law = exact_thresholds(problem, [RANK], settings.samples, 0)
             k = projected_dimension(law[0, 0], BETA)
             rows.append({"vectors": weighting, "idf in": "–" if weighting == "boolean" else place} | named(k))
     return rows

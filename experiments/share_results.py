@@ -19,9 +19,7 @@ class Settings(ResultsFolder):
     output: str = ""
     """folder of the dataset; empty: dataset in the results folder"""
     push: str = ""
-    """OWNER/NAME of a dataset on the hub, which is created if it is missing"""
-    private: bool = True
-    """if the dataset is newly created, make it private"""
+    """OWNER/NAME of a dataset on the hub, which is created, private, if it is missing"""
     license: str = ""
     """the dataset's license, as an identifier from the hub; empty: left to the publisher"""
 
@@ -62,7 +60,14 @@ def main(settings: Settings) -> None:
     console = Terminal()
     console.print(f"{rows.num_rows:,} values: {folder / PARQUET}", soft_wrap=True)
     if settings.push:
-        push_to_hub(folder, settings.push, private=settings.private)
+        from huggingface_hub import HfApi
+
+        api = HfApi()
+        api.create_repo(settings.push, private=True, exist_ok=True, repo_type="dataset")
+        files = [PARQUET, "README.md"]
+        api.upload_folder(
+            repo_id=settings.push, folder_path=str(folder), repo_type="dataset", allow_patterns=files
+        )
         console.print(f"On the hub as {settings.push}")
 
 
@@ -104,17 +109,3 @@ def card(settings: Settings, config: dict[str, object], rows: pyarrow.Table) -> 
         measured.read_text(encoding="utf-8") if measured.is_file() else "",
     ]
     return "\n".join(lines)
-
-
-def push_to_hub(folder: Path, name: str, *, private: bool = True) -> None:
-    """Upload the dataset to the repository `name`, which is created if it is missing.
-
-    Errors from the hub are raised unchanged.
-    """
-    from huggingface_hub import HfApi
-
-    api = HfApi()
-    api.create_repo(name, private=private, exist_ok=True, repo_type="dataset")
-    api.upload_folder(
-        repo_id=name, folder_path=str(folder), repo_type="dataset", allow_patterns=[PARQUET, "README.md"]
-    )

@@ -29,8 +29,6 @@ class Settings(EncoderStudy, CollectionName):
     document_length: int = 96
     search_tokens: list[int] = field(default_factory=lambda: [3, 10, 30, 100, 300, 1000])
     """values of k' to measure"""
-    table_tokens: int = 100
-    """k' for the imputations (Table 5), the costs (Table 1) and the choice of k_train on dev queries"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -39,10 +37,10 @@ class Settings(EncoderStudy, CollectionName):
         different(self, "k_train", "search_tokens")
         if len({share < 1 for share in self.k_train}) > 1 or min(self.k_train) <= 0:
             raise SystemExit(f"k_train: shares between 0 and 1, or numbers of tokens, got {self.k_train}")
-        at_least(self, search_tokens=1, other_batch_sizes=1, table_tokens=1)
+        at_least(self, search_tokens=1, other_batch_sizes=1)
 
     def searched(self) -> list[int]:
-        return sorted({*self.search_tokens, self.table_tokens})
+        return sorted({*self.search_tokens, TABLE_TOKENS})
 
     def models(self) -> list["Model"]:
         """List ColBERT, and XTR with every k_train and batch size, for every seed."""
@@ -68,19 +66,22 @@ from paradigms.train.generative import t5_folder
 from paradigms.train.script import begin
 from paradigms.xtr import xtr
 
+# k' for the imputations (Table 5), the costs (Table 1) and the choice of k_train on dev queries
+TABLE_TOKENS = 100
 FREE = {"seeds", "k_train", "other_batch_sizes"}  # settings that may change in a results folder
 
 
 def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
     data = open_study(settings, console, ("training", "dev", "test"))
-    bind(settings, accelerator, FREE, ("backbone",), fingerprint=data.collection.fingerprint)
+    bound = {"fingerprint": data.collection.fingerprint, "table_tokens": TABLE_TOKENS}
+    bind(settings, accelerator, FREE, ("backbone",), **bound)
     jobs = [job(model, data, settings, accelerator) for model in settings.models()]
     results = run_jobs(jobs, accelerator, console)
     if accelerator.is_main_process:
         name = data.collection.name
         lexical = data.lexical(MEASURES)
-        study = TokenStudy(name, results, settings.searched(), settings.table_tokens, lexical)
+        study = TokenStudy(name, results, settings.searched(), TABLE_TOKENS, lexical)
         summary = (
             f"{len(lexical.queries)} test queries over {len(data.collection.corpus):,} documents; seeds "
             f"{settings.seeds}. ColBERT and XTR learn from {settings.backbone} in {settings.steps} steps of "
@@ -93,7 +94,6 @@ def main(settings: Settings) -> None:
 
 def job(model: Model, data: StudyData, settings: Settings, accelerator: Accelerator) -> Job:
     folder = Path(settings.output) / model.name
-    k = settings.table_tokens
 
     def make() -> Paradigm:
         backbone: str | Path = settings.backbone
@@ -108,12 +108,12 @@ def job(model: Model, data: StudyData, settings: Settings, accelerator: Accelera
     def measured(paradigm: Paradigm, index: Index) -> Measured:
         ids = stored_ids(paradigm, index, data.collection.corpus)
         dev = {  # RR@10 of f_XTR', which chooses k_train
-            retrieved.query: best_documents(index, *imputed(retrieved, index, k))
-            for retrieved in token_search(paradigm, index, data.dev.queries, k)
+            retrieved.query: best_documents(index, *imputed(retrieved, index, TABLE_TOKENS))
+            for retrieved in token_search(paradigm, index, data.dev.queries, TABLE_TOKENS)
         }
         chosen_by = per_query(dev, data.dev.judgements, ("RR@10",)).values["RR@10"].tolist()
         keys = asdict(model) | {"dev": chosen_by}
-        return keys | measure(paradigm, index, ids, data.test, settings.searched(), k)
+        return keys | measure(paradigm, index, ids, data.test, settings.searched(), TABLE_TOKENS)
 
     name = str(model)
     batch_size = model.batch_size

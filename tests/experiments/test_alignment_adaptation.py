@@ -37,14 +37,16 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(collection: Path, backbone: Path, output: Path, **changes: object) -> None:
     flags = {"collections": f'["{collection}"]', "backbone": backbone, "output": output, "seeds": "[0]"}
-    flags |= {"query_length": 8, "document_length": 16, "indexed_length": 128, "depth": 12, "queries": 20}
-    scripts.run("alignment_adaptation", **SMALL | flags | {"shots": "[1, 2, 64]"} | changes)
+    flags |= {"query_length": 8, "document_length": 16, "depth": 12, "queries": 20}
+    scripts.run("alignment_adaptation", **SMALL | flags | changes)
 
 
 @pytest.fixture(scope="module")
 def results(collection: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("results") / "adaptation"
-    run(collection, tiny_bert, output, trained_with='["k=1", "eps=0.1"]')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(alignment_adaptation, "INDEXED_LENGTH", 128)
+        run(collection, tiny_bert, output, trained_with='["k=1", "eps=0.1"]')
     return output
 
 

@@ -85,10 +85,11 @@ def test_oracle_measures_finished_systems_before_and_after_training(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Fewer axes never make more queries answerable, and what is reached is possible."""
-    chosen = {"results": [str(finished)], "systems": ["colbert", "dsi"], "dims": [2], "queries": 4}
+    chosen = {"results": [str(finished)], "systems": ["colbert", "dsi"], "queries": 4}
     with pytest.raises(SystemExit, match="no finished system"):
         scripts.run("oracle", output=tmp_path, **chosen)  # each query has one relevant document
     monkeypatch.setattr("oracle.FEWEST", 1)
+    monkeypatch.setattr("oracle.DIMS", [2])
     scripts.run("oracle", output=tmp_path, **chosen)
     rows = [json.loads(file.read_text())["answer"] for file in sorted(tmp_path.glob("*/colbert*.json"))]
     assert len(rows) == 2  # untrained and trained; DSI has no index

@@ -19,7 +19,7 @@ from paradigms.retrieve import Indexed
 def test_every_model_is_stored_in_every_way(words: Path, tiny_bert: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     settings = fewer_numbers.Settings(
-        collection=str(words), backbone=str(tiny_bert), dim=16, dims=[8, 4], bits=2, vectors=3, seeds=[3],
+        collection=str(words), backbone=str(tiny_bert), dims=[8, 4], seeds=[3],
         steps=2, batch_size=4, dev_queries=4, query_length=12, document_length=16, tracker="none",
         # Rounding decides near ties: float32, no stored states, and a seed without near ties.
         output=str(out), precision="no", trained_layers=0,

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import hand_over
 import pytest
 import torch
 
@@ -31,7 +32,6 @@ def given(tiny_bert: Path, tmp_path: Path) -> tuple[Paradigm, dict[str, Any]]:
     flags = {
         "indexes": f"[{tmp_path}/index-0, {tmp_path}/index-1]",
         "checkpoint": tmp_path / "model",
-        "piece": 6,
     }
     return model, flags | {"place": tmp_path / "engine", "output": tmp_path / "done"}
 
@@ -59,6 +59,7 @@ def test_an_interrupted_hand_over_goes_on(
         added.append(ids)
         add(engine, ids, documents, texts)
 
+    monkeypatch.setattr(hand_over, "PIECE", 6)
     monkeypatch.setattr(KINDS[name], "_add", failing)
     with pytest.raises(SystemExit, match="the disk is full"):
         run("hand_over", engine=name, **flags)
@@ -66,5 +67,6 @@ def test_an_interrupted_hand_over_goes_on(
     run("hand_over", engine=name, **flags)
     assert sorted(id for ids in added for id in ids) == sorted(id for id, text in TEXTS.items() if text)
     check(model, KINDS[name](str(tmp_path / "engine"), 8))
+    monkeypatch.setattr(hand_over, "PIECE", 7)
     with pytest.raises(SystemExit, match="holds results with other settings"):
-        run("hand_over", engine=name, **flags | {"piece": 7})
+        run("hand_over", engine=name, **flags)

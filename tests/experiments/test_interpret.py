@@ -67,7 +67,7 @@ def test_the_script_reads_a_collection_and_writes_the_page(
     flags = {"checkpoint": tmp_path / "model", "collection": tmp_path / "data"}
     flags["output"] = tmp_path / "page.html"
 
-    run("interpret", **flags, k="[1, 3]")
+    run("interpret", **flags)
     printed = " ".join(capsys.readouterr().out.split())
     page = (tmp_path / "page.html").read_text()
     for found in (printed, page):
@@ -75,7 +75,7 @@ def test_the_script_reads_a_collection_and_writes_the_page(
         assert "document d2" in found  # empty texts have no words, and do no harm
         assert "query q3" not in found  # nothing relevant
         assert "its deviation within a document is" in found
-    assert "query q1, k = 3" in printed
-    assert page.count('"system":"k = 3"') + page.count('"system": "k = 3"') == 2
+    assert "query q1, k = 4" in printed
+    assert page.count('"system":"k = 4"') + page.count('"system": "k = 4"') == 2
     with pytest.raises(SystemExit, match="--queries: q9 not in split test"):
         run("interpret", **flags, queries='["q9"]')

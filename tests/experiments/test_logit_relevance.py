@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import logit_relevance
 import numpy as np
 import pytest
 from logit_relevance import LOGITS, MEASURE, SCORERS, state, study_of
@@ -16,9 +17,12 @@ from tests.experiments.scripts import pair_flags, run, unmeasured, verdicts
 from tests.tiny_generative import generative, log_p, named
 
 
-def test_it_measures_states_of_one_training(words: Path, seq2seq: dict[str, Path], tmp_path: Path) -> None:
+def test_it_measures_states_of_one_training(
+    words: Path, seq2seq: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logit_relevance, "STATES", 2)
     given = pair_flags(words, seq2seq["t5"], tmp_path, paradigm="genre", seeds="[0]")
-    run("logit_relevance", **given | {"states": 2, "generative_steps": 4})
+    run("logit_relevance", **given | {"generative_steps": 4})
     rows = json.loads((tmp_path / "results/states.json").read_text())
     assert rows[0].keys() >= {"steps = 0", "steps = 2", "steps = 4"}
     measured = json.loads((tmp_path / "results/seed-0/genre.json").read_text())

@@ -79,9 +79,10 @@ def test_shared_draws_give_the_law_of_theory(problem):
         assert abs(a - b) < 4 * np.hypot(da, db)
 
 
-def test_run_writes_everything(folder, tmp_path):
+def test_run_writes_everything(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(random_projections, "LENGTH_BINS", 2)  # of 200 documents, for the 100th margin
     settings = random_projections.Settings(
-        collection=str(folder), queries=40, rank=5, length_bins=2, samples=32, output=str(tmp_path / "out")
+        collection=str(folder), queries=40, samples=32, output=str(tmp_path / "out")
     )
     random_projections.main(settings)
     results = {n: json.loads((tmp_path / f"out/{n}.json").read_text()) for n in ("claims", "figure3", "idf")}

@@ -186,7 +186,7 @@ def test_dev_queries_choose_among_the_xtrs_of_colberts_batch() -> None:
 def run(collection: Path, backbone: Path, output: Path, **changes: object) -> None:
     flags = {"collection": collection, "backbone": backbone, "output": output, "seeds": "[0]"}
     flags |= {"other_batch_sizes": "[2]", "k_train": "[0.1, 0.3]", "negatives": 1, "query_length": 8}
-    flags |= {"document_length": 12, "search_tokens": "[2, 200]", "table_tokens": 10}
+    flags |= {"document_length": 12, "search_tokens": "[2, 200]"}
     scripts.run("token_retrieval", **SMALL | flags | changes)
 
 
@@ -205,7 +205,7 @@ def test_every_model_is_trained_measured_and_shown(finished: Path) -> None:
         measured = json.loads((finished / "seed-0" / name / "values.json").read_text())
         assert (len(measured["queries"]), len(measured["dev"])) == (10, 3)  # a tenth of the training queries
         searched = [side for side in measured["values"]["RR@10"] if side.startswith("imputing")]
-        assert searched == [f"imputing, k' = {k}" for k in (2, 10, 200)]
+        assert searched == [f"imputing, k' = {k}" for k in (2, 100, 200)]
         paradigm = Paradigm.from_pretrained(finished / "seed-0" / name / "checkpoint")
         assert paradigm.recipe.name == name.split("-")[0]
         assert (paradigm.encoder.settings.skip, paradigm.encoder.settings.special_tokens) == ("", False)
