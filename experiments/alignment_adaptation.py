@@ -12,17 +12,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from studies.settings import EncoderStudy, at_least, different, known, launch, lengths_of, refusing
+from studies.settings import (
+    Collections,
+    EncoderStudy,
+    at_least,
+    different,
+    known,
+    launch,
+    lengths_of,
+    refusing,
+)
 
 from paradigms.io.command_line import flags, folder_name
 
 
-@flags()
-class Settings(EncoderStudy):
-    """Settings for models, collections, and numbers of judged queries."""
+@flags(query_length=48, document_length=180)
+class Settings(EncoderStudy, Collections):
+    """Settings for models and collections. Training reads document_length tokens, the index 512."""
 
-    collections: list[str] = field(default_factory=lambda: ["pydocs"])
-    """collections, each pydocs (built in), a folder in BEIR layout, hf:OWNER/NAME or irds:IDENTIFIER"""
     checkpoint: str = ""
     """saved ALIGNER to measure unchanged on every collection; empty: train one on each"""
     in_domain: bool = False
@@ -30,9 +37,6 @@ class Settings(EncoderStudy):
     trained_with: list[str] = field(default_factory=lambda: ["k=1"])
     """alignments to train ALIGNERs with, which are then these models' default strategies: any of k=1, 2, 4,
     6, 8, 16; p=0.5%, 1%, 1.5%, 2%, 4%, 5%; eps=0.01, 0.02, 0.04, 0.06, 0.1 (entropic, k = 1)"""
-    query_length: int = 48
-    document_length: int = 180
-    """tokens per document in training"""
     depth: int = 100
     """candidates per query (the paper: 1000)"""
 

@@ -26,6 +26,7 @@ from studies.settings import (
     Results,
     Seeds,
     StudyTraining,
+    TimeLimit,
     at_least,
     different,
     launch,
@@ -38,7 +39,7 @@ from paradigms.io.command_line import flags, folder_name
 
 @flags(dev_queries=0, seeds=[0])
 class Settings(
-    Results, CollectionName, StudyTraining, Backbone, Baseline, Seeds, Options, IndexKind, Ranking
+    Results, CollectionName, StudyTraining, TimeLimit, Backbone, Baseline, Seeds, Options, IndexKind, Ranking
 ):
     """Settings for the systems to compare, and the training of each paradigm."""
 
@@ -67,9 +68,6 @@ class Settings(
     hard negatives are learned in addition to the labels"""
     with_relevant: bool = False
     """also rerank the relevant documents that are not among the candidates"""
-    minutes: float = 0.0
-    """pause after this many minutes at a checkpoint, with exit status 75; the same command resumes. 0:
-    never"""
 
     def __post_init__(self) -> None:
         self.chosen = read_systems(self.systems)

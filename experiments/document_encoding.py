@@ -60,15 +60,13 @@ SYSTEMS = {  # system -> trained model
 }
 
 
-@flags()
+@flags(queries=400)
 class Settings(PairSettings):
     """Settings for models, training, and evaluation queries."""
 
     systems: list[str] = field(default_factory=lambda: list(SYSTEMS))
     """systems, named as in the tables; BM25 is always included. By default all: those of the second backbone
     if it differs, and ASYNC if encoders are trained"""
-    queries: int = 400
-    """test queries to measure, drawn at random; 0: all"""
     beams: int = 20
     """beams of DSI's and GENRE's search; SEAL has 5 beams, as in the authors' code"""
 

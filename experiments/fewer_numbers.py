@@ -21,16 +21,13 @@ BITS = 2  # per coordinate, for training and storing: fewer than an index's usua
 VECTORS = 16  # per document of `spans`
 
 
-@flags()
+@flags(seeds=[0, 1], document_length=64)
 class Settings(EncoderStudy, CollectionName):
     """Settings for the collection, the training, and the stored vectors."""
 
     models: list[Model] = field(default_factory=lambda: list(get_args(Model)))
     dims: list[int] = field(default_factory=lambda: [64, 32, 16])
     """numbers of first coordinates to train on and to store"""
-    seeds: list[int] = field(default_factory=lambda: [0, 1])
-    """training seeds"""
-    document_length: int = 64
 
     def __post_init__(self) -> None:
         super().__post_init__()

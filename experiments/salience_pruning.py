@@ -19,7 +19,7 @@ from studies.settings import CollectionName, EncoderStudy, different, known, lau
 from paradigms.io.command_line import flags
 
 
-@flags()
+@flags(query_length=48)
 class Settings(EncoderStudy, CollectionName):
     """Settings for the ALIGNER models, their collection, and the shares of tokens to keep."""
 
@@ -33,7 +33,6 @@ class Settings(EncoderStudy, CollectionName):
     the γ whose pruned searches have the highest RR@10 on dev queries"""
     depth: int = 100
     """documents per query that the pruned search retrieves and the refinement rescores"""
-    query_length: int = 48
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -20,11 +20,12 @@ from typing import Any, Literal
 from studies.settings import (
     Backbone,
     Lengths,
-    Machine,
     OneCollection,
     OneSplit,
     Output,
     Queries,
+    Rounds,
+    Threads,
     at_least,
     known,
     launch,
@@ -36,7 +37,7 @@ from paradigms.io.command_line import flags, folder_name
 
 
 @flags(documents=1200, queries=30, threads=0, rounds=3)
-class Settings(Output, OneCollection, OneSplit, Queries, Backbone, Lengths, Machine):
+class Settings(Output, OneCollection, OneSplit, Queries, Backbone, Lengths, Threads, Rounds):
     """Settings for documents, queries, paradigms, and indexes."""
 
     paradigms: list[str] = field(

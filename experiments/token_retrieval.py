@@ -14,7 +14,7 @@ from studies.settings import CollectionName, EncoderStudy, at_least, different, 
 from paradigms.io.command_line import flags
 
 
-@flags()
+@flags(document_length=96)
 class Settings(EncoderStudy, CollectionName):
     """Settings for models, collection, and depths of token search."""
 
@@ -26,7 +26,6 @@ class Settings(EncoderStudy, CollectionName):
     k_train: list[int | float] = field(default_factory=lambda: [0.005, 0.05])
     """tokens that each query token retrieves in training: below 1, a share of the batch's tokens, which suits
     batches of any size; from 1 on, a number of tokens, as in the paper"""
-    document_length: int = 96
     search_tokens: list[int] = field(default_factory=lambda: [3, 10, 30, 100, 300, 1000])
     """values of k' to measure"""
 

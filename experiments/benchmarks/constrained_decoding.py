@@ -24,13 +24,13 @@ from typing import Any
 from unittest.mock import patch
 
 from parts.settings import Benchmark
-from studies.settings import CollectionName, Queries, launch
+from studies.settings import CollectionName, Queries, Rounds, Seed, Threads, launch
 
 from paradigms.io.command_line import flags
 
 
 @flags(queries=32)
-class Settings(Benchmark, CollectionName, Queries):
+class Settings(Benchmark, Threads, Rounds, Seed, CollectionName, Queries):
     """Settings for the text and decoding; queries are searched one at a time."""
 
     tokens: int = 1_000_000

@@ -29,13 +29,13 @@ from pathlib import Path
 from typing import Any
 
 from parts.settings import Benchmark
-from studies.settings import CollectionName, Documents, Queries, launch, refusing
+from studies.settings import CollectionName, Documents, Queries, Rounds, Threads, launch, refusing
 
 from paradigms.io.command_line import flags
 
 
 @flags(documents=48, queries=20)
-class Settings(Benchmark, CollectionName, Documents, Queries):
+class Settings(Benchmark, Threads, Rounds, CollectionName, Documents, Queries):
     """Settings for the texts and the rounds.
 
     The collection's first long documents are encoded, without documents only `quality` is measured; `queries`

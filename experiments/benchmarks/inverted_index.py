@@ -24,13 +24,13 @@ from itertools import pairwise, product
 from typing import Any
 
 from parts.settings import Benchmark
-from studies.settings import Documents, Queries, launch
+from studies.settings import Documents, Queries, Rounds, Seed, launch
 
 from paradigms.io.command_line import flags
 
 
 @flags(documents=100_000, queries=50)
-class Settings(Benchmark, Documents, Queries):
+class Settings(Benchmark, Rounds, Seed, Documents, Queries):
     """Settings for documents and queries."""
 
     collection: str = ""

@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from parts.settings import Benchmark, Peers
-from studies.settings import Backbone, Queries, launch
+from studies.settings import Backbone, Queries, Seed, Threads, launch
 
 from paradigms.io.command_line import flags
 
 
 @flags(queries=100)
-class Settings(Benchmark, Backbone, Queries, Peers):
+class Settings(Benchmark, Threads, Seed, Backbone, Queries, Peers):
     """Settings for the documents, the sizes and the systems; every collection has as many of the queries."""
 
     collections: dict[str, int] = field(default_factory=lambda: {"pydocs": 0})

@@ -26,13 +26,13 @@ from time import perf_counter
 from typing import Any
 
 from parts.settings import Benchmark, Peers
-from studies.settings import CollectionName, Documents, Queries, launch
+from studies.settings import CollectionName, Documents, Queries, Rounds, Seed, Threads, launch
 
 from paradigms.io.command_line import flags
 
 
 @flags(documents=4173, queries=200, rounds=3, threads=2)
-class Settings(Benchmark, CollectionName, Documents, Queries, Peers):
+class Settings(Benchmark, Threads, Rounds, Seed, CollectionName, Documents, Queries, Peers):
     """Settings for the vectors and the systems that search them.
 
     The documents are those relevant to the queries, and others drawn at random.

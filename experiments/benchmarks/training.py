@@ -22,13 +22,23 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from parts.settings import Benchmark
-from studies.settings import Backbone, CollectionName, at_least, different, launch, refusing
+from studies.settings import (
+    Backbone,
+    CollectionName,
+    Rounds,
+    Seed,
+    Threads,
+    at_least,
+    different,
+    launch,
+    refusing,
+)
 
 from paradigms.io.command_line import flags
 
 
 @flags(rounds=3)
-class Settings(Benchmark, CollectionName, Backbone):
+class Settings(Benchmark, Threads, Rounds, Seed, CollectionName, Backbone):
     """Settings for the pairs, the batches and the rounds.
 
     A pair is a training query of the collection and one of its relevant documents.

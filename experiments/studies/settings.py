@@ -275,10 +275,16 @@ class Baseline:
 
 
 @flags()
-class Machine:
-    """How times are measured."""
+class Threads:
+    """Threads of a timed process."""
 
     threads: int = 1
+
+
+@flags()
+class Rounds:
+    """How times are measured."""
+
     rounds: int = 5
     """measured rounds, after a warm-up; systems take turns within a round, and medians are reported"""
 
@@ -340,13 +346,24 @@ class EncoderTraining(Training, HeadRate, HardNegatives):
     evaluate_every: int = 30
     """steps between dev measurements. The last state is kept, unless an earlier state (or the untrained
     encoder) is better by more than the measure's standard error"""
+    evaluate_at: list[int] = field(default_factory=list)
+    """more steps at which to measure dev: points of the learning curve"""
     dev_queries: int = 100
     """number of dev queries for measuring nDCG@10 after reranking BM25's first 10 documents and the relevant
     documents; if there are more queries, a hash draws a sample; 0: keep the last state"""
 
 
 @flags()
-class FullTraining(EncoderTraining):
+class TimeLimit:
+    """How long a call may take."""
+
+    minutes: float = 0.0
+    """pause after this many minutes at a checkpoint, with exit status 75; the same command resumes. 0:
+    never"""
+
+
+@flags()
+class FullTraining(EncoderTraining, TimeLimit):
     """The remaining settings of one training."""
 
     weight_decay: float = 0.01
@@ -355,13 +372,8 @@ class FullTraining(EncoderTraining):
     """share of the steps over which the learning rate rises; it then falls linearly to 0"""
     max_grad_norm: float = 1.0
     """larger gradients are scaled to this norm"""
-    evaluate_at: list[int] = field(default_factory=list)
-    """more steps at which to measure dev"""
     patience: int = 0
     """end after this many dev measurements in a row without a better one; 0: take all steps"""
-    minutes: float = 0.0
-    """pause after this many minutes at a checkpoint, with exit status 75; the same command resumes. 0:
-    never"""
     save_every: int = 0
     """steps between checkpoints; 0: with every dev measurement"""
     keep: int = 2
@@ -374,8 +386,6 @@ class StudyTraining(EncoderTraining):
 
     own_negatives: bool = False
     """mine hard negatives from the first 100 documents of the untrained system instead"""
-    evaluate_at: list[int] = field(default_factory=list)
-    """more steps at which to measure dev: points of the learning curve"""
 
 
 @flags(documents=2000)

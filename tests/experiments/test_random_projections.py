@@ -94,3 +94,6 @@ def test_run_writes_everything(folder, tmp_path, monkeypatch):
         "the required dimension increases with document length",
         "a collection's smallest normalized margin is “much lower” for BM25 than for Boolean inner product",
     ]
+    monkeypatch.setattr(random_projections, "RANK", 400)
+    with pytest.raises(SystemExit, match="too few documents: [0-9]+ are below"):
+        random_projections.main(settings)

@@ -56,9 +56,6 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
         ({"parts": "[]"}, "parts"),
         ({"documents": 90}, "need as many words"),
     ],
-    "random_projections": [
-        ({"rank": 400}, r"rank must be at most \d+"),
-    ],
     "salience_pruning": [({"l1": "[0]"}, "coefficients above 0")],
     "serving_costs": [
         ({"paradigms": '["bm26"]'}, 'paradigms: unknown "bm26"'),

@@ -8,12 +8,12 @@ from paradigms.io.command_line import flags
 
 sys.path.append(str(Path(__file__).parents[2]))  # launching a benchmark puts only its own folder on the path
 
-from studies.settings import Machine, Output, Seed
+from studies.settings import Output
 
 
 @flags()
-class Benchmark(Output, Machine, Seed):
-    """The results folder, threads, rounds and seed of a benchmark."""
+class Benchmark(Output):
+    """The results folder of a benchmark."""
 
     @property
     def experiment(self) -> str:
