@@ -191,6 +191,9 @@ def _single(parts: Chain, config: dict[str, Any], settings: dict[str, Any]) -> P
     cosine = _similarity(config, "cosine", "dot") == "cosine"
     options: dict[str, Any] = prompts(config) | POOLED | both_lengths(settings, parts.backbone)
     options |= {"normalize": parts.normalize or cosine, "pooling": parts.pooling}
+    options["truncate"] = config.get("truncate_dim")
+    if options["truncate"] and parts.normalize and not cosine:
+        raise ValueError("truncate_dim after Normalize: the vectors' inner products are no cosines")
     return one_vector(encoder_with(parts.backbone, parts.head, **options))
 
 
@@ -210,14 +213,14 @@ def chain(folder: Path) -> Chain:
         raise ValueError(f"the first module is {steps[0][0] if steps else 'missing'}, not Transformer")
     parts = Chain(steps[0][1])
     for kind, place in steps[1:]:
+        if parts.normalize and kind in ("Pooling", "Dense"):
+            raise ValueError(f"a {kind} after Normalize")
         if kind == "Pooling":
             parts.pooling = pooling(place)
             head = parts.head
             if head is not None and (head.activation != "identity" or parts.pooling not in COMMUTES):
                 raise ValueError(f"{parts.pooling} pooling of projected tokens")
         elif kind == "Dense":
-            if parts.normalize:
-                raise ValueError("a Dense after Normalize")
             parts.head = dense(place) if parts.head is None else parts.head.then(dense(place))
         elif kind == "Normalize":
             parts.normalize = True

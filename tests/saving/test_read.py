@@ -133,6 +133,13 @@ def test_pooling(folder, mode, old):
     assert_same(scores_of(paradigms.load(folder)), wanted)
 
 
+def test_the_published_dimensions(bert):
+    write_module(bert / "1_Pooling", pooling_mode="mean")
+    write_modules(bert, module("Pooling", "1_Pooling"), truncate_dim=8)
+    (_, a, q), (_, b, d) = hidden(bert, QUERIES), hidden(bert, DOCUMENTS)
+    assert_same(scores_of(paradigms.load(bert)), cosines(mean(d, b)[:, :8], mean(q, a)[:, :8]))
+
+
 def with_marker(ids: Tensor, marker: int) -> Tensor:
     return torch.cat([ids[:, :1], torch.full_like(ids[:, :1], marker), ids[:, 1:]], 1)
 
@@ -405,6 +412,8 @@ HALF_RECOGNISED: list[tuple[list[tuple[str, dict[str, Any]]], dict[str, Any], st
     ([("Pooling", {})], {}, "pooling is none"),
     ([("Pooling", {"pooling_mode": "mean", "include_prompt": False})], {}, "leaves the prompt out"),
     (POOLED, {"similarity_fn_name": "euclidean"}, "similarity is euclidean"),
+    ([("Normalize", {}), *POOLED], {}, "a Pooling after Normalize"),
+    ([*POOLED, ("Normalize", {})], {"truncate_dim": 8, "similarity_fn_name": "dot"}, "truncate_dim after"),
     ([], {"model_type": "SentenceTransformer"}, "pooling none"),
     (POOLED, MANY, "and pooling mean"),
     ([("Dense", {"activation_function": "torch.nn.ReLU"})], {}, "0_Dense has the activation torch.nn.ReLU"),
