@@ -246,14 +246,14 @@ def text_length(settings: dict[str, Any], backbone: Path) -> int:
 
 
 def both_lengths(settings: dict[str, Any], backbone: Path) -> dict[str, Any]:
-    longest = text_length(settings, backbone)
-    return {name: min(settings.get(name) or longest, longest) for name in ("query_length", "document_length")}
+    """Return the lengths of both sides. A side's own length counts even if the tokenizer's is shorter."""
+    longest, limit = text_length(settings, backbone), positions(backbone) or LONGEST
+    return {name: min(settings.get(name) or longest, limit) for name in ("query_length", "document_length")}
 
 
 def augmentation(settings: dict[str, Any], backbone: Path, pylate: bool) -> dict[str, Any]:
     """Return the lengths of token vectors' texts, and whether [MASK] pads queries and is attended to."""
-    longest = text_length({}, backbone)
-    length = settings.get("query_length") or (AUGMENTED if pylate else longest)
+    length = settings.get("query_length") or (AUGMENTED if pylate else None)
     if pylate:
         augments = settings.get("do_query_expansion", True)
         attends = settings.get("attend_to_expansion_tokens")
@@ -268,9 +268,8 @@ def augmentation(settings: dict[str, Any], backbone: Path, pylate: bool) -> dict
                 raise ValueError(f"query expansion by the strategy {expansion.get('strategy')}")
             if token is not None and token != load_tokenizer(backbone).mask_token:
                 raise ValueError(f"query expansion with the token {token}")
-    return {
-        "query_length": min(length, longest),
-        "document_length": min(settings.get("document_length") or longest, longest),
+    given = {"query_length": length, "document_length": settings.get("document_length")}
+    return both_lengths(given, backbone) | {
         "query_augmentation": augments,
         "attend_augmentation": bool(augments and attends),
     }

@@ -140,6 +140,16 @@ def test_the_published_dimensions(bert):
     assert_same(scores_of(paradigms.load(bert)), cosines(mean(d, b)[:, :8], mean(q, a)[:, :8]))
 
 
+def test_a_side_may_be_longer_than_the_tokenizer_says(bert):
+    AutoTokenizer.from_pretrained(bert, model_max_length=8).save_pretrained(bert)
+    (bert / "sentence_bert_config.json").write_text(json.dumps({"document_length": 40}))
+    write_module(bert / "1_Pooling", pooling_mode="mean")
+    for modules, config in (((), MANY), ((module("Pooling", "1_Pooling"),), {})):
+        write_modules(bert, *modules, **config)
+        settings = paradigms.load(bert).encoder.settings
+        assert (settings.query_length, settings.document_length) == (8, 40)
+
+
 def with_marker(ids: Tensor, marker: int) -> Tensor:
     return torch.cat([ids[:, :1], torch.full_like(ids[:, :1], marker), ids[:, 1:]], 1)
 
