@@ -113,6 +113,7 @@ def test_a_learned_table_starts_with_ones(masked: Path, tmp_path: Path) -> None:
     [
         ({"dim": 8}, "SPLADE has no dim"),
         ({"normalize": True}, "SPLADE has no normalize"),
+        ({"truncate": 4, "skip": ","}, "SPLADE has no truncate, skip"),
         ({"most_terms": 0}, "most_terms must be at least 1"),
         ({"document_sparsity": -1.0}, "document_sparsity must be at least 0"),
         ({"terms": 1}, "unknown settings: 'terms'"),

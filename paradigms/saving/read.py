@@ -183,13 +183,13 @@ def _sparse(parts: Chain, config: dict[str, Any], settings: dict[str, Any]) -> P
     _similarity(config, "dot")
     if parts.head is not None or parts.normalize or parts.pooling:
         raise ValueError("SpladePooling has other modules after it")
-    options: dict[str, Any] = prompts(config) | both_lengths(settings, parts.backbone)
+    options: dict[str, Any] = prompts(config) | augmentation(settings, parts.backbone)
     return splade(parts.backbone, most_terms=config.get("max_active_dims"), **options)
 
 
 def _single(parts: Chain, config: dict[str, Any], settings: dict[str, Any]) -> Paradigm:
     cosine = _similarity(config, "cosine", "dot") == "cosine"
-    options: dict[str, Any] = prompts(config) | POOLED | both_lengths(settings, parts.backbone)
+    options: dict[str, Any] = prompts(config) | POOLED | augmentation(settings, parts.backbone)
     options |= {"normalize": parts.normalize or cosine, "pooling": parts.pooling}
     options["truncate"] = config.get("truncate_dim")
     if options["truncate"] and parts.normalize and not cosine:
@@ -245,14 +245,11 @@ def text_length(settings: dict[str, Any], backbone: Path) -> int:
     return min([limit, LONGEST, *(int(length) for length in limits if length and length < 1e6)])
 
 
-def both_lengths(settings: dict[str, Any], backbone: Path) -> dict[str, Any]:
-    """Return the lengths of both sides. A side's own length counts even if the tokenizer's is shorter."""
-    longest, limit = text_length(settings, backbone), positions(backbone) or LONGEST
-    return {name: min(settings.get(name) or longest, limit) for name in ("query_length", "document_length")}
+def augmentation(settings: dict[str, Any], backbone: Path, pylate: bool = False) -> dict[str, Any]:
+    """Return the lengths of texts, and whether [MASK] pads queries and is attended to.
 
-
-def augmentation(settings: dict[str, Any], backbone: Path, pylate: bool) -> dict[str, Any]:
-    """Return the lengths of token vectors' texts, and whether [MASK] pads queries and is attended to."""
+    A side's own length counts even if the tokenizer's is shorter.
+    """
     length = settings.get("query_length") or (AUGMENTED if pylate else None)
     if pylate:
         augments = settings.get("do_query_expansion", True)
@@ -268,8 +265,11 @@ def augmentation(settings: dict[str, Any], backbone: Path, pylate: bool) -> dict
                 raise ValueError(f"query expansion by the strategy {expansion.get('strategy')}")
             if token is not None and token != load_tokenizer(backbone).mask_token:
                 raise ValueError(f"query expansion with the token {token}")
-    given = {"query_length": length, "document_length": settings.get("document_length")}
-    return both_lengths(given, backbone) | {
+    longest = text_length(settings, backbone)
+    limit = positions(backbone) or LONGEST
+    return {
+        "query_length": min(length or longest, limit),
+        "document_length": min(settings.get("document_length") or longest, limit),
         "query_augmentation": augments,
         "attend_augmentation": bool(augments and attends),
     }

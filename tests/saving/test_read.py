@@ -140,14 +140,16 @@ def test_the_published_dimensions(bert):
     assert_same(scores_of(paradigms.load(bert)), cosines(mean(d, b)[:, :8], mean(q, a)[:, :8]))
 
 
-def test_a_side_may_be_longer_than_the_tokenizer_says(bert):
+def test_lengths_beyond_the_tokenizers_and_augmentation(bert):
     AutoTokenizer.from_pretrained(bert, model_max_length=8).save_pretrained(bert)
-    (bert / "sentence_bert_config.json").write_text(json.dumps({"document_length": 40}))
+    config = {"document_length": 40, "query_expansion": EXPANSION | {"attend": True, "length": 20}}
+    (bert / "sentence_bert_config.json").write_text(json.dumps(config))
     write_module(bert / "1_Pooling", pooling_mode="mean")
     for modules, config in (((), MANY), ((module("Pooling", "1_Pooling"),), {})):
         write_modules(bert, *modules, **config)
         settings = paradigms.load(bert).encoder.settings
-        assert (settings.query_length, settings.document_length) == (8, 40)
+        assert (settings.query_length, settings.document_length) == (20, 40)
+        assert settings.attend_augmentation
 
 
 def with_marker(ids: Tensor, marker: int) -> Tensor:
