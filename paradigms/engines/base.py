@@ -290,14 +290,18 @@ class EngineRetriever:
         return self._ranked(f"search {self.model.name}", queries, dict.fromkeys(queries, k), among, progress)
 
     def only(self, ids: Iterable[str]) -> "EngineRetriever":
-        """Return a retriever restricted to these documents. Ids that are not stored are ignored."""
-        return replace(self, documents=list(ids))
+        """Return a retriever restricted further, to these documents. Ids that are not stored are ignored."""
+        kept = frozenset(ids)
+        return replace(self, documents=kept if self.documents is None else kept.intersection(self.documents))
 
     def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
-        """Score the run's documents by rel. Documents that the engine does not store score −∞."""
+        """Score the run's documents by rel. Documents that a search would not return score −∞."""
         check_queries(run, queries)
         counts = {query: len(documents) for query, documents in run.items() if documents}
-        scored = self._ranked(f"rerank {self.model.name}", queries, counts, run, progress)
+        among: Mapping[str, Collection[str]] = run
+        if self.documents is not None:
+            among = {query: run[query].keys() & self.documents for query in run}
+        scored = self._ranked(f"rerank {self.model.name}", queries, counts, among, progress)
         return {
             query: best_first(dict.fromkeys(documents, -inf) | scored.get(query, {}))
             for query, documents in run.items()

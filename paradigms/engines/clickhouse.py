@@ -39,6 +39,8 @@ from paradigms.recipe import Recipe
 NUMBERS = ("Float32", "BFloat16", "Float64")  # types of stored vectors
 NEW: dict[str, Any] = {"metadata": [], "edition": 0}  # what a replaced document keeps, and a new one has
 NO_ID = -1 << 63  # id of a token whose encoder has no vocabulary
+COLUMNS = {"document", "version", "place", "token", "salience", "vector"}
+COLUMNS |= {"edition", "text", "pooled", "metadata", "made", "shard", "shards"}
 LONGEST = 1 << 30  # bytes of a statement, which names documents and contains a query's vectors
 MOST = (1 << 24) - 1  # similarities that ClickHouse keeps in order, for each query token
 ADDRESS = re.compile(r"https?://")
@@ -184,6 +186,12 @@ class ClickHouseEngine(Engine):
                 f"CREATE TABLE IF NOT EXISTS {self.makers} (made String, shard UInt32, shards UInt32) "
                 "ENGINE = MergeTree ORDER BY ()"
             )
+            stored = f"SELECT name FROM system.columns WHERE database = {_text(database)}"
+            if missing := COLUMNS - {row["name"] for row in self.rows(stored)}:
+                raise ValueError(
+                    f"another release made it, without {', '.join(sorted(missing))}: index again, in another "
+                    "database"
+                )
             types = {row["name"]: row["type"] for row in self.rows(f"DESCRIBE TABLE {self.tokens}")}
             if types.get("vector") != f"Array({numbers})":
                 raise ValueError(f"its vectors are {types.get('vector')}, not Array({numbers}): say numbers=")
@@ -334,8 +342,9 @@ class ClickHouseEngine(Engine):
 
     def _current(self, query: Tokens, among: Collection[str] | None) -> str:
         """Return SQL that limits rows to the documents to score, and to their named versions."""
-        pairs = self.where.items()
-        conditions = [f"metadata[{_text(name)}] = {_text(value)}" for name, value in pairs]
+        pairs = [(_text(name), _text(value)) for name, value in self.where.items()]
+        # Without mapContains, a name that a document lacks has the value ''.
+        conditions = [f"mapContains(metadata, {n}) AND metadata[{n}] = {value}" for n, value in pairs]
         chosen = " AND ".join([*conditions, f"({self.condition or 1})"])
         if among is not None:
             chosen += f" AND document IN ({', '.join(map(_text, among))})"

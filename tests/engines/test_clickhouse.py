@@ -211,6 +211,10 @@ def test_what_it_cannot_take_is_refused(tiny_bert, engine_of):
         EngineRetriever(engine, model)
     with pytest.raises(ValueError, match="needs the token ids"):
         engine.rank(tokens([1.0] * 4, ids=[3]), Recipe("coil", EqualIds(), "one"), 1)
+    engine.run(f"ALTER TABLE {engine.makers} DROP COLUMN shards")
+    with pytest.raises(ValueError, match="another release made it, without shards: index again"):
+        engine_of(4)
+    engine.run(f"ALTER TABLE {engine.makers} ADD COLUMN shards UInt32")
     with pytest.raises(ValueError, match="no_such_column"):
         top(engine_of(4, condition="no_such_column"), torch.ones(1, 4).numpy(), 1)
 

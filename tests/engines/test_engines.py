@@ -230,7 +230,10 @@ def test_an_engine_follows_a_corpus(tiny_bert, engine_of, name, monkeypatch):
     with pytest.raises(ValueError, match="documents that are not in the corpus, such as 'new'"):
         outdated.search({"q": "bird"}, 9)
     some = ["0/1", "new", "unknown"]
-    assert EngineRetriever(engine, model).only(some).search({"q": "bird"}, 9)["q"].keys() == set(some[:2])
+    restricted = EngineRetriever(engine, model).only(some)
+    assert restricted.search({"q": "bird"}, 9)["q"].keys() == set(some[:2])
+    assert restricted.rerank({"q": "bird"}, {"q": {"0/1": 0.0, "0/2": 0.0}})["q"]["0/2"] == -np.inf
+    assert restricted.only(["new", "0/2"]).search({"q": "bird"}, 9)["q"].keys() == {"new"}
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -238,9 +241,10 @@ def test_metadata_filters_every_search(engine_of, name):
     engine = engine_of(name, 2)
     vectors = [np.array([row], np.float32) for row in ([1.0, 0.0], [0.8, 0.6], [0.0, 1.0])]
     write(engine, list("abc"), vectors)
-    engine.describe({"a": {"kind": "it's", "year": "2020"}, "b": {"kind": "it's"}, "c": {}})
+    engine.describe({"a": {"kind": "it's", "year": "2020"}, "b": {"kind": "it's", "note": ""}, "c": {}})
     query = vectors[0]
-    for where, ids in (({}, "abc"), ({"kind": "it's"}, "ab"), ({"kind": "it's", "year": "2020"}, "a")):
+    both = {"kind": "it's", "year": "2020"}
+    for where, ids in (({}, "abc"), ({"kind": "it's"}, "ab"), (both, "a"), ({"note": ""}, "b")):
         engine.where = where
         assert [id for id, _ in top(engine, query, 3)] == list(ids)
         assert [id for id, _ in top(engine, query, 3, ["b", "c"])] == [id for id in ids if id != "a"]
