@@ -155,6 +155,10 @@ class Settings(Results, OneCollection, FullTraining, Options, Seed):
             with refusing(f"source {n}: ", options=True):
                 Source(**source)
         at_least(self, mixing=1, pool=2)
+        if self.mixing != 1 and not self.sources:
+            raise SystemExit("mixing divides the steps among sources: give --sources")
+        if self.distil == "none" and self.distil_temperature != 1:
+            raise SystemExit("distil_temperature divides a teacher's scores: set --distil")
         if bool(self.teacher) != (self.distil != "none"):
             raise SystemExit("a teacher needs a loss: set both --teacher and --distil, or neither")
         if not self.filter and (self.filter_margin, self.filter_share) != (None, None):

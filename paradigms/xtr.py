@@ -31,7 +31,9 @@ class XTR(TokenSettings):
 
 @paradigm(XTR)
 def xtr(settings: XTR) -> Recipe:
-    """Build XTR over a backbone."""
+    """Build XTR over a backbone. Raises ValueError for a salience, which a search could not read."""
+    if settings.weighs:
+        raise ValueError("XTR has no salience: its search imputes similarities (Eq. 4), which reads none")
     return Recipe(
         "xtr",
         PoolTopK(settings.k_train),

@@ -14,6 +14,7 @@ from paradigms.core import Tokens
 from paradigms.impute import IMPUTATIONS, imputed_rel, retrieved_rel
 from paradigms.scoring.in_batch import in_batch_rel
 from paradigms.train.losses import contrastive
+from paradigms.xtr import xtr
 from tests.near import assert_same
 from theory import token_retrieval as theory
 
@@ -50,6 +51,11 @@ def retrieve(S: Tensor, valid: Tensor, k: int) -> list[tuple[Tensor, Tensor, int
         order = P.argsort(1, descending=True)[:, :k]
         found.append((P.gather(1, order), rows[:, 0][order], len(rows)))
     return found
+
+
+def test_a_salience_that_no_search_reads_is_refused():
+    with pytest.raises(ValueError, match="XTR has no salience"):
+        xtr("offline", salience="relu")
 
 
 def test_golden_imputations():

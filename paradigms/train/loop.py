@@ -144,6 +144,8 @@ def train(
             f"workers={settings.workers} would make batches before {paradigm.name} renews its clusters: set "
             "workers=0"
         )
+    if settings.patience and dev is None:
+        raise ValueError(f"patience={settings.patience} counts dev measures, and there are no dev queries")
     accelerator = accelerator or Accelerator()
     began = time.monotonic()
     _check_negatives(objective.configure(settings), settings, accelerator)

@@ -339,6 +339,8 @@ def test_a_training_ends_when_dev_does_not_improve_and_goes_on_with_more_patienc
         assert kept_step(tmp_path) == (1 if ended == 4 else 5)
     with pytest.raises(ValueError, match="patience=2 counts dev measures"):
         replace(SETTINGS, patience=2)
+    with pytest.raises(ValueError, match="patience=2 counts dev measures, and there are no dev queries"):
+        fit(tiny_bert, tmp_path, replace(settings, patience=2))
 
 
 def test_a_training_pauses_at_a_checkpoint_and_ends_as_one_that_did_not(

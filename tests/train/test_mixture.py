@@ -104,6 +104,9 @@ def test_the_script_trains_on_several_collections(words: Path, tiny_bert: Path, 
             run("train", **given, sources=json.dumps(wrong))
     with pytest.raises(SystemExit, match="sources cannot be combined with negatives"):
         run("train", **given | {"negatives": 1}, sources=json.dumps(sources))
+    for name, message in (("mixing", "give --sources"), ("distil_temperature", "set --distil")):
+        with pytest.raises(SystemExit, match=message):
+            run("train", **given | {name: 2.0})
 
 
 def test_examples_texts_and_prompts_bind_a_run(tiny_bert: Path):
