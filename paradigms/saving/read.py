@@ -532,8 +532,10 @@ def is_reranker(folder: Path) -> bool:
 
 
 def read_reranker(folder: Path) -> SequenceClassifier:
-    """Read a reranker. Raises ValueError for more than one output, or for modules after the classifier."""
+    """Read a reranker. Raises ValueError for several outputs, a prompt, or modules after the classifier."""
     further = [kind for kind, _ in modules(folder)[1:]] if (folder / MODULES).is_file() else []
     if further:
         raise ValueError(f"{', '.join(further)} after a sequence classifier")
+    if json_or_empty(folder / MODEL).get("default_prompt_name"):
+        raise ValueError("a prompt before every pair")
     return SequenceClassifier(folder)

@@ -49,6 +49,9 @@ def test_a_sequence_classifier_is_a_reranker(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "saved")
     again = paradigms.load(tmp_path / "saved")
     assert Reranking(again, corpus).rerank(queries, run) == run
+    (tmp_path / "bert" / "config_sentence_transformers.json").write_text('{"default_prompt_name": "rank"}')
+    with pytest.raises(ValueError, match="a prompt before every pair"):
+        paradigms.load(tmp_path / "bert")
 
 
 @pytest.mark.parametrize("kind", [BertForTokenClassification, BertLMHeadModel])
