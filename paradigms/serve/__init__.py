@@ -6,4 +6,5 @@ import os
 # fill within an hour. It reads this once, at the process's first product.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 
-from paradigms.serve.service import PORT, Service, application, serve
+from paradigms.serve.application import PORT, application, serve
+from paradigms.serve.service import Service
