@@ -15,12 +15,11 @@ from paradigms.cli.indexed import (
     Checkpoint,
     SearchFolder,
     check_indexed,
-    index_source,
     is_indexed,
     open_folder,
     open_folders,
-    words_that_fit,
 )
+from paradigms.cli.indexing import index_source
 from paradigms.cli.queries import read_queries, refuse_blank, typed_lines
 from paradigms.cli.sources import check_source, corpus_of, is_text, words_of
 from paradigms.data import Collection, Corpus, Problems, Run, best_first, load_collection, read_run, write_run
@@ -127,7 +126,7 @@ def run_rerank(settings: argparse.Namespace) -> None:
         raise ValueError("no query: give its text, --queries FILE or --split NAME")
     model = Checkpoint.of(settings).open(pickled=settings.pickled)
     split = settings.passages and not is_text(settings.source)
-    words = words_of(settings.source, settings.words, words_that_fit(model), split)
+    words = words_of(settings.source, settings.words, model.document_length, split)
     problems = Problems()
     corpus = corpus_of(settings.source, words, problems)
     if settings.format == TREC:

@@ -17,8 +17,7 @@ from safetensors.torch import load_file
 from paradigms import PARADIGMS, load
 from paradigms.baselines.bm25 import BM25
 from paradigms.baselines.cross_attention import cross_attention
-from paradigms.cli import indexed as indexed_folders
-from paradigms.cli import show
+from paradigms.cli import indexing, show
 from paradigms.cli.arguments import main, program
 from paradigms.cli.indexed import open_folder
 from paradigms.cli.oracle import question_of, stored
@@ -247,12 +246,12 @@ def answers(name):
 @pytest.mark.parametrize(
     ("owner", "name", "ended"),
     [
-        (indexed_folders, "write_corpus", False),
+        (indexing, "write_corpus", False),
         (Store, "add", False),
         (FolderWriter, "append", False),
         (FolderWriter, "commit", False),
-        (indexed_folders, "write_json", True),
-        (indexed_folders, "replace_file", True),
+        (indexing, "write_json", True),
+        (indexing, "replace_file", True),
         (Store, "compact", True),
     ],
 )
@@ -458,7 +457,7 @@ def test_an_engine_takes_the_place_of_an_index(source, models, capsys, tmp_path_
         "index", "notes", "--model", models["dpr"], "--output", "engine.index", "--engine", address, "--anew"
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(indexed_folders, "write_corpus", lambda *_: (_ for _ in ()).throw(OSError("no space")))
+        patch.setattr(indexing, "write_corpus", lambda *_: (_ for _ in ()).throw(OSError("no space")))
         assert "no space" in refused(*command)
     assert ranked("engine.index") == found
     if engine == "lancedb":

@@ -68,8 +68,8 @@ def serving(
 ) -> Iterator[int]:
     """The port of a service that runs in a thread, as `serve` runs it."""
     from paradigms.serve import Service, application
-    from paradigms.serve.cost import MOST
     from paradigms.serve.application import listen, server_of
+    from paradigms.serve.cost import MOST
 
     server = server_of(application(Service(retrievers, corpus, judged, most or MOST), **how))
     with listen("127.0.0.1", 0) as listening:
