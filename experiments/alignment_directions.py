@@ -30,7 +30,8 @@ import numpy as np
 from papers.wu2024.trained_pairs import TaskResults, run_study, sample, trainings_of
 from studies.claims import Study, printed
 from studies.curves import at_path
-from studies.model_runs import LEARNED, StudyData, unlearned, values_of
+from studies.gains import LEARNED, unlearned
+from studies.model_runs import StudyData, values_of
 from studies.pages import Measured, Rows, Section
 
 from paradigms.align import DocumentToQuery

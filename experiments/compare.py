@@ -77,7 +77,7 @@ class Settings(
         for name, system in self.chosen.items():
             where = f"system {name}, training: " if system.training else ""  # else from the options above
             with refusing(where, options=True):
-                systems.training_settings(system, self, self.seeds[0])
+                trainings.training_settings(system, self, self.seeds[0])
         if self.index not in INDEXES:
             raise SystemExit(f"index must be one of {', '.join(INDEXES)}, got {self.index!r}")
         if self.baseline not in ["bm25", *self.chosen]:
@@ -93,10 +93,11 @@ launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 from accelerate import Accelerator
 from rich.console import Console
 from rich.table import Table
-from studies import system_runs, systems
+from studies import system_runs, systems, trainings
 from studies.comparison_report import make_report, show
 from studies.model_runs import training_cost
-from studies.systems import CUT, ComparisonData, Training
+from studies.systems import CUT, ComparisonData
+from studies.trainings import Training
 
 from paradigms import GENERATIVE, PARADIGMS
 from paradigms.data import Collection, Run, load_collection, read_run, write_run
@@ -144,7 +145,7 @@ def main(settings: Settings) -> int:
     folder = Path(settings.output)
     accelerator, console = begin(settings)
     # Read this before any process can finish a system, so that all processes agree on the remaining systems.
-    finished = {run for run in systems.training_runs(settings) if (folder / run / "costs.json").is_file()}
+    finished = {run for run in trainings.training_runs(settings) if (folder / run / "costs.json").is_file()}
     small = settings.collection == "pydocs" and settings.size == "small"
     collection = open_collection(settings.collection, SMALL if small else None, console)
     systems.divided(collection, settings)
@@ -161,8 +162,8 @@ def main(settings: Settings) -> int:
     kept |= content(backbone=settings.backbone)
     free = {"systems", "seeds", "minutes", "tracker", "baseline", "output"}
     by_main(lambda: keep_settings(kept, folder, free), accelerator)
-    resumed = any((folder / run).exists() for run in systems.training_runs(settings))
-    for run, trial in systems.training_runs(settings).items():
+    resumed = any((folder / run).exists() for run in trainings.training_runs(settings))
+    for run, trial in trainings.training_runs(settings).items():
         kept = bound(settings.chosen[trial.system], settings, trial.seed)
         by_main(partial(keep_settings, kept, folder / run, ()), accelerator)
     data = systems.prepare(collection, settings, progress=accelerator.is_main_process)
@@ -200,7 +201,7 @@ def run_all(
     data: ComparisonData, finished: Names[str], settings: Settings, accelerator: Accelerator, console: Console
 ) -> None:
     """Train and measure every unfinished system. Raises Paused when the time limit (`minutes`) is reached."""
-    runs = systems.training_runs(settings)
+    runs = trainings.training_runs(settings)
     untrained = [run for run, trial in runs.items() if trial.untrained]
     first = True
     for number, (run, trial) in enumerate(runs.items(), 1):
@@ -245,11 +246,11 @@ def announce(settings: Settings, finished: set[str], documents: int, queries: in
     shared = 0.0
     names = []
     for name, system in settings.chosen.items():
-        training = systems.training_settings(system, settings, settings.seeds[0])
+        training = trainings.training_settings(system, settings, settings.seeds[0])
         pairs = training.steps * training.batch_size if training else 0
         names.append(f"{name} ({training.steps:,} steps of {training.batch_size})" if training else name)
-        runs = {run: t for run, t in systems.training_runs(settings).items() if t.system == name}
-        trials = [runs[run] for run in runs.keys() - finished if not systems.twin(runs[run], settings)]
+        runs = {run: t for run, t in trainings.training_runs(settings).items() if t.system == name}
+        trials = [runs[run] for run in runs.keys() - finished if not trainings.twin(runs[run], settings)]
         for trial in () if system.fuse else trials:
             pair, document, query = GENERATOR if system.paradigm in GENERATIVE else ENCODER
             work = document * documents * (not system.index) + query * queries
@@ -271,7 +272,7 @@ def announce(settings: Settings, finished: set[str], documents: int, queries: in
 
 def bound(system: SystemSettings, settings: Settings, seed: int) -> dict[str, Any]:
     """Return what a system's results depend on, including the contents of files named in the settings."""
-    training = systems.training_settings(system, settings, seed)
+    training = trainings.training_settings(system, settings, seed)
     paths = {name: path for name in ("backbone", "checkpoint") if (path := getattr(system, name))}
     builder = PARADIGMS.get(system.paradigm)
     encoder = ENCODERS.get(system.options.get("encoder", ""))
@@ -279,7 +280,7 @@ def bound(system: SystemSettings, settings: Settings, seed: int) -> dict[str, An
     if system.checkpoint and Path(system.checkpoint, "plugins.json").is_file():
         names |= {file.name for file in LOADED}
     plugins = {f"plug-in {file.name}": str(file) for file in LOADED if file.name in names}
-    own = system.paradigm in PARADIGMS and systems.hard_negatives(system, settings)[1]
+    own = system.paradigm in PARADIGMS and trainings.hard_negatives(system, settings)[1]
     described = asdict(system) | {"training": training and asdict(training) | {"own_negatives": own}}
     return described | content(**paths) | content(**plugins)
 
@@ -333,7 +334,7 @@ def run_system(
     runs = Path(settings.output, "runs")
     system = settings.chosen[trial.system]
     pool = read_run(runs / "candidates.run")
-    if twin := systems.twin(trial, settings):
+    if twin := trainings.twin(trial, settings):
         by_main(partial(system_runs.copy_runs, twin, name, asked_of(data, pool), folder.parent), accelerator)
         return
     model = systems.trained(trial, data, settings, folder, accelerator)

@@ -91,7 +91,8 @@ from papers.wu2024.encoding_measures import CONTROL, MEASURES, SEAL_BEAMS, SEARC
 from papers.wu2024.trained_pairs import TaskResults, half_ids, run_study, sample, trainings_of
 from studies.claims import Study, printed
 from studies.curves import Curves, at_path
-from studies.model_runs import LEARNED, StudyData, unlearned
+from studies.gains import LEARNED, unlearned
+from studies.model_runs import StudyData
 from studies.pages import Section
 
 from paradigms import GENERATIVE

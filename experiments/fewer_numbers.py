@@ -47,7 +47,8 @@ import numpy as np
 import torch
 from fewer_bytes import BLOCK, LISTS, principal_axes
 from matplotlib.figure import Figure
-from studies.model_runs import bind, encoder_job, open_study, run_jobs, training_section, values_of
+from studies.gains import training_section
+from studies.model_runs import bind, encoder_job, open_study, run_jobs, values_of
 from studies.pages import Measured, Rows, Section, publish, resampled, shown
 from studies.settings import lengths_of
 

@@ -67,8 +67,8 @@ launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
 from accelerate import Accelerator
 from papers.luan2021.hybrid_claims import DENSE, MEASURES, RR, SPARSE, HybridStudy, hybrid_name
+from studies.gains import DEV
 from studies.model_runs import (
-    DEV,
     Job,
     StudyData,
     bind,

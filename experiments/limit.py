@@ -69,7 +69,8 @@ import numpy as np
 from papers.weller2025.free_vectors import DEVICE, drawn, fits, free
 from studies.claims import Study
 from studies.curves import Curves
-from studies.model_runs import training_of, training_section
+from studies.gains import training_section
+from studies.model_runs import training_of
 from studies.pages import Measured, Rows, Section, publish, resampled
 
 from paradigms.data import Collection, Corpus, Problems, Split, load_collection, read_run

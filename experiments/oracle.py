@@ -43,7 +43,7 @@ import numpy as np
 import torch
 from compare import reopened
 from fewer_bytes import principal_axes
-from studies import systems
+from studies import systems, trainings
 from studies.model_runs import measured_once
 from studies.pages import Rows, Section, publish
 
@@ -91,12 +91,12 @@ def rows_of(results: Path, settings: Settings) -> Iterator[dict[str, Any]]:
         if not (results / name / "costs.json").is_file() or not (results / name / "index").is_dir():
             continue
         system = compared.chosen[name]
-        trained = bool(systems.training_settings(system, compared, 0))
+        trained = bool(trainings.training_settings(system, compared, 0))
         files = {"checkpoint": "checkpoint", "index": "index/manifest.json"}  # with checksums of all files
         question = asked | content(**{part: str(results / name / file) for part, file in files.items()})
         for untrained in (True, False) if trained else (False,):
             try:
-                run = f"{name}{systems.UNTRAINED * untrained}"
+                run = f"{name}{trainings.UNTRAINED * untrained}"
                 file = Path(settings.output) / results.resolve().name / f"{run}.json"
                 measure = partial(measured_run, results, name, untrained, data, compared, settings)
                 measured_rows = measured_once(file, question, measure)
@@ -123,7 +123,7 @@ def measured_run(
     corpus = data.collection.corpus
     if untrained:
         torch.manual_seed(compared.seeds[0])
-        model = systems.built(compared.chosen[name], compared).eval()
+        model = trainings.built(compared.chosen[name], compared).eval()
     else:
         model = load(results / name / "checkpoint")
     try:

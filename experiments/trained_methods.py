@@ -49,6 +49,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
+from studies.gains import training_section, unmoved
 from studies.model_runs import (
     Job,
     StudyData,
@@ -57,8 +58,6 @@ from studies.model_runs import (
     encoder_job,
     open_study,
     run_jobs,
-    training_section,
-    unmoved,
     values_of,
 )
 from studies.pages import Measured, Rows, Section, publish, resampled, shown

@@ -34,7 +34,8 @@ from typing import Any
 import numpy as np
 import yaml
 from studies.curves import Values, at_path
-from studies.model_runs import DEV, StudyData, same_queries, unmoved
+from studies.gains import DEV, same_queries, unmoved
+from studies.model_runs import StudyData
 from studies.pages import Measured, Rows, Section
 
 from paradigms.evaluate.claims import TRAINING, Claim, judge

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from studies.systems import CUT, ComparisonData, training_settings
+from studies.systems import CUT, ComparisonData
+from studies.trainings import training_settings
 
 from paradigms import GENERATIVE, evaluate
 from paradigms.data import Run, Split

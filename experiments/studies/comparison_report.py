@@ -25,14 +25,8 @@ from studies.learning import choices, learning, learning_picture
 from studies.model_runs import training_cost
 from studies.pages import STUDY, Section, study, write_sections
 from studies.system_runs import read_stage
-from studies.systems import (
-    CUT,
-    STAGES,
-    ComparisonData,
-    Training,
-    finished,
-    training_runs,
-)
+from studies.systems import CUT, STAGES, ComparisonData, finished
+from studies.trainings import Training, training_runs
 
 from paradigms import evaluate
 from paradigms.data import Run, Split, read_run

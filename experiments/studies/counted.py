@@ -1,16 +1,26 @@
-"""Count the bytes of tensors that live at once, also without data, and those of in-batch scores."""
+"""Count the bytes of tensors that live at once, also without data: of encoders and of in-batch scores."""
 
 import weakref
-from typing import Any, Self
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, Self
 
 import torch
-from torch import Tensor, UntypedStorage
+from torch import Tensor, UntypedStorage, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import CONFIG_MAPPING, AutoConfig
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from paradigms.align import NORMALISERS, Alignment, PoolTopK, QueryToDocument, TopK
 from paradigms.core import Tokens
+from paradigms.encoder.backbone import load_backbone, packaged, without_weights
+from paradigms.encoder.precision import autocast
 from paradigms.scoring import in_batch
 
 
@@ -120,3 +130,94 @@ def score_bytes(
         return peak(queries)
     first = peak(few)
     return first + (peak(2 * few) - first) * (queries - few) // few
+
+
+class Counted(NamedTuple):
+    """Numbers of weights, and what one text of a length costs."""
+
+    weights: int  # with the rows that fill up shards
+    layers: list[int]  # weights of each layer
+    buffers: int  # bytes of tensors that are not trained
+    copies: int  # bytes of 16-bit copies of weights, which a pass keeps until its backward pass
+    text: int  # bytes of activations for a text
+    layer: int  # bytes of one layer's activations for a text
+    flops: int  # of a text's forward pass
+
+
+def built(model: str) -> Any:
+    """Build an encoder without weights from a config.json, a packaged checkpoint or a model type."""
+    with TemporaryDirectory() as folder:
+        source = str(packaged(model))
+        if not Path(source).is_dir():
+            if model not in CONFIG_MAPPING:
+                raise SystemExit(
+                    f"model={model} is no folder, no packaged encoder and no type of transformers"
+                )
+            AutoConfig.for_model(model).save_pretrained(folder)
+            source = folder
+        with without_weights():
+            return load_backbone(source)
+
+
+def counted(backbone: Any, length: int, settings: Any) -> Counted:
+    """Count weights, activations and FLOPs with tensors without data. settings: settings of plan.py."""
+    layers = [part for part in backbone.modules() if isinstance(part, GradientCheckpointingLayer)]
+    with FakeTensorMode():
+        exchange(backbone)
+        bytes_of = [forward(backbone, texts, length, settings.precision, layers, False) for texts in (1, 2)]
+        text = bytes_of[1] - bytes_of[0]
+        saved = text
+        if settings.recompute:
+            saved, less = (forward(backbone, n, length, settings.precision, layers, True) for n in (2, 1))
+            saved -= less
+        with FlopCounterMode(display=False) as flops, torch.no_grad():
+            backbone(**inputs(1, length))
+    rows = settings.gpus if settings.shards else 1
+
+    def size(module: nn.Module) -> int:
+        return sum(-(-len(w) // rows) * rows * (w.numel() // len(w)) for w in module.parameters())
+
+    width: int = backbone.config.hidden_size
+    vectors = 2 * 4 * length * settings.dim  # of the projection, before and after normalisation
+    return Counted(
+        size(backbone) + -(-settings.dim // rows) * rows * width,
+        [size(layer) for layer in layers],
+        sum(buffer.nbytes for buffer in backbone.buffers()),
+        0 if settings.recompute else bytes_of[0] - text,
+        saved + vectors,
+        text // max(1, len(layers)),
+        flops.get_total_flops() + 2 * length * width * settings.dim,
+    )
+
+
+def exchange(backbone: nn.Module) -> None:
+    """Move tensors without data to a CPU, whose attention does not form its matrix."""
+    for part in backbone.modules():
+        tensors: dict[str, Tensor | None]
+        for tensors in (part._parameters, part._buffers):  # type: ignore[assignment]
+            for name, old in tensors.items():
+                if old is not None:
+                    new = torch.empty(old.shape, dtype=old.dtype, device="cpu")
+                    tensors[name] = nn.Parameter(new) if isinstance(old, nn.Parameter) else new
+
+
+def inputs(texts: int, length: int) -> dict[str, Tensor]:
+    ids = torch.zeros(texts, length, dtype=torch.long)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def forward(
+    backbone: Any, texts: int, length: int, precision: str, layers: list[Any], recompute: bool
+) -> int:
+    """Return the bytes that a forward pass leaves for the backward pass."""
+    for layer in layers:
+        layer.gradient_checkpointing = recompute
+        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+    backbone.train()
+    batch = inputs(texts, length)
+    with Living() as living, autocast(torch.device("cpu"), precision, copies=False):
+        living.ignore(*backbone.parameters(), *backbone.buffers())
+        output = backbone(**batch)[0]
+        kept = living.now
+    del output
+    return kept

@@ -8,7 +8,7 @@ import numpy as np
 from studies.curves import Curves
 from studies.model_runs import training_cost
 from studies.pages import shown
-from studies.systems import start_of, training_runs, training_settings
+from studies.trainings import start_of, training_runs, training_settings
 
 from paradigms.evaluate import Interval, seeds_interval
 from paradigms.evaluate.table import ResultTable

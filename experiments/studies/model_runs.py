@@ -1,7 +1,7 @@
 """Train a study's missing models, and measure each model once."""
 
 import atexit
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Collection as Names
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -9,11 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator, PartialState
 from rich.console import Console
-from studies.pages import Measured, Section, shown
+from studies.gains import DEV
+from studies.pages import Measured
 from studies.settings import EncoderStudy, PairSettings, refusing, training_fields
 
 from paradigms import Paradigm, load
@@ -21,8 +21,7 @@ from paradigms.baselines.bm25 import BM25, SAVED
 from paradigms.data import Collection, Corpus, Run, Split
 from paradigms.data.collection import hash_order
 from paradigms.data.within import most_asked, within_documents
-from paradigms.evaluate import PerQuery, candidates, paired_test, per_query, seeds_interval
-from paradigms.evaluate.claims import ALPHA
+from paradigms.evaluate import PerQuery, candidates, per_query
 from paradigms.find import Index, Store, kinds
 from paradigms.io.checks import json_or_empty, read_json
 from paradigms.io.command_line import folder_name
@@ -35,9 +34,6 @@ from paradigms.train.parallel import by_main
 from paradigms.train.script import content, keep_settings, open_collection
 from paradigms.train.state import TRAINED
 from paradigms.train.states import STATES, deleted_after, keep_states
-
-DEV = "dev nDCG@10"  # key of dev values in the results of `encoder_job`
-LEARNED = 0.5  # share of BM25's measure; a system below this share says nothing about its paradigm
 
 
 @dataclass(frozen=True)
@@ -323,74 +319,3 @@ def values_of(run: Run, split: Split, measures: Sequence[str]) -> dict[str, list
     return {
         name: scores.tolist() for name, scores in per_query(run, split.judgements, measures).values.items()
     }
-
-
-def unlearned(means: Mapping[str, float], bm25: float, models: Iterable[Measured] = ()) -> str:
-    """Return, for `Claim.unlearned`, the first system that has not learned; "" if all have learned.
-
-    A system has not learned if its mean is below LEARNED times BM25's (`bm25`), or if training kept the
-    untrained encoder of one of the `models`.
-    """
-    poor = next((name for name, mean in means.items() if mean < LEARNED * bm25), "")
-    worse = any(model.get("kept step") == 0 for model in models)
-    return poor or ("a model that training made worse on dev queries" if worse else "")
-
-
-def training_rows(models: Mapping[str, Sequence[Measured]]) -> list[dict[str, Any]]:
-    """Make a row for each model: how training changed the dev values that `encoder_job` measured.
-
-    Each model is tested by itself, as `unmoved` does. Models without dev values are left out.
-    """
-    trained = {name: seeds for name, seeds in models.items() if all(seed.get(DEV) for seed in seeds)}
-    sides = {
-        name: [np.array([seed[DEV][side] for seed in seeds]) for side in ("untrained", "trained")]
-        for name, seeds in trained.items()
-    }
-    rows = []
-    for name, (before, after) in sides.items():
-        p = paired_test(after.mean(0), before.mean(0))
-        row = {
-            "model": name,
-            "untrained → trained": f"{before.mean():.3f} → {after.mean():.3f}",
-            "gain": shown(seeds_interval(after - before), "+"),
-            "p": f"{p:.4f}",
-            "moved": "yes" if p < ALPHA and after.mean() > before.mean() else "no",
-        }
-        rows.append(row)
-    return rows
-
-
-def training_section(models: Mapping[str, Sequence[Measured]]) -> Section:
-    text = (
-        "nDCG@10 of the dev queries, reranking BM25's first documents and the relevant ones, before and "
-        "after training. A claim about what training does counts for models that it moved: the mean rose, "
-        "and the model's paired test is significant (without Holm's correction)."
-    )
-    searched = [name for name, seeds in models.items() if any(seed.get("searched") for seed in seeds)]
-    if searched:
-        text += (
-            f" For {', '.join(searched)}, whose search does not rank by the training score, the values are "
-            "of searching all documents."
-        )
-    return Section("What training changed", text, training_rows(models))
-
-
-def unmoved(models: Mapping[str, Sequence[Measured]]) -> str:
-    """Return, for `Claim.unmoved`, the first model that training did not improve; "" if there is none.
-
-    Each model is tested separately. A given checkpoint was trained elsewhere, so it counts as improved.
-    """
-    for name, seeds in models.items():
-        if all(seed.get("kept step") is None for seed in seeds):
-            continue
-        rows = training_rows({name: seeds})
-        if not rows or rows[0]["moved"] == "no":
-            return name if rows else f"{name}, which no training measured"
-    return ""
-
-
-def same_queries(results: Sequence[Measured]) -> list[str]:
-    """Return the queries on which all results were measured. Raises SystemExit if the queries differ."""
-    if any(result["queries"] != results[0]["queries"] for result in results):
-        raise SystemExit("The results were measured on different queries: choose another --output")
-    return results[0]["queries"]

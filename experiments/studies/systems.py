@@ -1,22 +1,20 @@
-"""Prepare a comparison's data, and build and train its systems."""
+"""Prepare a comparison's data, and train and open its systems. settings: settings of compare.py."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from encode import open_encoded
 from studies.model_runs import StudyData, shared_bm25, trained_once
-from studies.settings import training_fields
 from studies.system_settings import SystemSettings
+from studies.trainings import Training, built, hard_negatives, training_runs, training_settings
 
 from paradigms import GENERATIVE, PARADIGMS, Paradigm, load
 from paradigms.baselines.bm25 import BM25
@@ -27,23 +25,19 @@ from paradigms.encoder.precision import autocast
 from paradigms.encoder.text import Side
 from paradigms.find import kinds
 from paradigms.generative.backbone import has_decoder
-from paradigms.generative.settings import TRAINING, GenerativeSettings
-from paradigms.io.checks import Range, check_known, check_type
+from paradigms.generative.settings import GenerativeSettings
+from paradigms.io.checks import check_known
 from paradigms.loading import as_paradigm
 from paradigms.recipe import Recipe, recipe_fields
 from paradigms.retrieve import AllProcesses, Indexed, Model, Passages, Retriever, retriever_of
 from paradigms.train.fit import fit, training_splits
 from paradigms.train.generative import fit_generative, t5_folder
 from paradigms.train.loop import TrainingSettings
-from paradigms.train.losses import Distillation
 from paradigms.train.negatives import ScorePairs, scored_once
 from paradigms.train.states import STATES, keep_states
 
 STAGES = ("retrieve", "rerank")  # stages for the queries of `split`
-# BM25 on truncated texts; suffix of an untrained system's runs
-CUT = "bm25-cut"
-UNTRAINED = ".untrained"
-MINING = ("negatives", "own_negatives")  # settings of `fit` among a system's training settings
+CUT = "bm25-cut"  # BM25 on truncated texts
 # Two levels of clusters for a few thousand documents: a path of three tokens trains and decodes in half the
 # time of DSI's five tokens.
 DSI: dict[str, Any] = {"branching": 45, "softmax": "place"}
@@ -59,117 +53,6 @@ class ComparisonData(StudyData):
     pieces: Pieces = field(kw_only=True)  # passages, or whole documents
     cut: BM25 | None = None  # BM25 on the truncated documents, if the first encoder truncates any
     read: str = ""  # description of the truncated documents
-
-
-class Training(NamedTuple):
-    """A system to train and measure; if `untrained`, it is measured before training."""
-
-    system: str
-    seed: int
-    untrained: bool = False
-
-
-def training_settings(system: SystemSettings, settings: Any, seed: int) -> TrainingSettings | None:
-    """Return the system's training settings, or None if it is not trained.
-
-    settings: settings of compare.py; the other functions of this module take the same settings.
-    """
-    if system.checkpoint or system.fuse:
-        return None
-    if system.paradigm in GENERATIVE:
-        untrained = {} if settings.steps else {"steps": 0}
-        chosen = TRAINING | untrained | {"seed": seed} | system.training
-        chosen = {"evaluate_every": max(1, chosen["steps"] // 2)} | chosen
-    else:
-        overrides = {name: value for name, value in system.training.items() if name not in MINING}
-        chosen = training_fields(settings) | {"minutes": 0.0, "seed": seed} | overrides
-        negatives, _ = hard_negatives(system, settings)
-        if system.teacher:
-            check_known(Distillation, system.distil)
-            if not negatives:
-                raise ValueError("a teacher scores hard negatives: set --negatives")
-            chosen["distillation"] = Distillation(**system.distil)
-    return TrainingSettings(**chosen) if chosen["steps"] else None
-
-
-def hard_negatives(system: SystemSettings, settings: Any) -> tuple[int, bool]:
-    """Return the number of hard negatives per query, and whether the system's own run provides them.
-
-    The system's settings override the common settings. Raises ValueError if the number is negative, or if
-    there are no negatives for its own run to provide.
-    """
-    number = system.training.get("negatives", settings.negatives)
-    own = system.training.get("own_negatives", settings.own_negatives)
-    check_type("negatives", number, Annotated[int, Range(0, 1 << 20)])
-    check_type("own_negatives", own, bool)
-    if own and not number:
-        raise ValueError("own_negatives mines hard negatives: set negatives")
-    return number, own
-
-
-def training_runs(settings: Any) -> dict[str, Training]:
-    """Map each results folder to its training; a system without training runs for one seed only.
-
-    Encoders that will be trained are first measured untrained. Systems with a teacher come after systems
-    without a teacher, and fused systems come last.
-    """
-    chosen = settings.chosen
-    names = sorted(chosen, key=lambda name: (bool(chosen[name].fuse), bool(chosen[name].teacher)))
-    untrained = dict[str, Training]()
-    runs = dict[str, Training]()
-    for number, seed in enumerate(settings.seeds):
-        for name in names:
-            system = settings.chosen[name]
-            ending = f".seed-{seed}" if number else ""
-            training = training_settings(system, settings, seed)
-            if training and system.paradigm in PARADIGMS:
-                untrained[f"{name}{UNTRAINED}{ending}"] = Training(name, seed, untrained=True)
-            if training or not number:
-                runs[f"{name}{ending}"] = Training(name, seed)
-    return untrained | runs
-
-
-def start_of(name: str, settings: Any) -> str:
-    """Describe the encoder from which a system is trained, as JSON: paradigm, backbone and options."""
-    system = settings.chosen[name]
-    backbone = system.backbone or settings.backbone
-    options = settings.options | system.options
-    return json.dumps([system.paradigm, backbone, options], sort_keys=True)
-
-
-def twin(trial: Training, settings: Any) -> str:
-    """Return an earlier run of the same encoder if it is untrained, with the same results; otherwise ""."""
-
-    def layers(name: str, seed: int) -> int:  # below the trained layers, states are rounded
-        return training_settings(settings.chosen[name], settings, seed).trained_layers
-
-    if not trial.untrained:
-        return ""
-    start = start_of(trial.system, settings)
-    depth = layers(*trial[:2])
-    for run, other in training_runs(settings).items():
-        if other == trial:
-            break
-        if not other.untrained or start_of(other.system, settings) != start or layers(*other[:2]) != depth:
-            continue
-        seeds = {other.seed, trial.seed}
-        if len(seeds) == 1 or len({initial_weights(start, seed) for seed in seeds}) == 1:
-            return run
-    return ""
-
-
-@cache
-def initial_weights(start: str, seed: int) -> bytes:
-    """Hash the untrained weights of an encoder, described as by `start_of`; some may be drawn at random."""
-    paradigm, backbone, options = json.loads(start)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        weights = PARADIGMS[paradigm](backbone, **options).state_dict()
-    hashed = hashlib.sha256()
-    for name, tensor in weights.items():
-        hashed.update(name.encode())
-        hashed.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
-    return hashed.digest()
 
 
 def divided(collection: Collection, settings: Any) -> tuple[Split, Split, Split, dict[str, Split]]:
@@ -233,12 +116,6 @@ def read_by_encoders(corpus: Corpus, settings: Any) -> tuple[BM25 | None, str]:
                 return None, ""
             return shared_bm25(Corpus(corpus.ids, texts), Path(settings.output, f"{CUT}-index")), words
     return None, ""
-
-
-def built(system: SystemSettings, settings: Any) -> Paradigm:
-    return PARADIGMS[system.paradigm](
-        system.backbone or settings.backbone, **settings.options | system.options
-    )
 
 
 def retriever(

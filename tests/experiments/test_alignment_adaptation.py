@@ -9,7 +9,7 @@ import alignment_adaptation
 import numpy as np
 import pytest
 from papers.qian2022.adaptation_claims import Task, answer, study
-from studies.model_runs import DEV
+from studies.gains import DEV
 
 from paradigms.align import Entropic, TopK
 from paradigms.data import load_collection

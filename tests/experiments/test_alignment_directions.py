@@ -11,7 +11,8 @@ import pytest
 import torch
 from alignment_directions import BACKWARD, CANDIDATES, CHANCE, FORWARD, GENERATIVE, TRAINED, WHOLE
 from rich.console import Console
-from studies.model_runs import DEV, open_study
+from studies.gains import DEV
+from studies.model_runs import open_study
 
 from paradigms import load
 from paradigms.evaluate import per_query

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from studies import claims, pages
 from studies.claims import GROUP, PAPERS, Study, listed, printed, terms_of
-from studies.model_runs import DEV
+from studies.gains import DEV
 from studies.pages import VALUES, publish
 
 from paradigms.evaluate import seeds_interval

@@ -13,7 +13,8 @@ from document_encoding import BM25, CONTROL, HALF, MEASURES, SYSTEMS, Settings
 from papers.wu2024 import trained_pairs
 from papers.wu2024.trained_pairs import TaskResults, build, trained
 from rich.console import Console
-from studies.model_runs import DEV, StudyData, open_study, training_of
+from studies.gains import DEV
+from studies.model_runs import StudyData, open_study, training_of
 
 from paradigms import Generative, load
 from paradigms.evaluate import per_query

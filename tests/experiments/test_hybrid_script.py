@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from hybrid import Settings
 from papers.luan2021.hybrid_claims import DE, ME, MEASURES, RR, SPARSE, HybridStudy, hybrid_name
-from studies.model_runs import DEV, some_queries
+from studies.gains import DEV
+from studies.model_runs import some_queries
 
 from paradigms import CrossAttention, Paradigm, load
 from paradigms.baselines.bm25 import BM25

@@ -1,7 +1,8 @@
 """Queries drawn from a split, and which models training moved, judged by their dev queries."""
 
 import numpy as np
-from studies.model_runs import DEV, some_queries, training_rows, unmoved
+from studies.gains import DEV, training_rows, unmoved
+from studies.model_runs import some_queries
 
 from paradigms.data import Split
 

@@ -10,7 +10,8 @@ import pytest
 import salience_pruning
 import torch
 from papers.qian2022.pruning_claims import COSTS, ON_DEV, PruningStudy
-from studies.model_runs import DEV, some_queries
+from studies.gains import DEV
+from studies.model_runs import some_queries
 
 from paradigms import Paradigm
 from paradigms.core import Tokens

@@ -6,7 +6,7 @@ import numpy as np
 from papers.implicit_idf.floors import NDCG
 from studies.claims import Study
 from studies.curves import Curves, Values
-from studies.model_runs import training_section
+from studies.gains import training_section
 from studies.pages import Measured, Section, shown
 
 from paradigms.evaluate import seeds_interval

@@ -7,7 +7,7 @@ import numpy as np
 from papers.lee2023.token_measures import COST, GOLD_AT, LEXICAL, LEXICAL_AT, MEASURES
 from studies.claims import Study, Values
 from studies.curves import Curves
-from studies.model_runs import same_queries, training_section, unlearned
+from studies.gains import same_queries, training_section, unlearned
 from studies.pages import Measured, Rows, Section
 
 from paradigms.evaluate import PerQuery

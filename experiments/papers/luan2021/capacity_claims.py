@@ -7,7 +7,7 @@ import numpy as np
 from papers.luan2021.capacity_tasks import UNI
 from studies.claims import Study, Values, printed
 from studies.curves import Curves
-from studies.model_runs import training_section
+from studies.gains import training_section
 from studies.pages import Measured, Rows, Section, cell
 
 from theory.collection import Dimension

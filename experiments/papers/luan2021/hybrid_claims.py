@@ -5,7 +5,7 @@ from typing import Any
 
 from studies.claims import Study, Values, printed
 from studies.curves import Curves, at_path
-from studies.model_runs import LEARNED, same_queries, training_section
+from studies.gains import LEARNED, same_queries, training_section
 from studies.pages import Measured, Rows, Section, shown
 
 from paradigms.evaluate import seeds_interval

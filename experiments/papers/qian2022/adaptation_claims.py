@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from studies.claims import Study, Values, printed
 from studies.curves import Curves
-from studies.model_runs import training_section, unlearned
+from studies.gains import training_section, unlearned
 from studies.pages import Measured, Rows, Section, shown
 
 from paradigms.evaluate import seeds_interval

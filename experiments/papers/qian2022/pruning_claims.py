@@ -6,7 +6,7 @@ import numpy as np
 from papers.qian2022.adaptation_claims import SHARE
 from studies.claims import Study, Values, printed
 from studies.curves import Curves, at_path
-from studies.model_runs import training_section, unlearned
+from studies.gains import training_section, unlearned
 from studies.pages import Measured, Rows, Section
 
 from paradigms.evaluate import PerQuery

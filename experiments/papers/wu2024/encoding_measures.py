@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 from papers.wu2024 import trained_pairs
-from studies.model_runs import DEV, StudyData, values_of
+from studies.gains import DEV
+from studies.model_runs import StudyData, values_of
 from studies.pages import Measured
 
 from paradigms import Generative

@@ -17,7 +17,8 @@ import torch
 from accelerate import Accelerator
 from rich.console import Console
 from studies import model_runs
-from studies.model_runs import LEARNED, Job, StudyData, training_of, training_section, unlearned
+from studies.gains import LEARNED, same_queries, training_section, unlearned
+from studies.model_runs import Job, StudyData, training_of
 from studies.pages import Measured, Section, publish, resampled
 from studies.settings import PairSettings, lengths_of
 from transformers import AutoConfig
@@ -239,7 +240,7 @@ def run_study(
 
     jobs = [job(task, seed) for task in tasks for seed in settings.seeds]
     results = model_runs.run_jobs(jobs, accelerator, console)
-    model_runs.same_queries(results)
+    same_queries(results)
     if accelerator.is_main_process:
         count = len(settings.seeds)
         by_task = {task: results[count * n : count * (n + 1)] for n, task in enumerate(tasks)}

@@ -1,0 +1,84 @@
+"""What training changed, and which models have not learned."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from studies.pages import Measured, Section, shown
+
+from paradigms.evaluate import paired_test, seeds_interval
+from paradigms.evaluate.claims import ALPHA
+
+DEV = "dev nDCG@10"  # key of dev values in the results of `model_runs.encoder_job`
+LEARNED = 0.5  # share of BM25's measure; a system below this share says nothing about its paradigm
+
+
+def unlearned(means: Mapping[str, float], bm25: float, models: Iterable[Measured] = ()) -> str:
+    """Return, for `Claim.unlearned`, the first system that has not learned; "" if all have learned.
+
+    A system has not learned if its mean is below LEARNED times BM25's (`bm25`), or if training kept the
+    untrained encoder of one of the `models`.
+    """
+    poor = next((name for name, mean in means.items() if mean < LEARNED * bm25), "")
+    worse = any(model.get("kept step") == 0 for model in models)
+    return poor or ("a model that training made worse on dev queries" if worse else "")
+
+
+def training_rows(models: Mapping[str, Sequence[Measured]]) -> list[dict[str, Any]]:
+    """Make a row for each model: how training changed the dev values that `encoder_job` measured.
+
+    Each model is tested by itself, as `unmoved` does. Models without dev values are left out.
+    """
+    trained = {name: seeds for name, seeds in models.items() if all(seed.get(DEV) for seed in seeds)}
+    sides = {
+        name: [np.array([seed[DEV][side] for seed in seeds]) for side in ("untrained", "trained")]
+        for name, seeds in trained.items()
+    }
+    rows = []
+    for name, (before, after) in sides.items():
+        p = paired_test(after.mean(0), before.mean(0))
+        row = {
+            "model": name,
+            "untrained → trained": f"{before.mean():.3f} → {after.mean():.3f}",
+            "gain": shown(seeds_interval(after - before), "+"),
+            "p": f"{p:.4f}",
+            "moved": "yes" if p < ALPHA and after.mean() > before.mean() else "no",
+        }
+        rows.append(row)
+    return rows
+
+
+def training_section(models: Mapping[str, Sequence[Measured]]) -> Section:
+    text = (
+        "nDCG@10 of the dev queries, reranking BM25's first documents and the relevant ones, before and "
+        "after training. A claim about what training does counts for models that it moved: the mean rose, "
+        "and the model's paired test is significant (without Holm's correction)."
+    )
+    searched = [name for name, seeds in models.items() if any(seed.get("searched") for seed in seeds)]
+    if searched:
+        text += (
+            f" For {', '.join(searched)}, whose search does not rank by the training score, the values are "
+            "of searching all documents."
+        )
+    return Section("What training changed", text, training_rows(models))
+
+
+def unmoved(models: Mapping[str, Sequence[Measured]]) -> str:
+    """Return, for `Claim.unmoved`, the first model that training did not improve; "" if there is none.
+
+    Each model is tested separately. A given checkpoint was trained elsewhere, so it counts as improved.
+    """
+    for name, seeds in models.items():
+        if all(seed.get("kept step") is None for seed in seeds):
+            continue
+        rows = training_rows({name: seeds})
+        if not rows or rows[0]["moved"] == "no":
+            return name if rows else f"{name}, which no training measured"
+    return ""
+
+
+def same_queries(results: Sequence[Measured]) -> list[str]:
+    """Return the queries on which all results were measured. Raises SystemExit if the queries differ."""
+    if any(result["queries"] != results[0]["queries"] for result in results):
+        raise SystemExit("The results were measured on different queries: choose another --output")
+    return results[0]["queries"]
