@@ -28,7 +28,7 @@ def write_words(folder: Path) -> Path:
 
 def from_command_line(kind: type, description: str, arguments: Sequence[str]) -> Any:
     """The settings that a script takes from these arguments."""
-    return kind(**command_line(kind, description, arguments))
+    return kind(**command_line(kind, description, arguments, device=True))
 
 
 def settings(script: str, *arguments: str, **flags: object) -> Any:
