@@ -219,11 +219,15 @@ class Paradigm(Trainable):
         the device multiplies bf16 natively.
         """
         texts = as_sequence(texts, f"{side} texts")
-        tokens = self.encode_batch(self.encoder.tokenize(texts or [""], side), side)
+        tokens = self.encode_batch(self.batch(texts or [""], side), side)
         return tokens if texts else tokens.map(lambda t: t.narrow(int(side == "document"), 0, 0))
 
+    def batch(self, texts: Sequence[Input], side: Side) -> Any:
+        """Tokenise texts for `encode_batch`."""
+        return self.encoder.tokenize(texts, side)
+
     def encode_batch(self, batch: Any, side: Side) -> Tokens:
-        """Encode what the encoder's `tokenize` returns, as `tokens` does."""
+        """Encode what `batch` returns, as `tokens` does."""
         device = self.encoder.device
         with self.evaluating(), torch.inference_mode(), autocast(device, AUTO):
             return replace(self.encoder(batch.to(device), side), side=side)

@@ -13,7 +13,7 @@ loaded with `trust_remote_code=True` before it is wrapped; this module never set
 
 import base64
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -31,7 +31,7 @@ from paradigms.encoder.pooling import as_terms
 from paradigms.encoder.published import MODEL
 from paradigms.encoder.settings import LONGEST, EncoderSettings, Side
 from paradigms.explanation import Explanation, Picture
-from paradigms.io.checks import as_sequence, json_or_empty
+from paradigms.io.checks import json_or_empty
 from paradigms.model import Input, Paradigm
 from paradigms.recipe import Recipe
 
@@ -222,10 +222,12 @@ class Library(Paradigm):
     def read_part(self, texts: Sequence[str]) -> list[str]:
         return list(texts)
 
-    def tokens(self, texts: Iterable[Input], side: Side) -> Tokens:
-        texts = as_sequence(texts, f"{side}s")
+    def batch(self, texts: Sequence[Input], side: Side) -> Any:
+        return texts  # the library tokenises and encodes in one step
+
+    def encode_batch(self, batch: Any, side: Side) -> Tokens:
         with self.evaluating(), torch.inference_mode(), torch.autocast(self.device.type, enabled=False):
-            encoded = self.encoder.encode(texts, side)
+            encoded = replace(self.encoder.encode(batch, side), side=side)
             return encoded.map(lambda t: t.transpose(0, 1)) if side == "query" else encoded
 
     def explain_tokens(

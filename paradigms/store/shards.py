@@ -72,7 +72,7 @@ def text_shards(
         groups = by_length([len(text) for text in texts], rows=batch_size)
 
         def tokenized(places: list[int]) -> Any:
-            return paradigm.encoder.tokenize([texts[n] for n in places], "document")
+            return paradigm.batch([texts[n] for n in places], "document")
 
         for places, batch in zip(groups, ahead(tokenized, groups), strict=True):
             with autocast(paradigm.encoder.device, precision):
