@@ -19,6 +19,8 @@ from paradigms.io.command_line import flags
 class Settings(EncoderStudy, Collections):
     """Settings for encoders, collections and values of k'."""
 
+    backbone: str = "offline"
+    """encoder trained for retrieval, by hub name or folder, MiniLM in the tables; empty: none"""
     t5: str = ""
     """T5 that was never trained for retrieval, by hub name or folder; empty: none"""
     trained: list[str] = field(default_factory=list)
@@ -61,7 +63,8 @@ FREE = {"collections", "trained", "seeds"}  # settings that may change in a resu
 def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
     bind(settings, accelerator, FREE, ("backbone", "t5"))
-    encoders = ({"T5": settings.t5} if settings.t5 else {}) | {"MiniLM": settings.backbone}
+    named = {"T5": settings.t5, "MiniLM": settings.backbone}
+    encoders = {name: backbone for name, backbone in named.items() if backbone}
     measured: dict[tuple[str, str], dict[str, list[Measured]]] = {}  # (encoder, collection) -> loss -> seeds
     for collection in settings.collections:
         data = open_study(settings, console, ("training", "dev", "test"), collection)

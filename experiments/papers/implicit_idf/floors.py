@@ -44,7 +44,7 @@ class Corpus:
     @classmethod
     def of(cls, index: Index) -> "Corpus":
         lengths = np.diff(index.store.offsets)
-        vectors = torch.from_numpy(index.store.columns["vectors"].astype(np.float32))
+        vectors = torch.from_numpy(index.store.columns["vectors"].astype(np.float32, copy=False))
         return cls(vectors, np.repeat(np.arange(len(lengths)), lengths))
 
     def only(self, rows: Int[np.ndarray, " n"]) -> "Corpus":
