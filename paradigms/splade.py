@@ -64,8 +64,8 @@ class SpladeSettings(EncoderSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         changed = {"dim": None, "normalize": False, "layer_norm": False, "pooled_dim": 0, "salience": "none"}
-        changed |= {"truncate": None, "query_vectors": "all", "document_vectors": "all", "vectors": 8}
-        changed |= {"pooling": "cls", "skip": "", "skip_tokens": ""}
+        changed |= {"truncate": None, "query_vectors": "all", "document_vectors": "all"}
+        changed |= {"skip": "", "skip_tokens": ""}
         wrong = [name for name, value in changed.items() if getattr(self, name) != value]
         if wrong:
             raise ValueError(f"SPLADE has no {', '.join(wrong)}: its vectors are weights of terms")

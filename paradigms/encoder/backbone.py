@@ -21,6 +21,7 @@ from paradigms.io.checks import check_files, check_header, json_or_empty, naming
 from paradigms.io.files import sha256
 from paradigms.saved import ONNX
 
+ADAPTER = "holds an adapter of peft: merge it first (merge_and_unload, then save_pretrained)"
 SIZE = re.compile("layer|group|bucket|size|position|head|dim|width|length|d_")  # config keys that are sizes
 
 # Fields of a config.json that do not change what an encoder computes, besides those named after dropout.
@@ -244,10 +245,7 @@ def load_model(kind: Any, name: str | Path, optional: str = "\0") -> Any:
     pickled, if the config refers to code or to larger sizes than the weights have, and for peft adapters,
     because saving would write only the adapter.
     """
-    adapted = f"{name} holds an adapter of peft: merge it first (merge_and_unload, then save_pretrained)"
     if Path(name).is_dir():
-        if (Path(name) / "adapter_config.json").is_file():
-            raise ValueError(adapted)
         _check_config(Path(name))
     if _without_weights.get():
         from transformers import AutoConfig
@@ -258,7 +256,7 @@ def load_model(kind: Any, name: str | Path, optional: str = "\0") -> Any:
     options = {"use_safetensors": True, "dtype": torch.float32, "output_loading_info": True}
     model, report = pretrained(kind, name, **options)
     if getattr(model, "_hf_peft_config_loaded", False):
-        raise ValueError(adapted)
+        raise ValueError(f"{name} {ADAPTER}")
     missing = sorted(key for key in report["missing_keys"] if not key.startswith(optional))
     if missing:
         raise ValueError(
@@ -275,12 +273,14 @@ def _to_type_of_inputs(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> T
 
 
 def _check_config(folder: Path) -> None:
-    """Raise ValueError if config.json refers to code or declares a model that is larger than its weights.
+    """Raise ValueError for an adapter, or if config.json refers to code or to a larger model than its weights.
 
     The number of tensors limits the number of layers, and the total number of weights limits every size.
     Building a larger model could take hours or fill the memory before its weights are read.
     """
     check_files(folder)
+    if (folder / "adapter_config.json").is_file():
+        raise ValueError(f"{folder} {ADAPTER}")
     shapes = []
     for file in sorted(folder.glob("*.safetensors")):
         with naming(file), safe_open(file, "pt") as tensors:

@@ -612,6 +612,8 @@ def test_what_lies_outside_or_is_half_a_model_is_refused(bert):
     (bert / "modules.json").unlink()
     (bert / "adapter_config.json").write_text("{}")
     refused(bert, "an adapter of peft: merge it first")
+    with pytest.raises(ValueError, match="an adapter of peft: merge it first"):
+        paradigms.load(bert, for_search=True)
 
 
 @pytest.mark.parametrize(
