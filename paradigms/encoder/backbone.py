@@ -273,7 +273,7 @@ def _to_type_of_inputs(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> T
 
 
 def _check_config(folder: Path) -> None:
-    """Raise ValueError for an adapter, or if config.json refers to code or to a larger model than its weights.
+    """Raise ValueError for an adapter, or if config.json names code or a larger model than its weights.
 
     The number of tensors limits the number of layers, and the total number of weights limits every size.
     Building a larger model could take hours or fill the memory before its weights are read.
