@@ -64,7 +64,7 @@ def main(settings: Settings) -> None:
     collection = open_collection(settings.collection, None, console)
     with refusing():
         queries = collection.split(settings.split).queries
-        counts = count_terms(collection.corpus, queries, settings.queries, 0)
+        counts = count_terms(collection.corpus, queries, settings.queries)
     groups = length_groups(counts.lengths, min(LENGTH_BINS, len(counts.lengths)))
     lengths = np.array([counts.lengths[rows].mean() for rows in groups])
     problems = {w: Problem.of(*weigh(counts, w), groups) for w in WEIGHTINGS}

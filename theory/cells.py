@@ -129,15 +129,13 @@ def least_numbers(
     k: int = 2,
     vectors: int = 1,
     tokens: int = 1,
-    *,
-    distinct: bool = False,
 ) -> int:
     """Return the least h at which `log_patterns` allows all patterns: m queries, each with k of n documents.
 
-    With fewer numbers per vector, at least one pattern cannot be realised if query vectors do not depend on
-    the relevance judgments. distinct: see `theory.capacity.pattern_bits`, which counts the patterns.
+    No two queries have the same k documents. With fewer numbers per vector, at least one pattern cannot be
+    realised if query vectors do not depend on the relevance judgments.
     """
-    log_count = float(pattern_bits(documents, queries, k, distinct=distinct)) * documents * np.log(2)
+    log_count = float(pattern_bits(documents, queries, k, distinct=True)) * documents * np.log(2)
 
     def enough(h: int) -> bool:
         return log_patterns(aligned, documents, queries, h, vectors, tokens) >= log_count
@@ -209,7 +207,7 @@ def table(
         ("MUVERA, 80 planes", "buckets", vectors, 80),
     ):
         kind: Any = aligned
-        h = least_numbers(kind, documents, queries, k, M, N, distinct=True)
+        h = least_numbers(kind, documents, queries, k, M, N)
         row = {"A": name, "M": M, "N": N, "least h": h, "M·h": M * h}
         row["VC ≤"] = vc_bound(kind, documents, numbers, M, N)
         rows.append(row | {"judged queries": judged_queries(kind, documents, numbers, M, N)})

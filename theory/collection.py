@@ -157,7 +157,7 @@ def exact_thresholds(problem: Problem, ranks: Sequence[int], samples: int, seed:
     return thresholds
 
 
-def projected_dimension(thresholds: Array, beta: float = 0.05, seed: int = 0) -> Dimension:
+def projected_dimension(thresholds: Array, beta: float = 0.05) -> Dimension:
     """Return the k at which a random projection fails with mean probability β over the queries.
 
     thresholds: [queries, samples]. Queries with NaN thresholds are left out; the result is NaN if no query
@@ -174,7 +174,7 @@ def projected_dimension(thresholds: Array, beta: float = 0.05, seed: int = 0) ->
     # At the last k, even the largest threshold fails with at most β (Laurent and Massart 2000, Lemma 1).
     last = max(2.0, (np.sqrt(t) + np.sqrt(t + largest**2)) ** 2)
     grid = np.geomspace(max(1.0, exact / 10), last, POINTS)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     queries, samples = (_resampled(count, rng) for count in thresholds.shape)
     failures = (special.gammainc(0.5 * k, 0.5 * thresholds**2) for k in grid)
     return Dimension(exact, *_interval(grid, _means(failures, queries, samples), beta))
@@ -221,7 +221,7 @@ def left_vectors(documents: sparse.csr_array, most: int) -> Array:
     return left[:, values > 1e-5 * values[-1]][:, ::-1]
 
 
-def least_dimension(ks: ArrayLike, lost: Array, beta: float = 0.05, seed: int = 0) -> Dimension:
+def least_dimension(ks: ArrayLike, lost: Array, beta: float = 0.05) -> Dimension:
     """The smallest k such that, at this k and all larger ones, at most a share β of the queries is lost.
 
     ks: [K]. lost: 1 where a query's best document leaves the top r, [m, K], or [m, K, samples] for random
@@ -235,7 +235,7 @@ def least_dimension(ks: ArrayLike, lost: Array, beta: float = 0.05, seed: int = 
     lost = lost.reshape(*lost.shape[:2], -1)
     above = np.flatnonzero(lost.mean((0, 2)) > beta)
     k = np.append(ks, np.inf)[above[-1] + 1] if above.size else ks[0]
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     queries, samples = (_resampled(count, rng) for count in (lost.shape[0], lost.shape[2]))
     means = _means(lost.transpose(1, 0, 2), queries, samples)
     return Dimension(float(k), *_interval(ks, means, beta))

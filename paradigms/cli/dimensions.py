@@ -41,7 +41,7 @@ def run_dimensions(settings: argparse.Namespace) -> None:
     corpus = corpus_of(settings.source, words_of(settings.source, settings.words))
     chosen = read_queries(settings, settings.source)
     queries = chosen or title_queries(corpus, is_text(settings.source))
-    counts = count_terms(corpus, queries, QUERIES, seed=0)
+    counts = count_terms(corpus, queries, QUERIES)
     problem = Problem.of(*weigh(counts), [np.arange(len(corpus))])
     thresholds = exact_thresholds(problem, [RANK], SAMPLES, seed=0)[0, 0]
     if np.isnan(thresholds[:, 0]).all():

@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def counts(folder):
     collection = load_collection(folder)
-    return count_terms(collection.corpus, collection.split("test").queries, 40, 0)
+    return count_terms(collection.corpus, collection.split("test").queries, 40)
 
 
 @pytest.fixture(scope="module")

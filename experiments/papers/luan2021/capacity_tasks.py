@@ -71,23 +71,23 @@ def open_task(
     bm25 = {name: shared_bm25(corpus, folder / f"bm25-{length}-{n}", n) for name, n in NGRAMS.items()}
     train = collection.split("train")
     test = collection.split("test")
-    mined = with_random(bm25[first].search(train.queries, each), corpus, each, 0)
+    mined = with_random(bm25[first].search(train.queries, each), corpus, each)
     dev_run = bm25[first].search(collection.split("dev").queries, DEV_DEPTH)
     run = bm25[first].search(test.queries, half)
     pool = candidates(run, half, with_relevant=test.judgements)
     return PassageTask(
-        length, collection, measure, bm25, mined, dev_run, with_random(pool, corpus, depth - half, 0)
+        length, collection, measure, bm25, mined, dev_run, with_random(pool, corpus, depth - half)
     )
 
 
-def with_random(run: Run, corpus: Corpus, count: int, seed: int = 0) -> Run:
+def with_random(run: Run, corpus: Corpus, count: int) -> Run:
     """Append `count` random documents from the corpus to each query's ranking.
 
     Luan et al. 2021 (§4.2, §5) use 100 documents from BM25 and 100 random documents as candidates.
     """
     joined: Run = {}
     for query, scores in run.items():
-        sample = random.Random(f"{seed} {query}").sample(corpus.ids, min(len(corpus), count + len(scores)))
+        sample = random.Random(f"0 {query}").sample(corpus.ids, min(len(corpus), count + len(scores)))
         additions = [id for id in sample if id not in scores][:count]
         last = min(scores.values(), default=0.0)
         joined[query] = scores | {id: last - 1 - n for n, id in enumerate(additions)}
@@ -161,7 +161,7 @@ def predict(task: PassageTask, dimensions: Sequence[int], queries: int, samples:
     k in `dimensions` to the measure of each query, by this law applied to all passages together.
     """
     test = task.collection.split("test")
-    counts = count_terms(task.collection.corpus, test.queries, queries, 0)
+    counts = count_terms(task.collection.corpus, test.queries, queries)
     problem = Problem.of(*weigh(counts))
     required = projected_dimension(exact_thresholds(problem, [1], samples, 0)[0, 0])
     corpus = task.collection.corpus
