@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from studies.settings import (
+    DENSE,
     Backbone,
     Baseline,
     CollectionName,
@@ -51,9 +52,7 @@ class Settings(
     parameters for pydocs with the split test, otherwise none"""
     size: Literal["small", "full"] = "small"
     """small: a fixed subset of pydocs; full: the whole collection"""
-    systems: list[str] | dict[str, dict[str, Any]] = field(
-        default_factory=lambda: ["dpr", "me_bert", "colbert", "coil", "aligner", "xtr"]
-    )
+    systems: list[str] | dict[str, dict[str, Any]] = field(default_factory=lambda: [*DENSE])
     """paradigms (dpr, me_bert, colbert, coil, aligner, xtr, splade; generative: dsi, ripor, pag, genre,
     seal), names of systems in the --config file, or systems by name:
     '{"colbert-32": {"paradigm": "colbert", "options": {"dim": 32}}, "mine": {"checkpoint":

@@ -17,7 +17,7 @@ from math import comb
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from studies.settings import Backbone, Results, Seed, Training, at_least, different, launch
+from studies.settings import DENSE, Backbone, Results, Seed, Training, at_least, different, launch
 
 from paradigms.io.command_line import flags
 
@@ -34,9 +34,7 @@ class Settings(Results, Training, Backbone, Seed):
     """k, the number of relevant documents per query"""
     dislikes: bool = False
     """add a hard negative for each document: a person who dislikes the same words"""
-    systems: list[str] | dict[str, dict[str, Any]] = field(
-        default_factory=lambda: ["dpr", "me_bert", "colbert", "coil", "aligner", "xtr"]
-    )
+    systems: list[str] | dict[str, dict[str, Any]] = field(default_factory=lambda: [*DENSE])
     """systems as in compare.py: paradigms, or a mapping from names to settings. Decoders of identifiers:
     '{"dsi-atomic": {"paradigm": "dsi", "options": {"identifiers": "atomic", "softmax": "place"}},
     "dsi-residual": {"paradigm": "ripor", "options": {"levels": 2, "codes": 8}}}'"""

@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from studies.settings import (
+    DENSE,
     Backbone,
     Lengths,
     OneCollection,
@@ -40,9 +41,7 @@ from paradigms.io.command_line import flags, folder_name
 class Settings(Output, OneCollection, OneSplit, Queries, Backbone, Lengths, Threads, Rounds):
     """Settings for documents, queries, paradigms, and indexes."""
 
-    paradigms: list[str] = field(
-        default_factory=lambda: ["dpr", "me_bert", "colbert", "coil", "aligner", "xtr"]
-    )
+    paradigms: list[str] = field(default_factory=lambda: [*DENSE])
     """paradigms, and bm25"""
     engines: bool = True
     """measure the engines that are installed"""

@@ -15,6 +15,7 @@ from paradigms.io.terminal import interruptible, shown
 Tracker = Literal["none", "wandb"]
 Precision = Literal["auto", "no", "bf16", "fp16"]
 LAUNCHERS = ("PMI_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_")  # prefixes of what MPI's launchers set
+DENSE = ("dpr", "me_bert", "colbert", "coil", "aligner", "xtr")  # what comparisons compare by default
 DIVISIONS = {"within": "within documents", "unseen": "unseen documents"}  # names in tables
 
 
