@@ -14,7 +14,8 @@ from dataclasses import replace
 from math import comb
 from typing import Any, get_args
 
-from studies.settings import PairSettings, launch
+from papers.wu2024.pair_settings import PairSettings
+from studies.settings import launch
 
 from paradigms.io.command_line import flags
 

@@ -22,7 +22,8 @@ from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from studies.settings import PairSettings, known, launch
+from papers.wu2024.pair_settings import PairSettings
+from studies.settings import known, launch
 
 from paradigms.io.command_line import flags
 

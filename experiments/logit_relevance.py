@@ -9,7 +9,8 @@ vocabulary, and by log p, and how good these orders are.
 
 from typing import Any, Literal, get_args
 
-from studies.settings import PairSettings, launch
+from papers.wu2024.pair_settings import PairSettings
+from studies.settings import launch
 
 from paradigms.io.command_line import flags
 

@@ -10,7 +10,8 @@ query.
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from studies.settings import PairSettings, launch
+from papers.wu2024.pair_settings import PairSettings
+from studies.settings import launch
 
 from paradigms.io.command_line import flags
 

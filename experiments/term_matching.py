@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from studies.settings import PairSettings, launch
+from papers.wu2024.pair_settings import PairSettings
+from studies.settings import launch
 
 from paradigms.io.command_line import flags
 

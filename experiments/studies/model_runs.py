@@ -14,13 +14,12 @@ from accelerate import Accelerator, PartialState
 from rich.console import Console
 from studies.gains import DEV
 from studies.pages import Measured
-from studies.settings import EncoderStudy, PairSettings, refusing, training_fields
+from studies.settings import EncoderStudy, refusing, training_fields
 
 from paradigms import Paradigm, load
 from paradigms.baselines.bm25 import BM25, SAVED
 from paradigms.data import Collection, Corpus, Run, Split
 from paradigms.data.collection import hash_order
-from paradigms.data.within import most_asked, within_documents
 from paradigms.evaluate import PerQuery, candidates, per_query
 from paradigms.find import Index, Store, kinds
 from paradigms.io.checks import json_or_empty, read_json
@@ -89,30 +88,25 @@ class StudyData:
 
 
 def open_study(
-    settings: Any, console: Console, needs: Names[str] = ("training", "test"), collection: str = ""
+    settings: Any,
+    console: Console,
+    needs: Names[str] = ("training", "test"),
+    collection: str = "",
+    divide: Callable[[Collection], Collection] = lambda opened: opened,
 ) -> StudyData:
     """Open `collection` or, by default, `settings.collection`; hold out dev queries if there are none.
 
-    needs: kinds of queries that must exist. If `settings.division` is "within", the queries are split again.
-    Raises SystemExit if any kind in `needs` has no queries.
+    needs: kinds of queries that must exist. divide: replaces the collection that was opened. Raises
+    SystemExit if any kind in `needs` has no queries.
     """
     name = collection or settings.collection
-    opened = open_collection(name, settings.documents or None if name == "pydocs" else None, console)
-    cut = isinstance(settings, PairSettings) and 0 < settings.documents < len(opened.corpus)
-    if cut:
-        with refusing("", ": choose --documents 0"):
-            opened = most_asked(opened, settings.documents)
-    if getattr(settings, "division", "") == "within":
-        with refusing("", ": choose --division unseen"):
-            opened = within_documents(opened)
-        sizes = ", ".join(f"{len(split.queries):,} {name}" for name, split in opened.splits.items())
-        console.print(f"Queries divided within documents: {sizes}")
+    subset = settings.documents or None if name == "pydocs" else None
+    opened = divide(open_collection(name, subset, console))
     train, dev = training_splits(opened, seed=0)
     test = some_queries(opened.splits.get("test", Split({}, {})), settings.queries)
     for kind, split in (("training", train), ("dev", dev), ("test", test)):
         if kind in needs and not split.queries:
-            which = f"{name}, cut to {settings.documents} documents," if cut else name
-            raise SystemExit(f"{which} has no {kind} queries; its splits: {', '.join(opened.splits)}")
+            raise SystemExit(f"{opened.name} has no {kind} queries; its splits: {', '.join(opened.splits)}")
     bm25 = shared_bm25(opened.corpus, Path(settings.output, f"bm25-{folder_name(name)}"))
     return StudyData(opened, train, dev, test, bm25)
 

@@ -11,10 +11,10 @@ import pytest
 from accelerate import Accelerator
 from document_encoding import BM25, CONTROL, HALF, MEASURES, SYSTEMS, Settings
 from papers.wu2024 import trained_pairs
-from papers.wu2024.trained_pairs import TaskResults, build, trained
+from papers.wu2024.trained_pairs import TaskResults, build, open_pairs, trained
 from rich.console import Console
 from studies.gains import DEV
-from studies.model_runs import StudyData, open_study, training_of
+from studies.model_runs import StudyData, training_of
 
 from paradigms import Generative, load
 from paradigms.evaluate import per_query
@@ -41,7 +41,19 @@ def given(words: Path, seq2seq: dict[str, Path]) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def data(given: tuple[Path, Path]) -> StudyData:
-    return open_study(settings(*given, given[0]), Console(quiet=True))
+    return open_pairs(settings(*given, given[0]), Console(quiet=True))
+
+
+def test_settings_choose_the_documents_and_the_division(
+    given: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[object] = []
+    monkeypatch.setattr(trained_pairs, "most_asked", lambda whole, most: calls.append(most) or whole)
+    monkeypatch.setattr(trained_pairs, "within_documents", lambda whole: calls.append("within") or whole)
+    open_pairs(settings(*given, tmp_path, documents=40), Console(quiet=True))  # all
+    assert not calls
+    open_pairs(settings(*given, tmp_path, documents=39, division="within"), Console(quiet=True))
+    assert calls == [39, "within"]
 
 
 @pytest.fixture(scope="module")

@@ -15,17 +15,18 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from papers.wu2024.pair_settings import PairSettings
 from rich.console import Console
 from studies import model_runs
 from studies.gains import LEARNED, same_queries, training_section, unlearned
 from studies.model_runs import Job, StudyData, training_of
 from studies.pages import Measured, Section, publish, resampled
-from studies.settings import PairSettings, lengths_of
+from studies.settings import lengths_of, refusing
 from transformers import AutoConfig
 
 from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm
-from paradigms.data import Problems, Split
-from paradigms.data.within import learned_share
+from paradigms.data import Collection, Problems, Split
+from paradigms.data.within import learned_share, most_asked, within_documents
 from paradigms.encoder.backbone import packaged, pretrained
 from paradigms.encoder.precision import autocast
 from paradigms.evaluate import per_query
@@ -48,6 +49,23 @@ SAVE_EVERY = 500  # steps between checkpoints
 SECOND_RATE = 1e-4  # largest learning rate for the second backbone, which is a trained encoder
 DEV_QUERIES = 100  # dev queries for choosing a model's last state or an earlier one
 TEXT_RANK = 8  # rank of PAWA's matrices for text: small, since it multiplies the vocabulary's size
+
+
+def open_pairs(settings: PairSettings, console: Console) -> StudyData:
+    """Open the documents of the collection with the most queries, which `settings.division` divides."""
+
+    def divided(collection: Collection) -> Collection:
+        if 0 < settings.documents < len(collection.corpus):
+            with refusing("", ": choose --documents 0"):
+                collection = most_asked(collection, settings.documents)
+        if settings.division == "within":
+            with refusing("", ": choose --division unseen"):
+                collection = within_documents(collection)
+            sizes = ", ".join(f"{len(split.queries):,} {name}" for name, split in collection.splits.items())
+            console.print(f"Queries divided within documents: {sizes}")
+        return collection
+
+    return model_runs.open_study(settings, console, divide=divided)
 
 
 def trained(
@@ -202,7 +220,7 @@ def run_study(
     of float32.
     """
     accelerator, console = begin(settings)
-    data = model_runs.open_study(settings, console)
+    data = open_pairs(settings, console)
     models = Path(settings.models)
     of_models = {name: getattr(settings, name) for name in TRAINING}
     of_models |= content(backbone=settings.backbone, second=settings.second)
