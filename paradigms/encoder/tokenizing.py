@@ -22,6 +22,7 @@ CHARACTERS = 8  # characters kept per needed token
 LONG = 4  # texts this many times longer than needed are cut
 BETWEEN = re.compile(r"(?<=[^\W_]) (?=[^\W_])")  # a space between two words
 BYTES = {f"<0x{byte:02X}>" for byte in range(256)}  # SentencePiece's byte pieces
+OPTIONS = ("extra_special_tokens", "additional_special_tokens", "split_special_tokens")
 SPECIAL = {name: f"[{name.upper()}]" for name in ("unk", "sep", "pad", "cls", "mask")}
 
 
@@ -182,14 +183,15 @@ class LightTokenizer:
         usual = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##"}
         single = [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
         single.append({"SpecialToken": {"id": "[SEP]", "type_id": 0}})
-        added = [token.get("content") for token in state.get("added_tokens", [])]
+        listed = [*state.get("added_tokens", []), *config.get("added_tokens_decoder", {}).values()]
         same = (
             state.get("normalizer") == normalizer
             and state.get("pre_tokenizer") == {"type": "BertPreTokenizer"}
             and model == usual | {"max_input_chars_per_word": 100}
             and (state.get("post_processor") or {}).get("single") == single
-            and sorted(added) == sorted(SPECIAL.values())
-            and not (config.get("extra_special_tokens") or config.get("additional_special_tokens"))
+            and {token.get("content") for token in listed} == set(SPECIAL.values())
+            and config.get("truncation_side", "right") == "right"
+            and not any(map(config.get, OPTIONS))
         )
         if not same:
             return None
