@@ -10,8 +10,9 @@ import fill_pages
 import matplotlib
 import pytest
 from matplotlib.figure import Figure
-from studies import page_blocks
-from studies.page_blocks import Page, claim_table, filled, tables
+from studies import claim_tables, page_blocks
+from studies.claim_tables import claim_table
+from studies.page_blocks import Page, filled, tables
 from studies.pages import ROOT, STUDY, Section, _command, publish
 
 from paradigms.evaluate.claims import ONE_SEED
@@ -126,7 +127,8 @@ def test_a_paper_s_page_has_a_row_for_each_decided_claim_and_details_have_the_re
 ):
     paper = {"claims": {"f": [{"claim": "x is y", "place": "§1"}, {"claim": "never"}]}, "set": {"a": [50.0]}}
     paper["claims"]["f"][1] |= {"place": "§2", "takes": "years"}
-    monkeypatch.setattr(page_blocks, "printed", lambda name: paper)
+    for module in (claim_tables, page_blocks):
+        monkeypatch.setattr(module, "printed", lambda name: paper)
     page = tmp_path / "README.md"
     page.write_text(
         "# P\n<!-- verdicts: p -->\n<!-- end -->\n<!-- runs: x-a x-b -->\n<!-- end -->\n"
@@ -150,9 +152,9 @@ def test_a_paper_s_page_has_a_row_for_each_decided_claim_and_details_have_the_re
     fill_pages.main(fill_pages.Settings(page=str(page)))
     text = page.read_text()
     row = "| x is y (§1, Table 2) | m: x, a − x, b, above 0.1: +0.1 [+0.0, +0.2] |"
-    head = f"{page_blocks.IN_PART}\n\n| claim | here | verdict |\n| --- | --- | --- |\n"
+    head = f"{claim_tables.IN_PART}\n\n| claim | here | verdict |\n| --- | --- | --- |\n"
     assert f"{head}{row} 2 reproduced, 2 contradicted |\n" in text
-    assert page_blocks.ALL_REPRODUCED not in text
+    assert claim_tables.ALL_REPRODUCED not in text
     assert "Not tested: 1 claim. [All tests]" in text
     assert "| [x-b](details.md#x-b) | 1,200 | 300 | m |\n" in text, "no column that no study fills"
     assert "| a | .250 | .250 | .500 |\n| b | .5 | .5 |  |\n\n" in text, "without what one study has"
@@ -165,5 +167,5 @@ def test_a_paper_s_page_has_a_row_for_each_decided_claim_and_details_have_the_re
     file = tmp_path / "results/x-b.json"
     file.write_text(file.read_text().replace("contradicted: z", "reproduced"))
     row = "| x is y (§1, Table 2) | m: x, a − b: +0.1 [+0.0, +0.2] |"
-    head = f"{page_blocks.ALL_REPRODUCED}\n\n| claim | here |\n| --- | --- |\n"
+    head = f"{claim_tables.ALL_REPRODUCED}\n\n| claim | here |\n| --- | --- |\n"
     assert f"{head}{row}\n" in filled(Page(page))

@@ -1,0 +1,123 @@
+"""Tables of claims: a study's, and a paper's from all studies that judge them."""
+
+import re
+from collections import Counter
+from typing import Any
+
+from studies.claims import UNTESTED, printed
+from studies.pages import Rows, markdown_rows
+
+from paradigms.evaluate.claims import CONTRADICTED, ONE_SEED, REPRODUCED
+
+READOUT = " [about a readout]"
+OPEN = ("not decided here", UNTESTED)
+# The headings above a paper's tables of decided claims.
+ALL_REPRODUCED = "Reproduced:"
+IN_PART = "Contradicted, or decided in part:"
+WITHOUT_INTERVAL = "By a count or a proof:"
+LEAST = re.compile(r", (?:above|within) ±?[\d.]+$")  # the least effect of a quantity, unless it is a loss
+COMMON = re.compile(r"(?<=[:,] )([^:−]+), ([^,−]+) − \1, ([^,−]+)$")  # "X, a − X, b" is shown as "X, a − b"
+
+
+def claim_table(rows: Rows) -> str:
+    """Make a table of a study's judged rows, by claim. Claims that it could not measure are last, once."""
+    claimed: dict[tuple[str, str], Rows] = {}
+    for row in rows:
+        verdict = row["verdict"].replace("not decided here", "not decided")
+        cells = {"claim": row["claim"], "place": place(row), "measured": row["quantity"]}
+        cells |= {"verdict": verdict.partition(f": {ONE_SEED}")[0], "ours": row["measured"]}
+        cells |= {"the paper": row["printed"] or "–", "sample": row["sample"].removesuffix(", 1 seed")}
+        claimed.setdefault((row["claim"], place(row)), []).append(cells)
+    measured: Rows = []
+    unmeasured: Rows = []
+    for of_claim in claimed.values():
+        decided = [row for row in of_claim if row["ours"] != "–"]
+        measured += [row | {"claim": "", "place": ""} if n else row for n, row in enumerate(decided)]
+        unmeasured += [] if decided else [of_claim[0] | {"verdict": UNTESTED}]
+    return markdown_rows(measured + unmeasured)
+
+
+def untested_rows(paper: str, judged: Rows) -> Rows:
+    """Return a row for each of the paper's claims that no judged row is about, with what a test takes."""
+    tested = {claim_of(row) for row in judged}
+    cells = {
+        row["claim"]: {"claim": row["claim"], "place": row["place"], "verdict": UNTESTED}
+        | {"it takes": row.get("takes", "a run with the systems that the claim compares")}
+        for row in listed_claims(paper)
+        if row["claim"] not in tested
+    }
+    return [{key: " ".join(value.split()) for key, value in row.items()} for row in cells.values()]
+
+
+def listed_claims(paper: str) -> Rows:
+    """Return the rows of printed.yaml that state a claim of the paper."""
+    return [row for family in printed(paper)["claims"].values() for row in family if "claim" in row]
+
+
+def verdicts(paper: str, rows: Rows) -> str:
+    """Make tables of the paper's claims that judged rows decide, one row each, and count the others.
+
+    The number is that of the decided test with the largest sample, among those that contradict if any does.
+    Claims that all tests reproduce stand first. Controls, which are our own questions, have no row.
+    """
+    judged: dict[str, Rows] = {}
+    for row in rows:
+        judged.setdefault(claim_of(row), []).append(row)
+    groups: dict[str, Rows] = {heading: [] for heading in (ALL_REPRODUCED, IN_PART, WITHOUT_INTERVAL)}
+    undecided = 0
+    for claim, tests in judged.items():
+        best: dict[str, dict[str, Any]] = {}
+        for row in tests:
+            word = word_of(row)
+            if word not in OPEN and size(row) > size(best.get(word, {})):
+                best[word] = row
+        if claim.startswith("Control: "):
+            continue
+        undecided += not best and any(row["measured"] != "–" for row in tests)
+        if best:
+            best = dict(sorted(best.items(), reverse=True))  # reproduced first
+            counts = Counter(word if word in best else "open" for word in map(word_of, tests))
+            verdict = ", ".join(f"{counts[word]} {word}" for word in [*best, "open"] if counts[word])
+            row = best.get(CONTRADICTED, next(iter(best.values())))
+            quantity = row["quantity"] if CONTRADICTED in best else LEAST.sub("", row["quantity"])
+            stated = claim if place(tests[0]) in claim else f"{claim} ({place(tests[0])})"
+            quantity = COMMON.sub(r"\1, \2 − \3", quantity)
+            cells = {"claim": stated, "here": f"{quantity}: {row['measured']}"}
+            decided = verdict if len(counts) > 1 else next(iter(best))
+            if "[" not in row["measured"]:
+                groups[WITHOUT_INTERVAL].append(cells | {"verdict": decided})
+            elif decided == REPRODUCED:
+                groups[ALL_REPRODUCED].append(cells)
+            else:
+                groups[IN_PART].append(cells | {"verdict": decided})
+    listed = {row["claim"] for row in listed_claims(paper)}
+    tested = {claim for claim, tests in judged.items() if {*map(word_of, tests)} != {UNTESTED}}
+    written = (f"{heading}\n\n{markdown_rows(group)}\n" for heading, group in groups.items() if group)
+    rest = {"Not decided here": undecided, "Not tested": len(listed - tested)}
+    said = "".join(f"{name}: {counted(count, 'claim')}. " for name, count in rest.items() if count)
+    return f"{''.join(written)}{said}"
+
+
+def counted(number: int | str, noun: str) -> str:
+    """Return a number with its noun, as in "1 claim" and "2 claims"."""
+    return f"{number} {noun}{'s' * (str(number) != '1')}"
+
+
+def claim_of(row: dict[str, Any]) -> str:
+    """Return a judged row's claim, without the remark that it is about a readout."""
+    return row["claim"].removesuffix(READOUT)
+
+
+def word_of(row: dict[str, Any]) -> str:
+    """Return a row's verdict without the reason."""
+    return str(row["verdict"]).partition(":")[0]
+
+
+def size(row: dict[str, Any]) -> float:
+    """Return the number of queries of a test, or 0 without a row and at least 1 with one."""
+    number = re.match(r"[\d,]+", str(row.get("sample", "")))
+    return float(number[0].replace(",", "")) if number else float(bool(row))
+
+
+def place(row: dict[str, Any]) -> str:
+    return row["place"].partition(" et al. ")[2].partition(", ")[2] or row["place"]
