@@ -94,21 +94,16 @@ from rich.console import Console
 from rich.table import Table
 from studies import system_runs, systems, trainings
 from studies.comparison_report import make_report, show
-from studies.model_runs import training_cost
-from studies.systems import CUT, ComparisonData
-from studies.trainings import Training
+from studies.systems import ComparisonData
 
 from paradigms import GENERATIVE, PARADIGMS
-from paradigms.data import Collection, Run, load_collection, read_run, write_run
-from paradigms.data.identical import left_out, without_own
+from paradigms.data import Collection, load_collection
+from paradigms.data.identical import left_out
 from paradigms.encoder.text import ENCODERS
-from paradigms.evaluate import MEASURES, candidates, on_split, with_judgements
+from paradigms.evaluate import MEASURES, on_split, with_judgements
 from paradigms.find import INDEXES
 from paradigms.io.checks import read_json
-from paradigms.io.files import remove_folder, write_json
 from paradigms.io.plugins import LOADED, plugin_of
-from paradigms.retrieve import WithoutOwn
-from paradigms.store.building import BUILT
 from paradigms.train.loop import Paused
 from paradigms.train.parallel import by_main
 from paradigms.train.script import begin, content, environment, keep_settings, open_collection
@@ -179,7 +174,7 @@ def main(settings: Settings) -> int:
             for stage in (*systems.STAGES, *data.others):
                 system_runs.read_stage(folder, run, stage)
     if accelerator.is_main_process:
-        run_bm25(data, settings)
+        system_runs.run_bm25(data, settings)
     accelerator.wait_for_everyone()
     try:
         with deleted_after(folder / STATES, accelerator):
@@ -219,7 +214,7 @@ def run_all(
             if (system := settings.chosen[trial.system]).fuse:
                 by_main(partial(system_runs.run_fused, trial.system, system, data, settings), accelerator)
             else:
-                run_system(run, trial, data, settings, accelerator, console)
+                system_runs.run_system(run, trial, data, settings, accelerator, console)
         if not trial.untrained:
             console.print(preview([run], data, settings))
 
@@ -282,92 +277,3 @@ def bound(system: SystemSettings, settings: Settings, seed: int) -> dict[str, An
     own = system.paradigm in PARADIGMS and trainings.hard_negatives(system, settings)[1]
     described = asdict(system) | {"training": training and asdict(training) | {"own_negatives": own}}
     return described | content(**paths) | content(**plugins)
-
-
-def run_bm25(data: ComparisonData, settings: Settings) -> None:
-    """Run BM25 on whole and on truncated documents; write runs, costs, and the candidates for rerank mode."""
-    test = data.test
-    folder = Path(settings.output)
-    pool = Run()
-    for name, bm25 in {"bm25": data.bm25, CUT: data.cut}.items():
-        if bm25 is None:
-            continue
-        retriever = WithoutOwn(bm25, data.own)
-        run = retriever.search(test.queries, settings.depth, progress=True)
-        if name == "bm25":
-            pool = candidates(run, settings.depth, test.judgements if settings.with_relevant else None)
-            pool = without_own(pool, data.own)
-            write_run(folder / "runs" / "candidates.run", pool, tag="bm25")
-        runs = {"retrieve": run, "rerank": bm25.rerank(test.queries, pool)}
-        for split, other in data.others.items():
-            runs[split] = retriever.search(other.queries, settings.depth, progress=True)
-        written = system_runs.write_runs(folder, name, runs, asked_of(data, pool))
-        cost: dict[str, Any] = {"train s": None, "encode s": data.bm25_seconds if name == "bm25" else None}
-        cost |= system_runs.search_costs(retriever, None, test.queries, settings.depth)
-        cost |= {"bytes/document": bm25.size_in_bytes() / max(1, len(data.collection.corpus))}
-        cost |= dict.fromkeys(("parameters", "documents cut", "% of tokens cut"))
-        write_json(folder / name / "costs.json", cost | {"rows": written})
-
-
-def asked_of(data: ComparisonData, pool: Run) -> dict[str, Names[str]]:
-    """Map each stage to the queries that systems answer in it. pool: candidates for rerank mode."""
-    return {"retrieve": data.test.queries, "rerank": pool} | {
-        name: split.queries for name, split in data.others.items()
-    }
-
-
-def run_system(
-    name: str,
-    trial: Training,
-    data: ComparisonData,
-    settings: Settings,
-    accelerator: Accelerator,
-    console: Console,
-) -> None:
-    """Train or load a system, encode the documents, search and rerank.
-
-    costs.json is written last and marks the system as finished. For an untrained system, only the runs are
-    saved.
-    """
-    folder = Path(settings.output, name)
-    runs = Path(settings.output, "runs")
-    system = settings.chosen[trial.system]
-    pool = read_run(runs / "candidates.run")
-    if twin := trainings.twin(trial, settings):
-        by_main(partial(system_runs.copy_runs, twin, name, asked_of(data, pool), folder.parent), accelerator)
-        return
-    model = systems.trained(trial, data, settings, folder, accelerator)
-    progress = accelerator.is_main_process
-    cut = None if trial.untrained else model.count_cut(data.pieces.corpus)
-    if cut and cut.cut:
-        console.print(f"{name}: {cut.summary}")
-    began = time.perf_counter()
-    retriever = systems.retriever(model, system, data, settings, folder / "index", accelerator)
-    others = WithoutOwn(retriever, data.own)
-    encoded = time.perf_counter()
-    found = {"retrieve": others.search(data.test.queries, settings.depth, progress=progress)}
-    found["rerank"] = retriever.rerank(data.test.queries, pool, progress=progress)
-    for split, other in data.others.items():
-        found[split] = others.search(other.queries, settings.depth, progress=progress)
-    if accelerator.is_main_process:
-        written = system_runs.write_runs(Path(settings.output), name, found, asked_of(data, pool))
-        if trial.untrained:
-            remove_folder(folder / "index", BUILT)
-            write_json(folder / "costs.json", {"rows": written})
-    if accelerator.is_main_process and not trial.untrained:
-        if not (folder / "checkpoint").is_dir():  # the model was not trained
-            model.save_pretrained(folder / "checkpoint")
-        cost = {
-            "train s": training_cost(folder).get("seconds"),
-            "encode s": None if system.index else encoded - began,
-            **system_runs.search_costs(others, model, data.test.queries, settings.depth),
-            "bytes/document": retriever.size_in_bytes() / max(1, len(data.collection.corpus)),
-            **system_runs.index_recall(Path(system.index or folder) / "index", settings.depth),
-            "parameters": sum(p.numel() for p in model.parameters()),
-            "documents cut": cut and cut.cut,
-            "% of tokens cut": cut and 100 * cut.share,
-            "rows": written,
-        }
-        write_json(folder / "costs.json", cost)
-    accelerator.wait_for_everyone()
-    accelerator.free_memory()

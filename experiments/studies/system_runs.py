@@ -1,4 +1,4 @@
-"""Write, read, copy and fuse the runs of a comparison's systems, and time their searches."""
+"""Run a comparison's systems: write, read, copy and fuse their runs, and time their searches."""
 
 from __future__ import annotations
 
@@ -6,23 +6,31 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Collection as Names
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from accelerate import Accelerator
+from rich.console import Console
+from studies import systems, trainings
+from studies.model_runs import training_cost
 from studies.system_settings import SystemSettings
-from studies.systems import STAGES, ComparisonData, finished
+from studies.systems import CUT, STAGES, ComparisonData, finished
+from studies.trainings import Training
 
 from paradigms.data import Run, check_answered, read_run, write_run
-from paradigms.data.identical import own_documents
-from paradigms.evaluate import with_judgements
+from paradigms.data.identical import own_documents, without_own
+from paradigms.evaluate import candidates, with_judgements
 from paradigms.evaluate.tuning import tune_weights
 from paradigms.find import open_index
 from paradigms.io.checks import read_json
-from paradigms.io.files import write_json
+from paradigms.io.files import remove_folder, write_json
 from paradigms.retrieve import AllProcesses, Model, Retriever, WithoutOwn, fuse
 from paradigms.retrieve.wrappers import Wrapper
+from paradigms.store.building import BUILT
+from paradigms.train.parallel import by_main
 
 # timed single queries, runs per query, and maximum seconds
 TIMED = 50
@@ -66,6 +74,95 @@ def copy_runs(source: str, name: str, asked: Mapping[str, Names[str]], folder: P
 
 def rows(run: Run) -> int:
     return sum(map(len, run.values()))
+
+
+def run_bm25(data: ComparisonData, settings: Any) -> None:
+    """Run BM25 on whole and on truncated documents; write runs, costs, and the candidates for rerank mode."""
+    test = data.test
+    folder = Path(settings.output)
+    pool = Run()
+    for name, bm25 in {"bm25": data.bm25, CUT: data.cut}.items():
+        if bm25 is None:
+            continue
+        retriever = WithoutOwn(bm25, data.own)
+        run = retriever.search(test.queries, settings.depth, progress=True)
+        if name == "bm25":
+            pool = candidates(run, settings.depth, test.judgements if settings.with_relevant else None)
+            pool = without_own(pool, data.own)
+            write_run(folder / "runs" / "candidates.run", pool, tag="bm25")
+        runs = {"retrieve": run, "rerank": bm25.rerank(test.queries, pool)}
+        for split, other in data.others.items():
+            runs[split] = retriever.search(other.queries, settings.depth, progress=True)
+        written = write_runs(folder, name, runs, asked_of(data, pool))
+        cost: dict[str, Any] = {"train s": None, "encode s": data.bm25_seconds if name == "bm25" else None}
+        cost |= search_costs(retriever, None, test.queries, settings.depth)
+        cost |= {"bytes/document": bm25.size_in_bytes() / max(1, len(data.collection.corpus))}
+        cost |= dict.fromkeys(("parameters", "documents cut", "% of tokens cut"))
+        write_json(folder / name / "costs.json", cost | {"rows": written})
+
+
+def asked_of(data: ComparisonData, pool: Run) -> dict[str, Names[str]]:
+    """Map each stage to the queries that systems answer in it. pool: candidates for rerank mode."""
+    return {"retrieve": data.test.queries, "rerank": pool} | {
+        name: split.queries for name, split in data.others.items()
+    }
+
+
+def run_system(
+    name: str,
+    trial: Training,
+    data: ComparisonData,
+    settings: Any,
+    accelerator: Accelerator,
+    console: Console,
+) -> None:
+    """Train or load a system, encode the documents, search and rerank.
+
+    costs.json is written last and marks the system as finished. For an untrained system, only the runs are
+    saved.
+    """
+    folder = Path(settings.output, name)
+    runs = Path(settings.output, "runs")
+    system = settings.chosen[trial.system]
+    pool = read_run(runs / "candidates.run")
+    if twin := trainings.twin(trial, settings):
+        by_main(partial(copy_runs, twin, name, asked_of(data, pool), folder.parent), accelerator)
+        return
+    model = systems.trained(trial, data, settings, folder, accelerator)
+    progress = accelerator.is_main_process
+    cut = None if trial.untrained else model.count_cut(data.pieces.corpus)
+    if cut and cut.cut:
+        console.print(f"{name}: {cut.summary}")
+    began = time.perf_counter()
+    retriever = systems.retriever(model, system, data, settings, folder / "index", accelerator)
+    others = WithoutOwn(retriever, data.own)
+    encoded = time.perf_counter()
+    found = {"retrieve": others.search(data.test.queries, settings.depth, progress=progress)}
+    found["rerank"] = retriever.rerank(data.test.queries, pool, progress=progress)
+    for split, other in data.others.items():
+        found[split] = others.search(other.queries, settings.depth, progress=progress)
+    if accelerator.is_main_process:
+        written = write_runs(Path(settings.output), name, found, asked_of(data, pool))
+        if trial.untrained:
+            remove_folder(folder / "index", BUILT)
+            write_json(folder / "costs.json", {"rows": written})
+    if accelerator.is_main_process and not trial.untrained:
+        if not (folder / "checkpoint").is_dir():  # the model was not trained
+            model.save_pretrained(folder / "checkpoint")
+        cost = {
+            "train s": training_cost(folder).get("seconds"),
+            "encode s": None if system.index else encoded - began,
+            **search_costs(others, model, data.test.queries, settings.depth),
+            "bytes/document": retriever.size_in_bytes() / max(1, len(data.collection.corpus)),
+            **index_recall(Path(system.index or folder) / "index", settings.depth),
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "documents cut": cut and cut.cut,
+            "% of tokens cut": cut and 100 * cut.share,
+            "rows": written,
+        }
+        write_json(folder / "costs.json", cost)
+    accelerator.wait_for_everyone()
+    accelerator.free_memory()
 
 
 def run_fused(name: str, system: SystemSettings, data: ComparisonData, settings: Any) -> None:
