@@ -22,6 +22,7 @@ from paradigms.store.pruning import TokenReduction, directed_distances, pooled
 from tests.find.test_near_tokens import DIM, documents, queries
 from tests.near import assert_within_rounding
 from tests.store.test_storage import IDS, TEXTS, contents
+from tests.tiny import built as tiny_model
 
 RECIPE = Recipe("colbert", QueryToDocument(), "query_tokens")
 
@@ -84,6 +85,8 @@ def test_what_cannot_be_pooled_is_refused(tiny_bert: Path, tmp_path: Path) -> No
             TokenReduction(**wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="compared by their ids cannot be pooled"):
         Store.build(kinds.exact(), PARADIGMS["coil"](tiny_bert), IDS, TEXTS, tmp_path / "index", pool=2)
+    with pytest.raises(ValueError, match="SPLADE has most_terms"):
+        Store.build(kinds.exact(), tiny_model("splade", tiny_bert), IDS, TEXTS, keep=0.5)
     assert not list(tmp_path.iterdir())
 
 
