@@ -237,6 +237,9 @@ class Light(nn.Module):
             raise ValueError("this model was opened to search: load it without for_search to train it")
         return (computed(**inputs),)
 
+    def get_input_embeddings(self) -> nn.Module:
+        return self.get_submodule("embeddings.word_embeddings")
+
     def save_pretrained(self, *_: Any, **__: Any) -> None:
         raise ValueError("this model was opened to search: load it without for_search to save it")
 

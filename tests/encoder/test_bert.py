@@ -112,11 +112,12 @@ def test_what_light_does_not_know_is_left_to_transformers(lacking, tmp_path):
     assert Light.read(tmp_path) is None
 
 
-@pytest.mark.parametrize("name", ["offline", "colbert"])
+@pytest.mark.parametrize("name", ["offline", "colbert", "splade"])
 def test_a_model_opened_to_search_encodes_the_same(name, tmp_path):
-    if name == "colbert":
-        PARADIGMS["colbert"]("offline", dim=16).save_pretrained(tmp_path / "colbert")
-    place = "offline" if name == "offline" else tmp_path / "colbert"
+    options = {"colbert": {"dim": 16}, "splade": {"tied_head": True}}
+    if name in options:
+        PARADIGMS[name]("offline", **options[name]).save_pretrained(tmp_path / name)
+    place = "offline" if name == "offline" else tmp_path / name
     whole, light = load(place), load(place, for_search=True)
     assert isinstance(light.encoder.backbone, Light)
     assert isinstance(light.encoder.tokenizer, LightTokenizer)
