@@ -29,6 +29,7 @@ from studies.settings import (
 )
 
 from paradigms.io.command_line import flags, folder_name
+from paradigms.train.checkpoints import TRAINED
 
 SYSTEM = re.compile(r"(DE|ME)-BERT(?:-([1-9]\d*))?")
 # INIT: the backbone before training, mean of tokens
@@ -124,7 +125,6 @@ from paradigms.retrieve import Fused, Model, Retriever, fuse, retriever_of
 from paradigms.train.fit import fit
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.script import begin, open_collection
-from paradigms.train.state import TRAINED
 from paradigms.train.states import STATES, keep_states
 
 SPREAD = 64  # training queries, and evenly spaced passages, for measuring the spread of scores

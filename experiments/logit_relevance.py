@@ -13,6 +13,7 @@ from papers.wu2024.pair_settings import PairSettings
 from studies.settings import launch
 
 from paradigms.io.command_line import flags
+from paradigms.train.checkpoints import TRAINED
 
 
 @flags()
@@ -45,7 +46,6 @@ from paradigms.generative.outputs import ScoreName
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.io.files import remove_folder
 from paradigms.train.generative import fit_pairs
-from paradigms.train.state import TRAINED
 
 SCORERS: tuple[ScoreName, ...] = get_args(ScoreName)
 STATES = 6  # evenly spaced training states to measure, besides the untrained one

@@ -28,6 +28,7 @@ from studies.settings import (
 )
 
 from paradigms.io.command_line import flags
+from paradigms.train.checkpoints import dev_values, kept_step, read_progress, training_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,12 +189,11 @@ from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example, build_examples
 from paradigms.train.fit import DEV_DEPTH
 from paradigms.train.generative import fit_generative, t5_folder
-from paradigms.train.loop import Dev, Paused, TrainingSettings, dev_values, kept_step, train, training_seconds
+from paradigms.train.loop import Dev, Paused, TrainingSettings, train
 from paradigms.train.losses import Distillation
 from paradigms.train.mixture import Mixture, Part, shares_of
 from paradigms.train.negatives import NEGATIVES_DEPTH, FalseNegatives, ScorePairs, SharedBM25, pair_scores
 from paradigms.train.parallel import built, by_main, sharded
-from paradigms.train.state import read_progress
 from paradigms.train.stored import open_rows, stored_rows
 
 FREE = {

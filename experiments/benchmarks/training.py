@@ -35,6 +35,7 @@ from studies.settings import (
 )
 
 from paradigms.io.command_line import flags
+from paradigms.train.checkpoints import HISTORY
 
 
 @flags(rounds=3)
@@ -79,7 +80,6 @@ from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
 from paradigms.train.loop import TrainingSettings, train
 from paradigms.train.order import step_batches
-from paradigms.train.state import HISTORY
 from paradigms.train.states import keep_states
 
 TEMPERATURES = {"dpr": 0.05, "colbert": 1.0}  # of the softmax over rel; the peer's defaults

@@ -20,7 +20,7 @@ from transformers import BertConfig, BertModel
 from paradigms.data import load_collection
 from paradigms.encoder.backbone import load_tokenizer, packaged
 from paradigms.scoring import in_batch
-from paradigms.train.state import HISTORY
+from paradigms.train.checkpoints import HISTORY
 
 # Sizes of BERTs; {}: transformers' default, BERT-base.
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}

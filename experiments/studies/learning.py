@@ -12,8 +12,8 @@ from studies.trainings import start_of, training_runs, training_settings
 
 from paradigms.evaluate import Interval, seeds_interval
 from paradigms.evaluate.table import ResultTable
+from paradigms.train.checkpoints import dev_values
 from paradigms.train.fit import DEV_DEPTH
-from paradigms.train.loop import dev_values
 from paradigms.view.report import Picture
 
 EQUAL = 1.5  # trainings are compared within the seconds of the shortest one times this

@@ -1,6 +1,5 @@
 """Train a model by minimising a loss over rel, in one or more processes, with accelerate."""
 
-import json
 import math
 import signal
 import threading
@@ -28,6 +27,7 @@ from paradigms.encoder.backbone import without_weights
 from paradigms.encoder.text import TextEncoder
 from paradigms.io.checks import Range
 from paradigms.io.progress import progress_bar
+from paradigms.train.checkpoints import append_history, checkpoint_folder
 from paradigms.train.losses import AtLeast0, AtLeast1, LossSettings, Objective, Positive, PositiveOrNone
 from paradigms.train.parallel import (
     adapted,
@@ -40,15 +40,7 @@ from paradigms.train.parallel import (
     unwrap,
     waiting_at_most,
 )
-from paradigms.train.state import (
-    HISTORY,
-    RunState,
-    append_history,
-    checkpoint_folder,
-    note_moved,
-    read_progress,
-    signature,
-)
+from paradigms.train.state import RunState, note_moved, signature
 from paradigms.trainable import Trainable
 
 Trained = TypeVar("Trained", bound=Trainable)
@@ -506,30 +498,3 @@ def _multiplying(precision: str) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-# --- what a run has left in its folder --------------------------------------------------------------------
-
-
-def training_seconds(folder: Path) -> float:
-    """Seconds spent in training steps, over all interruptions."""
-    progress = read_progress(folder)
-    return float(progress["seconds"]) if progress else math.nan
-
-
-def kept_step(folder: Path) -> int | None:
-    """Return the number of steps that led to the state returned by `train`; 0 means untrained.
-
-    Without dev queries, this is the newest checkpoint's step. Returns None if `folder` contains no run.
-    """
-    progress = read_progress(folder)
-    if progress is None:
-        return None
-    return progress["step"] if progress["best"] == -math.inf else progress["best_step"]
-
-
-def dev_values(folder: Path) -> dict[int, Dev]:
-    """Read a run's values on the dev queries, keyed by number of steps; 0 steps means untrained."""
-    file = folder / HISTORY
-    lines = map(json.loads, file.read_text(encoding="utf-8").splitlines() if file.is_file() else [])
-    return {line["step"]: np.array(line["dev_values"]) for line in lines if "dev_values" in line}

@@ -10,7 +10,6 @@ added after the last step. Any number of processes reads them, each its rows.
 import hashlib
 import json
 import math
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,19 +27,18 @@ from torch.optim import Optimizer
 
 from paradigms.encoder.weights import state_of
 from paradigms.identity import checksum_of, design_of, differing
-from paradigms.io.checks import naming, parse_json, read_json
-from paradigms.io.files import (
-    check_locks,
-    contents,
-    flush,
-    remove_folder,
-    settle,
-    sweep,
-    write_json,
-    write_text,
+from paradigms.io.checks import naming, read_json
+from paradigms.io.files import flush, settle, sweep, write_json
+from paradigms.io.manifest import write_manifest
+from paradigms.train.checkpoints import (
+    CHECKPOINTS,
+    HISTORY,
+    WRITTEN,
+    checkpoint_folder,
+    cut_history,
+    newest_checkpoint,
+    remove_checkpoints,
 )
-from paradigms.io.manifest import damage, write_manifest
-from paradigms.saved import SAVED
 from paradigms.train.parallel import (
     by_each,
     by_main,
@@ -51,16 +49,6 @@ from paradigms.train.parallel import (
     own_rows,
 )
 from paradigms.trainable import Trainable
-
-CHECKPOINTS = "checkpoints"
-PREFIX = "step-"
-HISTORY = "history.jsonl"
-WRITTEN = contents(*SAVED, marks=["progress.json", "optimizer.safetensors"])  # the files of a checkpoint
-# Files and folders of a training run, and of a trained model next to it.
-TRAINED = contents(
-    *SAVED, "*.jsonl", "checkpoint/", "training/", f"{CHECKPOINTS}/", f"{PREFIX}[0-9]*/", "best/"
-)
-
 
 # --- what must match to resume ----------------------------------------------------------------------------
 
@@ -123,75 +111,6 @@ def signature(
         )
     # The main process's weights: it sends them to the others, which may have drawn their heads differently.
     return json.loads(written) | {"weights": by_main(lambda: start_of(paradigm, folder), accelerator)}
-
-
-# --- checkpoints and history, by the folder of a run ------------------------------------------------------
-
-
-def checkpoint_folder(run: Path, step: int) -> Path:
-    """Return the path of the checkpoint after `step` steps of the run in the folder `run`."""
-    return run / CHECKPOINTS / f"{PREFIX}{step}"
-
-
-def checkpoint_steps(run: Path) -> list[int]:
-    """List the steps with a checkpoint in the folder `run`, ascending; some checkpoints may be damaged."""
-    numbers = (entry.name.removeprefix(PREFIX) for entry in (run / CHECKPOINTS).glob(f"{PREFIX}*"))
-    return sorted(int(number) for number in numbers if number.isdecimal())
-
-
-def newest_checkpoint(run: Path) -> int | None:
-    """Return the newest intact checkpoint's step, or None; warn about each newer, damaged checkpoint."""
-    for step in reversed(checkpoint_steps(run)):
-        folder = checkpoint_folder(run, step)
-        wrong = damage(folder)
-        if wrong is None:
-            return step
-        warnings.warn(f"{folder} is damaged and is skipped: {wrong}", RuntimeWarning, stacklevel=2)
-    return None
-
-
-def remove_checkpoints(run: Path, keep: int, last: int) -> None:
-    """Remove all checkpoints, oldest first, except the newest `keep` at or before step `last`.
-
-    If a checkpoint contains files that training did not write, it is kept, and a warning names one of them.
-    """
-    steps = checkpoint_steps(run)
-    newest = [step for step in steps if step <= last][-keep:]
-    check_locks(run / CHECKPOINTS)
-    for step in steps:
-        if step not in newest:
-            folder = checkpoint_folder(run, step)
-            try:
-                remove_folder(folder, WRITTEN)
-            except FileExistsError as error:
-                warnings.warn(f"{folder} is not removed: {error}", RuntimeWarning, stacklevel=2)
-
-
-def read_progress(run: Path) -> dict[str, Any] | None:
-    """Read the newest checkpoint's progress.json without checking it; return None if there is none."""
-    steps = checkpoint_steps(run)
-    return read_json(checkpoint_folder(run, steps[-1]) / "progress.json") if steps else None
-
-
-def append_history(run: Path, values: Mapping[str, Any]) -> None:
-    file = run / HISTORY
-    check_locks(file)
-    with file.open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps(values) + "\n")
-
-
-def cut_history(run: Path, step: int) -> None:
-    """Remove the log lines after `step`, because those steps will run again."""
-    file = run / HISTORY
-    lines = []
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []:
-        try:
-            values = parse_json(line, str(file))
-        except ValueError:
-            break  # after a checkpoint, a killed process may leave half a line, and a power failure anything
-        if values["step"] <= step:
-            lines.append(line + "\n")
-    write_text(file, "".join(lines))
 
 
 # --- the state of a run -----------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ from paradigms.generative.model import Generative
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.io.files import remove_folder, write_json
 from paradigms.retrieve import Indexed, Reranking
-from paradigms.train import state
+from paradigms.train.checkpoints import TRAINED, WRITTEN
 from tests.attack.harness import Attack, Crashed, Lost, Silent, copied, damaged
 from tests.attack.indexes import KINDS, build, files, opened, results, sound_index, well_formed
 from tests.tiny import write_checkpoint, write_collection, write_seq2seq
@@ -414,11 +414,11 @@ REPLACED: dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]] = {
     "bm25": (saved_bm25, saved_bm25),
     "checkpoint": (
         lambda folder: write_json(folder / "progress.json", {}),
-        lambda folder: remove_folder(folder, state.WRITTEN),
+        lambda folder: remove_folder(folder, WRITTEN),
     ),
     "training": (
         lambda folder: write_json(folder / "best" / "paradigm.json", {}),
-        lambda folder: remove_folder(folder, state.TRAINED),
+        lambda folder: remove_folder(folder, TRAINED),
     ),
     "states": (
         lambda folder: write_json(folder / ("0" * 16) / "states.safetensors", []),

@@ -18,7 +18,7 @@ from paradigms import load as load_paradigm
 from paradigms.align import DocumentToQuery
 from paradigms.data import load_collection, read_run
 from paradigms.retrieve import Indexed
-from paradigms.train.loop import dev_values
+from paradigms.train.checkpoints import dev_values
 from tests.experiments import scripts
 from tests.experiments.scripts import SMALL
 from tests.forks import fork_group

@@ -28,17 +28,11 @@ from paradigms.retrieve import Indexed
 from paradigms.train import fit as fitting
 from paradigms.train import loop
 from paradigms.train import states as states_of
+from paradigms.train.checkpoints import dev_values, kept_step, training_seconds
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example, build_examples
 from paradigms.train.fit import DevMeasure
-from paradigms.train.loop import (
-    Paused,
-    TrainingSettings,
-    dev_values,
-    kept_step,
-    train,
-    training_seconds,
-)
+from paradigms.train.loop import Paused, TrainingSettings, train
 from paradigms.train.losses import contrastive
 from paradigms.train.order import step_batches
 from paradigms.train.parallel import prepare

@@ -24,8 +24,17 @@ from accelerate import Accelerator
 from torch.utils.data import get_worker_info
 
 from paradigms import Paradigm
+from paradigms.io.checks import read_json
 from paradigms.io.files import write_json
+from paradigms.io.manifest import damage
 from paradigms.train import script, state
+from paradigms.train.checkpoints import (
+    checkpoint_folder,
+    checkpoint_steps,
+    newest_checkpoint,
+    read_progress,
+    remove_checkpoints,
+)
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.loop import TrainingSettings, train
 from tests.forks import Fork, fork
@@ -56,7 +65,7 @@ def dev(paradigm: Paradigm) -> np.ndarray:
 def go(backbone: Path, folder: Path, trap: Trap | None = None, **changes: Any) -> None:
     """Train in `folder`, or go on there from whatever weights: what a fork does."""
     torch.set_num_threads(1)
-    paradigm = build(backbone, seed=len(state.checkpoint_steps(folder)))
+    paradigm = build(backbone, seed=len(checkpoint_steps(folder)))
     settings = TrainingSettings(**OWN | changes)
     objective = Contrastive(paradigm, CORPUS, EXAMPLES)
     if trap is not None:
@@ -78,12 +87,12 @@ def run(backbone: Path, folder: Path, trap: Trap | None = None, **changes: Any) 
 def same(folder: Path, other: Path) -> None:
     """AssertionError unless two runs logged the same and ended with the same bytes."""
     assert history(folder) == history(other)
-    one, two = (state.read_json(state.checkpoint_folder(f, STEPS) / "manifest.json") for f in (folder, other))
+    one, two = (read_json(checkpoint_folder(f, STEPS) / "manifest.json") for f in (folder, other))
     for told in (one, two):
         del told["progress.json"]  # which tells the time
     assert one == two
     assert {"optimizer.safetensors", "random.safetensors", "heads.safetensors"} <= one.keys()
-    first, second = (state.read_progress(f) or {} for f in (folder, other))
+    first, second = (read_progress(f) or {} for f in (folder, other))
     assert (first["best"], first["best_step"]) == (second["best"], second["best_step"])
     best, expected = (weights(Paradigm.from_pretrained(f / "best")) for f in (folder, other))
     assert torch.equal(best, expected)
@@ -125,7 +134,7 @@ def in_save(moment: str, objective: Contrastive, folder: Path) -> None:
     """Killed in the second save: that of step 4, which is to remove the one of step 2."""
 
     def half_removed() -> None:
-        (state.checkpoint_folder(folder, 2) / "heads.safetensors").unlink()
+        (checkpoint_folder(folder, 2) / "heads.safetensors").unlink()
         kill()
 
     name, act, after = {
@@ -174,7 +183,7 @@ def dead_sender(objective: Contrastive, folder: Path) -> None:
     receive = resource_sharer.DupFd.detach
 
     def reset(sent: Any) -> int:
-        if state.checkpoint_steps(folder):
+        if checkpoint_steps(folder):
             raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
         return receive(sent)
 
@@ -252,9 +261,9 @@ def test_an_interrupted_run_ends_with_a_line_and_resumes(
     ended, output = run(tiny_bert, folder, trap, **options)
     assert ended == code, output
     assert re.search(message, output, re.M), output
-    steps = state.checkpoint_steps(folder)
+    steps = checkpoint_steps(folder)
     assert steps == left if left else steps
-    assert state.newest_checkpoint(folder) == steps[-1]
+    assert newest_checkpoint(folder) == steps[-1]
     if code != KILLED:  # what was half written is gone
         assert len(list((folder / "checkpoints").iterdir())) == len(steps)
     # Nothing to warn of: no half of a checkpoint has a name. And what has none goes, whatever is saved next.
@@ -278,17 +287,17 @@ def flipped(folder: Path) -> None:
 def test_the_newest_whole_checkpoint_is_gone_on_with(whole: Path, tiny_bert: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert run(tiny_bert, folder, partial(in_step, 7), keep=3)[0] == -signal.SIGKILL
-    assert state.checkpoint_steps(folder) == [2, 4, 6]
-    truncated(state.checkpoint_folder(folder, 6))
-    flipped(state.checkpoint_folder(folder, 4))
+    assert checkpoint_steps(folder) == [2, 4, 6]
+    truncated(checkpoint_folder(folder, 6))
+    flipped(checkpoint_folder(folder, 4))
     code, said = run(tiny_bert, folder, keep=3)
     assert code == 0, said
     assert re.search(r"step-6 is damaged and is skipped: optimizer.safetensors has \d+ bytes, not the", said)
     assert "step-4 is damaged and is skipped: heads.safetensors is not what was written" in said
     assert "step-2 is" not in said
     same(folder, whole)
-    assert state.checkpoint_steps(folder) == [4, 6, 8]  # written anew
-    assert [state.damage(state.checkpoint_folder(folder, step)) for step in (4, 6, 8)] == [None] * 3
+    assert checkpoint_steps(folder) == [4, 6, 8]  # written anew
+    assert [damage(checkpoint_folder(folder, step)) for step in (4, 6, 8)] == [None] * 3
 
 
 @pytest.mark.parametrize(
@@ -306,23 +315,23 @@ def test_the_newest_whole_checkpoint_is_gone_on_with(whole: Path, tiny_bert: Pat
 )
 def test_damage_is_told(harm: Callable[[Path], None], told: str, whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "run")
-    harm(state.checkpoint_folder(tmp_path / "run", STEPS))
+    harm(checkpoint_folder(tmp_path / "run", STEPS))
     with pytest.warns(RuntimeWarning, match=rf"step-{STEPS} is damaged and is skipped: {told}"):
-        assert state.newest_checkpoint(tmp_path / "run") == STEPS - 2
-    shutil.rmtree(state.checkpoint_folder(tmp_path / "run", STEPS - 2))
+        assert newest_checkpoint(tmp_path / "run") == STEPS - 2
+    shutil.rmtree(checkpoint_folder(tmp_path / "run", STEPS - 2))
     with pytest.warns(RuntimeWarning):
-        assert state.newest_checkpoint(tmp_path / "run") is None
+        assert newest_checkpoint(tmp_path / "run") is None
 
 
 def test_what_somebody_put_into_a_checkpoint_stays(tiny_bert: Path, whole: Path, tmp_path: Path) -> None:
     """A folder with a checkpoint's name that someone else made or changed is never deleted."""
     shutil.copytree(whole, tmp_path / "run")
-    notes = state.checkpoint_folder(tmp_path / "run", STEPS - 2) / "notes.txt"
+    notes = checkpoint_folder(tmp_path / "run", STEPS - 2) / "notes.txt"
     notes.write_text("mine")
     with pytest.warns(RuntimeWarning, match=rf"step-{STEPS - 2} is not removed: .* holds notes\.txt"):
-        state.remove_checkpoints(tmp_path / "run", 1, STEPS)
+        remove_checkpoints(tmp_path / "run", 1, STEPS)
     assert notes.read_text() == "mine"
-    strange = state.checkpoint_folder(tmp_path / "other", 6)
+    strange = checkpoint_folder(tmp_path / "other", 6)
     strange.mkdir(parents=True)
     (strange / "config.json").write_text("{}")
     with pytest.raises(FileExistsError, match=r"step-6 would be replaced, but .* holds config\.json"):
@@ -334,8 +343,8 @@ def test_without_a_whole_checkpoint_training_starts_anew(tiny_bert: Path, tmp_pa
     settings = replace(SETTINGS, steps=2, save_every=1)
     fit(tiny_bert, tmp_path, settings)
     expected = history(tmp_path)
-    for step in state.checkpoint_steps(tmp_path):
-        truncated(state.checkpoint_folder(tmp_path, step))
+    for step in checkpoint_steps(tmp_path):
+        truncated(checkpoint_folder(tmp_path, step))
     with pytest.warns(RuntimeWarning, match="damaged") as told:
         fit(tiny_bert, tmp_path, settings)
     assert len(told) == 2
@@ -345,11 +354,11 @@ def test_without_a_whole_checkpoint_training_starts_anew(tiny_bert: Path, tmp_pa
 def test_damaged_checkpoints_take_no_place_of_whole_ones(tiny_bert: Path, tmp_path: Path) -> None:
     fit(tiny_bert, tmp_path, replace(SETTINGS, save_every=2, keep=3))
     for step in (4, 6):
-        truncated(state.checkpoint_folder(tmp_path, step))
+        truncated(checkpoint_folder(tmp_path, step))
     with pytest.warns(RuntimeWarning, match="damaged"):
         fit(tiny_bert, tmp_path, replace(SETTINGS, save_every=5, keep=3))
-    assert state.checkpoint_steps(tmp_path) == [2, 5, 6]
-    assert state.newest_checkpoint(tmp_path) == 6
+    assert checkpoint_steps(tmp_path) == [2, 5, 6]
+    assert newest_checkpoint(tmp_path) == 6
 
 
 def test_the_scale_of_fp16_goes_on(tiny_bert: Path, tmp_path: Path) -> None:
@@ -360,7 +369,7 @@ def test_the_scale_of_fp16_goes_on(tiny_bert: Path, tmp_path: Path) -> None:
         accelerator.scaler = torch.amp.GradScaler("cpu")
         with suppress(Interrupted):
             fit(tiny_bert, folder, settings, paradigm=paradigm, accelerator=accelerator)
-        last = state.read_progress(folder)
+        last = read_progress(folder)
         return last["scaler"]
 
     expected = scaled(tmp_path / "whole", build(tiny_bert))

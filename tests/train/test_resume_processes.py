@@ -14,6 +14,7 @@ import pytest
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from paradigms.train import loop, state
+from paradigms.train.checkpoints import checkpoint_steps, newest_checkpoint
 from paradigms.train.contrastive import Contrastive
 from tests.forks import Fork, fork, fork_group
 from tests.train.test_resume import Trap, at, go, kill, same
@@ -81,7 +82,7 @@ def test_one_of_two_is_told_to_end(whole: Path, tiny_bert: Path, tmp_path: Path)
     for code, said in ended(group):
         assert code == 1, said
         assert said.splitlines()[-1].endswith("Paused: SIGTERM: colbert after 5 of 8 steps")
-    assert state.newest_checkpoint(tmp_path / "run") == 5
+    assert newest_checkpoint(tmp_path / "run") == 5
     assert [code for code, _ in ended(start(tiny_bert, tmp_path / "run"))] == [0, 0]
     same(tmp_path / "run", whole)
 
@@ -118,7 +119,7 @@ def test_one_of_two_is_killed_at_a_random_step(whole: Path, tiny_bert: Path, tmp
     assert time.monotonic() - at < SOON
     assert code == 1, said
     assert "Connection" in said.splitlines()[-1]  # reset, or closed, by the other
-    assert state.newest_checkpoint(folder) is not None
+    assert newest_checkpoint(folder) is not None
     assert [code for code, _ in ended(start(tiny_bert, folder))] == [0, 0]
     same(folder, whole)
 
@@ -127,7 +128,7 @@ def test_the_one_that_writes_a_checkpoint_is_killed(whole: Path, tiny_bert: Path
     folder = tmp_path / "run"
     (first, said), (second, _) = ended(start(tiny_bert, folder, in_save))
     assert (first, second) == (-signal.SIGKILL, 1), said
-    assert state.checkpoint_steps(folder) == [2]
+    assert checkpoint_steps(folder) == [2]
     assert [code for code, _ in ended(start(tiny_bert, folder))] == [0, 0]
     same(folder, whole)
 
@@ -141,7 +142,7 @@ def test_an_error_of_one_process_ends_both(tiny_bert: Path, tmp_path: Path) -> N
     assert last.startswith("RuntimeError: process 1 of 2 failed at step 5, which ends the training of all")
     assert last.endswith("ValueError: no such passage")
     assert "Connection" in one.splitlines()[-1]
-    assert state.newest_checkpoint(tmp_path / "run") == 4
+    assert newest_checkpoint(tmp_path / "run") == 4
 
 
 def test_a_launcher_ends_a_process_that_has_not_noticed(tiny_bert: Path, tmp_path: Path) -> None:
@@ -150,4 +151,4 @@ def test_a_launcher_ends_a_process_that_has_not_noticed(tiny_bert: Path, tmp_pat
     assert code == 1
     assert "SIGKILL" in said
     assert ended - float((tmp_path / "run" / "killed").read_text()) < SOON
-    assert state.newest_checkpoint(tmp_path / "run") == 2
+    assert newest_checkpoint(tmp_path / "run") == 2
