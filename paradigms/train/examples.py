@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from paradigms.data import Corpus, Problems, Run, Split, best_first
+from paradigms.data.identical import own_documents, without_own
 from paradigms.train.negatives import FalseNegatives, ScorePairs, teacher_scores
 
 
@@ -45,16 +46,18 @@ def build_examples(
     """Build one example per (query, relevant document) pair, with `negatives` hard negatives from `run`.
 
     Queries with equal texts are one query, whose judgements and rankings are joined; documents with equal
-    texts are one document. Negatives are drawn without replacement from the non-relevant documents in the
-    first `depth` ranks, then from the corpus; the same arguments give the same result. suspects: detects
-    false negatives by their scores; these become neither hard nor in-batch negatives, and are counted in
-    `problems`. teacher: scores each example's documents. Raises ValueError if a pair has no score.
+    texts are one document. A query that is itself a document (`own_documents`) is not its own negative.
+    Negatives are drawn without replacement from the non-relevant documents in the first `depth` ranks, then
+    from the corpus; the same arguments give the same result. suspects: detects false negatives by their
+    scores; these become neither hard nor in-batch negatives, and are counted in `problems`. teacher: scores
+    each example's documents. Raises ValueError if a pair has no score.
     """
     if negatives and run is None:
         raise ValueError(f"{negatives} hard negatives per query were requested, but no run to mine them from")
     problems = Problems() if problems is None else problems
     queries = _distinct_queries(corpus, split)
-    ranked = _ranked(run or {}, queries, corpus, depth)
+    own = own_documents(corpus, split)
+    ranked = _ranked(without_own(run or {}, own), queries, corpus, depth)
     rated: Run = {}
     if suspects is not None:
         judged = {q.id: list(dict.fromkeys((*q.relevant, *ranked[q.id]))) for q in queries}
@@ -62,6 +65,7 @@ def build_examples(
     ids: list[str] = []
     examples: list[Example] = []
     for query in queries:
+        itself = [corpus.ids[corpus.first(id)] for id in query.ids if id in own]
         for document in query.relevant:
             likely: list[str] = []
             if suspects is not None:
@@ -70,7 +74,7 @@ def build_examples(
             for dropped in likely:
                 problems.add("hard negative that may be relevant (left out)", f"{query.id} -> {dropped}")
             positive = corpus.position(document)
-            relevant = [corpus.position(d) for d in (*query.relevant, *likely)]
+            relevant = [corpus.position(d) for d in (*query.relevant, *itself, *likely)]
             avoided = set(relevant)
             hard = [p for p in map(corpus.position, ranked[query.id]) if p not in avoided]
             if suspects is not None and len(hard) < negatives:

@@ -119,13 +119,12 @@ def fit(
         raise ValueError("a teacher needs a distillation loss, and a distillation loss needs a teacher")
     if own_negatives:
         runs = mined_run(lambda: paradigm, corpus, splits[0], folder, accelerator), runs[1]
-    # A query that is itself a document is not its own negative.
-    train_run, dev_run = (without_own(r, own_documents(corpus, s)) for s, r in zip(splits, runs, strict=True))
+    dev_run = without_own(runs[1], own_documents(corpus, splits[1]))
     problems = Problems()
     examples = build_examples(
         corpus,
         splits[0],
-        train_run,
+        runs[0],
         negatives,
         NEGATIVES_DEPTH,
         training.seed,

@@ -50,6 +50,12 @@ def test_equal_texts_are_one_query_and_one_document():
     assert {n for e in build_examples(CORPUS, SPLIT, {}, 2) for n in e.negatives} <= {0, 1, 3, 4}
 
 
+def test_a_query_that_is_a_document_is_not_its_own_negative():
+    corpus = Corpus(["q", "d", "e"], ["old sea", "a blue ocean", "the cat"])
+    [example] = build_examples(corpus, Split({"q": "old sea"}, {"q": {"d": 1}}), {"q": {"q": 9.0}}, 1)
+    assert (example.relevant, example.negatives) == ((1, 0), (2,))
+
+
 def test_teachers_and_filters_score_equal_texts_once():
     """The scores of a file are of any of the ids; those of a larger corpus are passed over."""
     scores = {
