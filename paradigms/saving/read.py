@@ -133,7 +133,7 @@ def one_vector(encoder: TextEncoder) -> Paradigm:
 
 PYLATE, MULTI = "ColBERT", "MultiVectorEncoder"  # model_type of token vectors
 COMMUTES = ("cls", "mean", "last")  # pooling that commutes with a linear map
-AUGMENTED = 32  # tokens per query, if a PyLate folder does not set it
+AUGMENTED, READ = 32, 180  # tokens per query and per document, if a PyLate folder does not set them
 
 
 @dataclass
@@ -269,7 +269,7 @@ def augmentation(settings: dict[str, Any], backbone: Path, pylate: bool = False)
     limit = positions(backbone) or LONGEST
     return {
         "query_length": min(length or longest, limit),
-        "document_length": min(settings.get("document_length") or longest, limit),
+        "document_length": min(settings.get("document_length") or (READ if pylate else longest), limit),
         "query_augmentation": augments,
         "attend_augmentation": bool(augments and attends),
     }

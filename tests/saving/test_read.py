@@ -265,6 +265,9 @@ def test_pylate(bert, attend, kind):
     model = paradigms.load(bert)
     assert_same(scores_of(model), wanted)
     assert model.name == "colbert"
+    write_modules(bert, module("Dense", "1_Dense"), do_query_expansion=True)
+    settings = paradigms.load(bert).encoder.settings
+    assert (settings.query_length, settings.document_length) == (32, 180)  # PyLate's defaults
 
 
 def test_coil(bert):
