@@ -1,9 +1,8 @@
 """Measure methods that change training, each beside the same training without it.
 
 The loss sees clusters of a document's token vectors (CRISP), or nested numbers of vectors (MetaEmbed); the
-weights of a SPLADE query come from a learned table (Li-LSR); the sum of BGE-M3's three scores teaches each.
-Models rank BM25's first documents, untrained and trained. Collections, methods and seeds may be added
-to a results folder.
+sum of BGE-M3's three scores teaches each. Models rank BM25's first documents, untrained and trained.
+Collections, methods and seeds may be added to a results folder.
 """
 
 from dataclasses import field, replace
@@ -18,7 +17,6 @@ CONTROLS = {  # method -> the same training without it
     "clusters in the loss": "ColBERT",
     "nested numbers of vectors": "ME-BERT",
     "self-distillation": "BGE-M3",
-    "learned table": "SPLADE, query weights 1",
 }
 
 
@@ -26,8 +24,6 @@ CONTROLS = {  # method -> the same training without it
 class Settings(EncoderStudy, Collections):
     """Settings for encoders, trainings and collections."""
 
-    splade: str = "offline-splade"
-    """encoder with a masked-language-model head, for SPLADE"""
     depth: int = 30
     """documents per query that BM25 retrieves and every model ranks"""
     methods: list[str] = field(default_factory=lambda: [*CONTROLS])
@@ -47,7 +43,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from accelerate import Accelerator
 from studies.gains import training_section, unmoved
 from studies.model_runs import (
@@ -78,12 +73,6 @@ FREE = {"collections", "methods", "seeds"}  # settings that may change in a resu
 ALL = TokenReduction()
 QUARTER = TokenReduction(pool=4)
 NESTED = [TokenReduction(pool=n, pooling="sequential") for n in (2, 4, 8)]
-LINES = {  # method -> lines of Python that it adds to the packages
-    "clusters in the loss": 10,
-    "nested numbers of vectors": 10,  # the same ones
-    "self-distillation": 24,
-    "learned table": 11,
-}
 STORED = {"colbert": [ALL, QUARTER], "me_bert": [ALL, *NESTED]}  # numbers of vectors; others: all
 # Method -> paradigm, its options, and what changes in training.
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -91,8 +80,6 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "clusters in the loss": ("colbert", {}, {"reductions": [QUARTER]}),
     "ME-BERT": ("me_bert", {}, {}),
     "nested numbers of vectors": ("me_bert", {}, {"reductions": NESTED}),
-    "SPLADE, query weights 1": ("splade", {"query_terms": "ones"}, {}),
-    "learned table": ("splade", {"query_terms": "table"}, {}),
     "BGE-M3": ("bge_m3", {}, {}),
     "self-distillation": ("bge_m3", {"self_distillation": True}, {}),
 }
@@ -100,7 +87,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
-    bind(settings, accelerator, FREE, ("backbone", "splade"))
+    bind(settings, accelerator, FREE, ("backbone",))
     sections = {}
     for collection in settings.collections:
         data = open_study(settings, console, ("training", "dev", "test"), collection)
@@ -120,8 +107,8 @@ def main(settings: Settings) -> None:
             measured.setdefault(key, []).append(result)
         sections |= sections_of(name, measured)
     summary = (
-        f"{original(settings.backbone)}, and {original(settings.splade)} for SPLADE, rank BM25's first "
-        f"{settings.depth} documents, cut after {settings.document_length} tokens. {settings.steps} steps of "
+        f"{original(settings.backbone)} ranks BM25's first {settings.depth} documents, cut after "
+        f"{settings.document_length} tokens. {settings.steps} steps of "
         f"{settings.batch_size} queries, each with {settings.negatives} hard negative(s); the upper "
         f"{settings.trained_layers} layer(s) are trained. Intervals (95%) resample "
         f"{resampled(len(settings.seeds))}."
@@ -135,12 +122,11 @@ def job(
 ) -> Job:
     """Make the job that trains and measures a model; seed: "untrained" only measures it."""
     paradigm, options, training = MODELS[name]
-    backbone = settings.splade if paradigm == "splade" else settings.backbone
     folder = Path(settings.output) / folder_name(data.collection.name) / folder_name(f"{name}-{seed}")
-    checkpoint = Path(backbone) if seed == "untrained" else None
+    checkpoint = Path(settings.backbone) if seed == "untrained" else None
 
     def make() -> Paradigm:
-        return PARADIGMS[paradigm](backbone, **lengths_of(settings), **options)
+        return PARADIGMS[paradigm](settings.backbone, **lengths_of(settings), **options)
 
     return encoder_job(
         f"{name}, {seed}",
@@ -159,7 +145,7 @@ def job(
 
 
 def measure(paradigm: Paradigm, index: Index, data: StudyData, pool: Run, precision: str) -> Measured:
-    """Return nDCG@10 of each query for each stored number of vectors, and for SPLADE with IDF, too."""
+    """Return nDCG@10 of each query for each stored number of vectors."""
     first = data.test.only(list(pool)[:1])
     ranked(paradigm, index, replace(data, test=first), pool, precision)  # compiles what the others time
     ways = {}
@@ -169,28 +155,13 @@ def measure(paradigm: Paradigm, index: Index, data: StudyData, pool: Run, precis
             store = store.copy(kinds.exact(), pool=reduction.pool, pooling=reduction.pooling)
         way = f"pool = {reduction.pool}" if reduction.pool > 1 else ""
         ways[way] = ranked(paradigm, Index(store), data, pool, precision)
-    if getattr(paradigm.encoder.settings, "query_terms", "") == "ones":
-        size = len(paradigm.encoder.tokenizer)
-        idf = paradigm.count_corpus(data.collection.corpus).idf(torch.arange(size))
-        ways["IDF"] = ranked(paradigm, index, data, pool, precision, idf)
     return {"ways": ways}
 
 
-def ranked(
-    paradigm: Paradigm,
-    index: Index,
-    data: StudyData,
-    pool: Run,
-    precision: str,
-    weights: torch.Tensor | None = None,
-) -> Measured:
-    """Rank the pool. weights: of each vocabulary entry in queries."""
+def ranked(paradigm: Paradigm, index: Index, data: StudyData, pool: Run, precision: str) -> Measured:
     run: Run = {}
     start = time.process_time()
     for names, encoded in encoded_queries(paradigm, data.test.queries, precision):
-        if weights is not None:
-            assert encoded.ids is not None
-            encoded = replace(encoded, vectors=encoded.vectors * weights[encoded.ids][..., None])
         (rows,) = index.rerank_tokens([paradigm.recipe], encoded, [list(pool[name]) for name in names])
         run |= dict(zip(names, rows, strict=True))
     taken = time.process_time() - start
@@ -209,23 +180,25 @@ def sections_of(name: str, measured: Mapping[str, Sequence[Measured]]) -> dict[s
         return np.array([seed["ways"][way]["values"] for seed in measured[model]])
 
     pairs = [
-        (model, way, control, way)
+        (model, way, control)
         for model, control in CONTROLS.items()
         if model in measured
         for way in measured[model][0]["ways"]
     ]
-    if "learned table" in measured:
-        pairs.append(("learned table", "", CONTROLS["learned table"], "IDF"))
-    tests = holm([paired_test(values(*pair[:2]).mean(0), values(*pair[2:]).mean(0)) for pair in pairs])
+    tests = holm(
+        [
+            paired_test(values(model, way).mean(0), values(control, way).mean(0))
+            for model, way, control in pairs
+        ]
+    )
     rows: Rows = []
-    for (model, way, control, other), p in zip(pairs, tests, strict=True):
-        mine, its = values(model, way), values(control, other)
-        untrained = values(f"{CONTROLS[model]}, untrained", other)
+    for (model, way, control), p in zip(pairs, tests, strict=True):
+        mine, its = values(model, way), values(control, way)
+        untrained = values(f"{control}, untrained", way)
         stored = measured[model][0]["ways"][way]
-        against = f" against {other}" if other != way else ""
         rows.append(
             {
-                "method": f"{model}, {way}".removesuffix(", ") + against,
+                "method": f"{model}, {way}".removesuffix(", "),
                 f"{NDCG}: untrained, control → trained": f"{untrained.mean():.3f}, {its.mean():.3f} → "
                 f"{shown(seeds_interval(mine))}",
                 "− control": shown(seeds_interval(mine - its), "+"),
@@ -233,7 +206,6 @@ def sections_of(name: str, measured: Mapping[str, Sequence[Measured]]) -> dict[s
                 "moved": "no" if unmoved({model: measured[model]}) else "yes",
                 "bytes (vectors)": f"{stored['bytes']:,.0f} ({stored['vectors']:.1f})",
                 "CPU ms/query": round(stored["ms"], 2),
-                "lines": LINES[model],
             }
         )
     trainings = {model: seeds for model, seeds in measured.items() if not model.endswith("untrained")}

@@ -7,13 +7,11 @@ the ids: it aligns tokens with equal ids; Z = 1. One vector of h = |V| numbers w
 the same rel; training uses this form.
 
 - query_terms "own" keeps only the terms that occur in the query (no query expansion). "ones" is SPLADE-doc,
-  which gives these terms the weight 1 and does not encode queries; "table" gives term t the learned weight
-  log(1 + relu(wᵀe_t + b)), where e_t is its input embedding (Li-LSR, Nardini et al. 2025, arXiv:2505.01452).
+  which gives these terms the weight 1 and does not encode queries.
 - uniCOIL (Lin & Ma 2021, arXiv:2106.14807) weighs a text's tokens with a linear layer: it is
   coil(backbone, dim=1, pooled_dim=0, activation="relu", projection_bias=True).
 """
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -26,7 +24,6 @@ from paradigms.align import EqualIds
 from paradigms.core import Tokens, at_least_float32
 from paradigms.encoder.backbone import load_backbone, load_model
 from paradigms.encoder.pooling import as_terms
-from paradigms.encoder.precision import scores_of
 from paradigms.encoder.text import ENCODERS, Batch, EncoderSettings, Side, TextEncoder
 from paradigms.io.checks import Range
 from paradigms.model import paradigm
@@ -53,7 +50,7 @@ class SpladeSettings(EncoderSettings):
     encoder: str = "splade"
     normalize: bool = False
     special_tokens: bool = False
-    query_terms: Literal["all", "own", "ones", "table"] = "all"
+    query_terms: Literal["all", "own", "ones"] = "all"
     # number of largest weights kept per text; None = all above 0
     most_terms: Annotated[int | None, Range(1, 1 << 20)] = None
     tied_head: bool = False  # tie a new head to the embeddings, for a backbone without one: see `Splade`
@@ -84,11 +81,6 @@ class Splade(TextEncoder):
 
     def __init__(self, backbone: str | Path, settings: SpladeSettings) -> None:
         super().__init__(backbone, settings)
-        self.table: nn.Linear | None = None
-        if settings.query_terms == "table":
-            self.table = nn.Linear(self._embeddings.shape[1], 1)
-            nn.init.zeros_(self.table.weight)
-            nn.init.constant_(self.table.bias, math.e - 1)  # training starts with weights of 1
         self.bias: Tensor | None = None
         if settings.tied_head:
             probe = self.tokenize(["what a text says, in its own words and in others"], "document")
@@ -135,10 +127,6 @@ class Splade(TextEncoder):
             row, place = batch.counts.nonzero(as_tuple=True)
             counts = torch.zeros(len(batch), len(self._embeddings), device=row.device)
             counts[row, batch.input_ids[row, place]] = 1.0
-            if self.table is not None:
-                row, term = counts.nonzero(as_tuple=True)
-                learned = scores_of(self.table, self._embeddings[term]).squeeze(-1).relu().log1p()
-                counts = learned.new_zeros(counts.shape).index_put((row, term), learned)
             weights = counts if weights is None else weights * counts
         assert weights is not None
         weights = weights * batch.counts.any(-1, keepdim=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForMaskedLM, AutoTokenizer, BertForMaskedLM
 
 from paradigms import PARADIGMS, load
@@ -87,25 +87,6 @@ def test_a_backbone_without_the_head_is_refused_or_tied(
         assert torch.equal(
             again.encode_documents(DOCUMENTS).vectors, model.encode_documents(DOCUMENTS).vectors
         )
-
-
-def test_a_learned_table_starts_with_ones(masked: Path, tmp_path: Path) -> None:
-    model = PARADIGMS["splade"](masked, query_terms="table").double()
-    ones = PARADIGMS["splade"](masked, query_terms="ones").double()
-    embeddings = model.encoder.backbone.get_input_embeddings().weight
-    size = len(embeddings)
-    wanted = dense(ones.encode_queries(QUERIES), size)
-    assert_within_rounding(dense(model.encode_queries(QUERIES), size), wanted, torch.float32, 4)
-    table = model.encoder.table
-    nn.init.normal_(table.weight)
-    weights = (embeddings @ table.weight[0] + table.bias).relu().log1p()
-    queries = model.encoder(model.encoder.tokenize(QUERIES, "query"), "query")
-    assert_same(dense(queries, size), wanted * weights)
-    dense(queries, size).sum().backward()
-    assert table.weight.grad.abs().max() > 0
-    model.float().save_pretrained(tmp_path / "table")
-    again = load(tmp_path / "table")
-    assert torch.equal(again.encode_queries(QUERIES).vectors, model.encode_queries(QUERIES).vectors)
 
 
 @pytest.mark.parametrize(
