@@ -2,10 +2,12 @@
 
 BM25's first documents are ranked by MaxSim and by methods that change one part of the formula: A (a soft
 maximum), Z (the document's length), the weights of query tokens (IDF), and D (fewer tokens). Dev queries
-choose every free number, and each method stands beside its control. Collections may be added to a results
+choose every free number, and each method stands beside its control. SPLADE's first documents are compared
+with BM25's, before and after MaxSim (arXiv:2601.05200). Collections and parts may be added to a results
 folder.
 """
 
+from dataclasses import field
 from pathlib import Path
 
 from studies.settings import (
@@ -18,24 +20,33 @@ from studies.settings import (
     Seed,
     at_least,
     different,
+    known,
     launch,
+    lengths_of,
 )
 
 from paradigms.io.command_line import flags
+
+PARTS = ("methods", "first-stages")
 
 
 @flags()
 class Settings(Results, Collections, Documents, Backbone, Lengths, Queries, Seed):
     """Settings for the encoder, collections and candidates."""
 
+    parts: list[str] = field(default_factory=lambda: [*PARTS])
+    """what to measure: methods, first-stages"""
+    splade: str = "offline-splade"
+    """SPLADE by hub name or folder, the other first stage"""
     depth: int = 100
-    """documents per query that BM25 retrieves and every method ranks"""
+    """documents per query that a first stage retrieves and every method ranks"""
     dev_queries: int = 200
     """dev queries, drawn by a hash"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         different(self, "collections")
+        known(self, "parts", PARTS)
         at_least(self, depth=11, dev_queries=1)
 
 
@@ -43,6 +54,7 @@ launch(__name__, Settings, __doc__)  # before the slow imports
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -53,7 +65,7 @@ from papers.lee2023.token_measures import best_documents, stored_ids
 from studies.model_runs import Job, StudyData, bind, bind_collection, open_study, run_jobs
 from studies.pages import Measured, Section, publish, shown
 
-from paradigms import Paradigm
+from paradigms import PARADIGMS, Paradigm
 from paradigms.colbert import colbert
 from paradigms.data import Run, Split
 from paradigms.data.collection import hash_order
@@ -62,6 +74,7 @@ from paradigms.evaluate import candidates, holm, paired_test, per_query, seeds_i
 from paradigms.find import Index, Store, kinds
 from paradigms.io.command_line import folder_name
 from paradigms.io.progress import progress_bar
+from paradigms.retrieve import Indexed, union
 from paradigms.train.script import begin
 
 NDCG = "nDCG@10"
@@ -150,25 +163,26 @@ Systems = dict[str, dict[str, tuple[int, Scores]]]  # method -> value of its fre
 
 def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
-    bind(settings, accelerator, {"collections"}, ("backbone",))
+    bind(settings, accelerator, {"collections", "parts"}, ("backbone", "splade"))
     sections = {}
     for collection in settings.collections:
         data = open_study(settings, console, ("training", "dev", "test"), collection)
         name = folder_name(collection)
         bind_collection(data, Path(settings.output) / name, accelerator)
-        (result,) = run_jobs([job(name, data, settings, accelerator)], accelerator, console)
-        sections[name] = section(name, result)
+        jobs = [job(name, part, data, settings, accelerator) for part in settings.parts]
+        for part, result in zip(settings.parts, run_jobs(jobs, accelerator, console), strict=True):
+            sections[f"{name}-{part}"] = MEASUREMENTS[part][1](name, result)
     summary = (
-        f"ColBERT from {original(settings.backbone)}, not trained here, ranks BM25's first "
-        f"{settings.depth} documents, cut after {settings.document_length} tokens. Up to "
-        f"{settings.dev_queries} dev queries choose free numbers."
+        f"ColBERT from {original(settings.backbone)}, not trained here, ranks the first {settings.depth} "
+        f"documents of BM25 or SPLADE ({original(settings.splade)}), cut after {settings.document_length} "
+        f"tokens. Up to {settings.dev_queries} dev queries choose the methods' free numbers."
     )
     publish(settings, "Methods on frozen token vectors", summary, sections, accelerator)
     accelerator.end_training()
 
 
-def job(name: str, data: StudyData, settings: Settings, accelerator: Accelerator) -> Job:
-    """Make the job that measures all methods on one collection."""
+def job(name: str, part: str, data: StudyData, settings: Settings, accelerator: Accelerator) -> Job:
+    """Make the job that measures a part on one collection."""
 
     def prepare() -> Paradigm:
         torch.manual_seed(settings.seed)
@@ -179,9 +193,9 @@ def job(name: str, data: StudyData, settings: Settings, accelerator: Accelerator
         ).to(accelerator.device)
 
     def measured(paradigm: Paradigm) -> Measured:
-        return measure(paradigm.eval(), data, settings, accelerator.mixed_precision)
+        return MEASUREMENTS[part][0](paradigm.eval(), data, settings, accelerator.mixed_precision)
 
-    return Job(name, Path(settings.output) / name / "values.json", prepare, measured)
+    return Job(f"{name}, {part}", Path(settings.output) / name / f"{part}.json", prepare, measured)
 
 
 def measure(paradigm: Paradigm, data: StudyData, settings: Settings, precision: str) -> Measured:
@@ -217,8 +231,26 @@ def measure(paradigm: Paradigm, data: StudyData, settings: Settings, precision: 
     }
 
 
-def values(run: Run, split: Split) -> list[float]:
-    return per_query(run, split.judgements, (NDCG,)).values[NDCG].tolist()
+def measure_stages(paradigm: Paradigm, data: StudyData, settings: Settings, precision: str) -> Measured:
+    """Measure the first documents of BM25 and SPLADE, as they are and ranked by MaxSim: measure -> values."""
+    corpus, queries = data.collection.corpus, data.test.queries
+    splade = PARADIGMS["splade"](settings.splade, **lengths_of(settings)).to(paradigm.encoder.device).eval()
+    with TemporaryDirectory() as work:
+        sparse = Indexed.build(splade, corpus, Path(work, "splade"), precision=precision)
+        runs = {"BM25": data.pool(settings.depth), "SPLADE": sparse.search(queries, settings.depth)}
+        pool = corpus.only(id for row in union(*runs.values()).values() for id in row)
+        ranker = Indexed.build(paradigm, pool, Path(work, "colbert"), precision=precision)
+        ranked = {stage: ranker.rerank(queries, run) for stage, run in runs.items()}
+    recall = f"R@{settings.depth}"
+    return {
+        recall: {stage: values(run, data.test, recall) for stage, run in runs.items()},
+        NDCG: {stage: values(run, data.test) for stage, run in runs.items()},
+        f"{NDCG} by MaxSim": {stage: values(run, data.test) for stage, run in ranked.items()},
+    }
+
+
+def values(run: Run, split: Split, measure: str = NDCG) -> list[float]:
+    return per_query(run, split.judgements, (measure,)).values[measure].tolist()
 
 
 def systems_of(
@@ -298,3 +330,17 @@ def section(name: str, measured: Measured) -> Section:
         )
     text = f"{len(of['MaxSim']):,} test queries."
     return Section(f"Methods on {name}", text, rows)
+
+
+def stages_section(name: str, measured: Measured) -> Section:
+    """Make a collection's table of first stages, one family of tests."""
+    rows = []
+    tests = holm([paired_test(np.array(of["SPLADE"]), np.array(of["BM25"])) for of in measured.values()])
+    for (measure, of), p in zip(measured.items(), tests, strict=True):
+        stages = {stage: np.array([of[stage]]) for stage in ("BM25", "SPLADE")}
+        difference = shown(seeds_interval(stages["SPLADE"] - stages["BM25"]), "+")
+        rows.append({"measure": measure} | stages | {"difference": difference, "p (Holm)": f"{p:.4f}"})
+    return Section(f"First stages on {name}", f"{len(of['BM25']):,} test queries.", rows)
+
+
+MEASUREMENTS = {"methods": (measure, section), "first-stages": (measure_stages, stages_section)}

@@ -6,9 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from methods import CONTROLS, Candidates, largest, soft
+from transformers import BertForMaskedLM
 
 from tests.experiments import scripts
 from tests.near import assert_same
+from tests.tiny import write_headed
 
 
 @pytest.fixture
@@ -41,10 +43,20 @@ def test_the_largest_tokens_of_each_document_stay() -> None:
 @pytest.mark.slow
 def test_the_script_measures_every_method(tiny_bert: Path, tmp_path: Path) -> None:
     words = scripts.write_words(tmp_path)
-    options = {"backbone": tiny_bert, "output": tmp_path / "out", "collections": f"[{words}]"}
+    headed = write_headed(BertForMaskedLM, tmp_path / "headed")
+    options = {
+        "backbone": tiny_bert,
+        "output": tmp_path / "out",
+        "collections": f"[{words}]",
+        "splade": headed,
+    }
     scripts.run("methods", **options, precision="no", tracker="none", depth=20)
-    (table,) = scripts.published(tmp_path / "out")
+    stages, table = sorted(scripts.published(tmp_path / "out"))
+    recall, first, reranked = json.loads((tmp_path / "out" / f"{stages}.json").read_text())
     rows = json.loads((tmp_path / "out" / f"{table}.json").read_text())
+    assert reranked["measure"] == "nDCG@10 by MaxSim"
+    assert reranked["BM25"] == rows[0]["nDCG@10"] != first["BM25"]
+    assert recall["SPLADE"] != recall["BM25"]
     assert [row["method"] for row in rows] == list(CONTROLS)
     assert {row["vectors/document"] for row in rows[:4]} == {rows[0]["vectors/document"]}
     half = next(row for row in rows if row["method"] == "half of the tokens, rare")
