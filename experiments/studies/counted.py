@@ -109,7 +109,8 @@ def score_bytes(
     if isinstance(align, TopK):
         pairs *= align.k
     few = bound // (pairs * in_batch.KEPT) + 1
-    if align is not None and number is None:  # computed again in tiles, without pieces
+    in_pieces = align is None or number is not None
+    if not in_pieces:  # computed again in tiles
         few = 16 * max(1, in_batch.MANY_CELLS // (pairs * document_tokens))
 
     def tokens(x: int, n: int, length: int) -> Tokens:
@@ -124,7 +125,8 @@ def score_bytes(
             # `in_batch_rel` turns autocast off, which these tensors do not know.
             scores = in_batch._rel(D, Q, align or QueryToDocument(), NORMALISERS["one"], None, bound)
             scores.logsumexp(1).sum().backward()
-        return living.peak
+        # Autograd adds pieces' gradients in place, but not within a mode.
+        return living.peak - (D.vectors.nbytes if in_pieces and count >= few else 0)
 
     if queries <= 2 * few:
         return peak(queries)

@@ -299,4 +299,5 @@ class _PairSimilarity(torch.autograd.Function):
             table = D.detach().reshape(n * i, h).requires_grad_()
             out = embedding_bag(bags, table, per_sample_weights=weights, mode="sum")
         (scattered,) = torch.autograd.grad(out, table, Q.reshape(b * j, h).to(out.dtype))
-        return scattered.view_as(D), out.detach().view_as(Q), None, None
+        # Without a base, autograd adds the gradients of pieces in place.
+        return scattered.view_as(D).detach(), out.detach().view_as(Q), None, None

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.utils import InitProcessGroupKwargs
 from rich.console import Console
 
@@ -135,15 +135,23 @@ def content(**paths: str) -> dict[str, str]:
 def open_collection(name: str, documents: int | None, console: Console) -> Collection:
     """Open a collection and print its size and problems. Raises SystemExit if it cannot be opened.
 
+    One process of a launch reads and checks it; the others receive ids, queries, and the places of texts in
+    files.
+
     documents: size of a fixed subset, for pydocs only. All ids must be valid in TREC runs.
     """
-    try:
-        collection = load_collection(name, documents=documents)
-        check_ids(collection.corpus.ids, "document id")
-        for split in collection.splits.values():
-            check_ids(split.queries, "query id")
-    except (OSError, ValueError, ImportError) as error:
-        raise SystemExit(shown(error)) from error
+
+    def read() -> Collection:
+        try:
+            collection = load_collection(name, documents=documents)
+            check_ids(collection.corpus.ids, "document id")
+            for split in collection.splits.values():
+                check_ids(split.queries, "query id")
+        except (OSError, ValueError, ImportError) as error:
+            raise SystemExit(shown(error)) from error
+        return collection
+
+    collection = by_main(read, PartialState())
     queries = ", ".join(f"{len(split.queries):,} {name}" for name, split in collection.splits.items())
     console.print(f"{collection.name}: {len(collection.corpus):,} documents; queries: {queries}")
     if collection.problems:

@@ -26,6 +26,7 @@ from paradigms.store import building, shards
 from paradigms.store.kind import LENGTHS
 from paradigms.store.pruning import TokenReduction
 from paradigms.store.residuals import Residuals
+from paradigms.train import script
 from tests.experiments.scripts import run as run_script
 from tests.forks import fork_group
 from tests.near import assert_within_rounding
@@ -132,6 +133,8 @@ def worker(model: str, folder: str, dies: str = "") -> None:
     assert build(paradigm, root / "index", launch=state).ids == IDS
     (root / f"{state.process_index}.json").write_text(json.dumps(encoded))
     PartialState.destroy_process_group = lambda self, group=None: None
+    if not state.is_main_process:  # receives what the other has read
+        script.load_collection = None
     encode_with(Path(model), root)
     rerank_with(Path(model), root)
     state.wait_for_everyone()
