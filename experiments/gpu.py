@@ -285,6 +285,16 @@ def launches(place: Place) -> Rows:
     return [{"launch": name, "difference": apart(alone, place.losses(name, name), NEAR)} for name in configs]
 
 
+def gathered_weights(place: Place) -> Rows:
+    """How far is the loss from autocast's alone if shards gather weights in bfloat16?"""
+    flags = "--precision", "bf16", "--learning-rate", "1e-3", "--gathered-weights"
+    full, half = (place.losses(kind, "fsdp.yaml", *flags, kind) for kind in ("float32", "bf16"))
+    return [
+        {"autocast alone": a, "gathered in bf16": b, "difference, %": 100 * (b / a - 1)}
+        for a, b in zip(full, half, strict=True)
+    ]
+
+
 def beside_sentence_transformers(place: Place) -> Rows:
     """What do steps of ColBERT, base-sized on a GPU, cost beside sentence-transformers?"""
     rows: Rows = []
@@ -300,7 +310,8 @@ CHECKS: dict[str, Callable[[Place], Rows]] = {
     check.__name__: check
     for check in (
         kernels, in_batch_scores, dropout_replay, host_waits, fp16_scaler, workers, parts,
-        flash_attention, triton_in_training, interruption, launches, beside_sentence_transformers,
+        flash_attention, triton_in_training, interruption, launches, gathered_weights,
+        beside_sentence_transformers,
     )
 }  # fmt: skip
 

@@ -68,6 +68,7 @@ ALIGNMENTS: dict[str, Alignment | None] = {
     "XTR": PoolTopK(0.005),
     "all pairs": AllPairs(),
 }
+IN_PIECES = ["maximum", "k = 2", "XTR"]  # the others are computed again in tiles
 GB = 1e9
 GiB = 1 << 30
 # The rows of the page: name -> what differs from the defaults of the settings.
@@ -113,7 +114,8 @@ def main(settings: Settings) -> None:
                 "In-batch scores, for batches of one process",
                 f"Counted, for vectors in float32 and a bound of {settings.score_bytes / GiB:g} GiB. "
                 "maximum: ColBERT's and COIL's A, and ALIGNER's with k = 1. XTR: k_train is .005 of the "
-                "batch's tokens. S: of the whole batch.",
+                "batch's tokens. S: of the whole batch. of it bounded: the largest of the first three "
+                "peaks, less two copies of D's gradient and three of the scores.",
                 score_rows(settings),
             ),
             "encoding": Section("Encoding", "Bytes of token vectors in float16 and in 2 bits.", encoding),
@@ -133,6 +135,8 @@ def score_rows(settings: Settings) -> Rows:
         sizes["D's gradient"] = 4 * documents * lengths[1] * s.dim
         for name, align in ALIGNMENTS.items():
             sizes[f"peak, {name}"] = score_bytes(queries, documents, *lengths, s.dim, s.score_bytes, align)
+        gradients = 2 * sizes["D's gradient"] + 3 * 4 * queries * documents
+        sizes["of it bounded"] = max(sizes[f"peak, {name}"] for name in IN_PIECES) - gradients
         rows.append(row | {f"{name}, GiB": size / GiB for name, size in sizes.items()})
     return rows
 

@@ -74,7 +74,7 @@ class Place:
             process.submit(use_kernels, kernels).result()
             return process.submit(training.measure, settings, case, pairs(settings), "", changes).result()
 
-    def script(self, name: str, config: str = "") -> subprocess.Popen[str]:
+    def script(self, name: str, config: str = "", *flags: str) -> subprocess.Popen[str]:
         """Start train.py without dropout, by accelerate with one process if there is a configuration."""
         launcher = (
             f"-m accelerate.commands.launch --config_file experiments/configs/{config} --num_processes 1"
@@ -83,13 +83,14 @@ class Place:
         command += ["experiments/train.py", "--documents", "200", "--steps", "40", "--save-every", "4"]
         command += ["--batch-size", "8", "--dev-queries", "0", "--precision", "no", "--tracker", "none"]
         command += ["--backbone", self.backbone(SMALL | WITHOUT_DROPOUT), "--output", str(self.folder / name)]
+        command += flags
         environment = os.environ | ({} if self.on_gpu else {"ACCELERATE_USE_CPU": "true"})
         pipe = subprocess.PIPE
         return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdout=pipe, stderr=pipe)
 
-    def losses(self, name: str, config: str = "") -> list[float]:
+    def losses(self, name: str, config: str = "", *flags: str) -> list[float]:
         """Run train.py to its end, and return its losses."""
-        process = self.script(name, config)
+        process = self.script(name, config, *flags)
         _, errors = process.communicate()
         assert process.returncode == 0, f"train.py ended with status {process.returncode}: {errors[-500:]}"
         history = (self.folder / name / "training" / HISTORY).read_text(encoding="utf-8")
