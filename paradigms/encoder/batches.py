@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from paradigms.core import Tokens, join_documents, join_queries
@@ -148,6 +148,17 @@ def _again() -> Iterator[None]:
         yield
     finally:
         AGAIN.reset(before)
+
+
+@contextmanager
+def evaluated(module: nn.Module) -> Iterator[None]:
+    """Context without a module's dropout."""
+    training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(training)
 
 
 def ahead(compute: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:

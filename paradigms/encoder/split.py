@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from paradigms.core import at_least_float32
-from paradigms.encoder.batches import Batch
+from paradigms.encoder.batches import Batch, evaluated
 from paradigms.encoder.frozen import SCALE, LowerStates, open_states
 
 
@@ -40,14 +39,14 @@ class SplitBackbone:
         self._source = _Source(layers[0], self._upper[0])
         parameters = dict(backbone.named_parameters())
         leaves = {name: p.detach().requires_grad_() for name, p in parameters.items()}
-        with _evaluating(backbone), torch.enable_grad():
+        with evaluated(backbone), torch.enable_grad():
             states = self._run_lower(probe, leaves)
             gradients = torch.autograd.grad(states.sum(), list(leaves.values()), allow_unused=True)
         used = [name for name, g in zip(parameters, gradients, strict=True) if g is not None]
         self.frozen = [parameters[name] for name in used if parameters[name].requires_grad]
         self._names = frozenset(used)
         self._used = {name.removeprefix("base_model.model.").replace(".base_layer.", ".") for name in used}
-        with _evaluating(backbone), torch.no_grad():
+        with evaluated(backbone), torch.no_grad():
             uncut = backbone(**probe.inputs())[0]
             cut = self.upper(self.lower(probe), probe)
         self.has_head = uncut.shape[-1] != states.shape[-1]  # the first output is MLM logits
@@ -69,7 +68,7 @@ class SplitBackbone:
 
     def untrained(self, batch: Batch) -> Float[Tensor, "x l v"]:
         """Compute `hidden` for `outputs`, without gradients and dropout."""
-        with _evaluating(self.backbone), torch.no_grad():
+        with evaluated(self.backbone), torch.no_grad():
             batch = batch.to(self.backbone.device)
             return at_least_float32(self.upper(self.lower(batch), batch))
 
@@ -81,7 +80,7 @@ class SplitBackbone:
 
     def compute(self, batch: Batch) -> Float[Tensor, "x l w"]:
         """Compute the input of the upper layers, without rounding."""
-        with _evaluating(self.backbone), torch.no_grad():
+        with evaluated(self.backbone), torch.no_grad():
             return at_least_float32(self._run_lower(batch.to(self.backbone.device)))
 
     def upper(self, states: Float[Tensor, "x l w"], batch: Batch) -> Float[Tensor, "x l v"]:
@@ -183,13 +182,3 @@ class _Source(nn.Module):
         if self._bias is None:
             return states
         return states, self._bias(states.shape[1], states.shape[1], device=states.device), None
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    training = module.training
-    module.eval()
-    try:
-        yield
-    finally:
-        module.train(training)

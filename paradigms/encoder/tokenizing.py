@@ -5,7 +5,9 @@ without transformers.
 """
 
 import json
+import os
 import re
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,11 @@ BETWEEN = re.compile(r"(?<=[^\W_]) (?=[^\W_])")  # a space between two words
 BYTES = {f"<0x{byte:02X}>" for byte in range(256)}  # SentencePiece's byte pieces
 OPTIONS = ("extra_special_tokens", "additional_special_tokens", "split_special_tokens")
 SPECIAL = {name: f"[{name.upper()}]" for name in ("unk", "sep", "pad", "cls", "mask")}
+TOKENIZING = threading.RLock()  # held while a tokenizer's truncation and padding are set and used
+# A fork waits until no other thread tokenises, as it would copy the lock.
+os.register_at_fork(
+    before=TOKENIZING.acquire, after_in_parent=TOKENIZING.release, after_in_child=TOKENIZING.release
+)
 
 
 def token_rows(
@@ -34,40 +41,41 @@ def token_rows(
     Texts are cut to `length` tokens and padded to the longest text, or to `length` if `full`, as by
     transformers' tokenizer.
     """
-    if not tokenizer.is_fast:
-        rows = tokenizer(
-            list(texts),
-            padding="max_length" if full else True,
-            truncation=True,
-            max_length=length,
-            return_special_tokens_mask=True,
-            return_tensors="pt",
-        )
-        return rows["input_ids"], rows["attention_mask"], rows["special_tokens_mask"]
-    backend = tokenizer.backend_tokenizer
-    truncation = {
-        "max_length": length,
-        "stride": 0,
-        "strategy": "longest_first",
-        "direction": tokenizer.truncation_side,
-    }
-    if backend.truncation != truncation:
-        backend.enable_truncation(**truncation)
-    padding = {
-        "length": length if full else None,
-        "pad_to_multiple_of": None,
-        "pad_type_id": 0,
-        "direction": "right",
-        "pad_token": tokenizer.pad_token,
-        "pad_id": tokenizer.pad_token_id,
-    }
-    if backend.padding != padding:
-        backend.enable_padding(**padding)
-    backend.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
-    encodings = backend.encode_batch_fast(list(texts))  # omits the tokens' positions in the text
-    for row in encodings:
-        if not row.ids:  # all texts are empty, and the tokenizer adds no special tokens
-            row.pad(1, pad_id=tokenizer.pad_token_id, pad_token=tokenizer.pad_token)
+    with TOKENIZING:
+        if not tokenizer.is_fast:
+            rows = tokenizer(
+                list(texts),
+                padding="max_length" if full else True,
+                truncation=True,
+                max_length=length,
+                return_special_tokens_mask=True,
+                return_tensors="pt",
+            )
+            return rows["input_ids"], rows["attention_mask"], rows["special_tokens_mask"]
+        backend = tokenizer.backend_tokenizer
+        truncation = {
+            "max_length": length,
+            "stride": 0,
+            "strategy": "longest_first",
+            "direction": tokenizer.truncation_side,
+        }
+        if backend.truncation != truncation:
+            backend.enable_truncation(**truncation)
+        padding = {
+            "length": length if full else None,
+            "pad_to_multiple_of": None,
+            "pad_type_id": 0,
+            "direction": "right",
+            "pad_token": tokenizer.pad_token,
+            "pad_id": tokenizer.pad_token_id,
+        }
+        if backend.padding != padding:
+            backend.enable_padding(**padding)
+        backend.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
+        encodings = backend.encode_batch_fast(list(texts))  # omits the tokens' positions in the text
+        for row in encodings:
+            if not row.ids:  # all texts are empty, and the tokenizer adds no special tokens
+                row.pad(1, pad_id=tokenizer.pad_token_id, pad_token=tokenizer.pad_token)
     names = ("ids", "attention_mask", "special_tokens_mask")
     ids, attention, special = (torch.tensor([getattr(row, name) for row in encodings]) for name in names)
     return ids, attention, special
@@ -89,7 +97,8 @@ def beginnings(tokenizer: Any, texts: Sequence[str], length: int) -> list[str]:
         for n in long:
             place = BETWEEN.search(texts[n], characters)
             cut[n] = texts[n][: place.start()] if place else texts[n]
-        rows = tokenizer([cut[n] for n in long], add_special_tokens=False, verbose=False)["input_ids"]
+        with TOKENIZING:
+            rows = tokenizer([cut[n] for n in long], add_special_tokens=False, verbose=False)["input_ids"]
         short = (n for n, ids in zip(long, rows, strict=True) if len(ids) < length)
         long = [n for n in short if len(cut[n]) < len(texts[n])]
         characters *= LONG

@@ -7,15 +7,14 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from paradigms.encoder.batches import Batch
+from paradigms.encoder.batches import Batch, evaluated
 
-KERNELS = ("flash_attention_2", "flash_attention_3")  # implementations of attention that take a row of texts
 ROUNDING = 0.05  # of the largest value, between two computations in bfloat16
 
 
 def takes_rows(backbone: Any) -> bool:
     """Return whether the backbone's attention takes texts in one row."""
-    return getattr(backbone.config, "_attn_implementation", None) in KERNELS
+    return "flash" in (getattr(backbone.config, "_attn_implementation", None) or "")
 
 
 def unpadded_hidden(backbone: Any, batch: Batch) -> Float[Tensor, "x l w"]:
@@ -30,7 +29,8 @@ def unpadded_hidden(backbone: Any, batch: Batch) -> Float[Tensor, "x l w"]:
         name: t.flatten()[places][None] for name, t in batch.inputs().items() if name != "attention_mask"
     }
     # RoBERTa's positions begin after its padding index.
-    first = getattr(getattr(backbone, "embeddings", None), "padding_idx", -1) + 1
+    own = (part for part in backbone.modules() if hasattr(part, "position_embeddings"))
+    first = next((part.padding_idx for part in own if hasattr(part, "padding_idx")), -1) + 1
     row["position_ids"] = (used.cumsum(1) - 1 + first).flatten()[places][None]
     longest = used.shape[1]
     ends = {
@@ -46,12 +46,9 @@ def unpadded_hidden(backbone: Any, batch: Batch) -> Float[Tensor, "x l w"]:
 
 def check_unpadded(backbone: Any, batch: Batch) -> None:
     """Raise ValueError if a backbone computes another output for texts in one row."""
-    training = backbone.training
-    backbone.eval()
-    with torch.no_grad():
+    with evaluated(backbone), torch.no_grad():
         padded = backbone(**batch.inputs())[0] * batch.attention_mask[..., None]
         unpadded = unpadded_hidden(backbone, batch)
-    backbone.train(training)
     if not torch.allclose(padded, unpadded, rtol=0, atol=ROUNDING * float(padded.abs().max())):
         raise ValueError(
             f"attention={backbone.config._attn_implementation!r}: {type(backbone).__name__} computes other "

@@ -300,7 +300,8 @@ class EngineRetriever:
         counts = {query: len(documents) for query, documents in run.items() if documents}
         among: Mapping[str, Collection[str]] = run
         if self.documents is not None:
-            among = {query: run[query].keys() & self.documents for query in run}
+            kept = frozenset(self.documents)
+            among = {query: kept.intersection(run[query]) for query in run}
         scored = self._ranked(f"rerank {self.model.name}", queries, counts, among, progress)
         return {
             query: best_first(dict.fromkeys(documents, -inf) | scored.get(query, {}))

@@ -27,14 +27,16 @@ def most_salient(tokens: Tokens, ratio: float) -> Tokens:
 
     Ties are resolved in favour of the earlier token, so texts without salience are truncated, which is the
     baseline for comparing saliences. The kept tokens are moved together, in text order, and the padding
-    shrinks. Raises ValueError if ratio is outside (0, 1], or for weights of terms, which have no text order.
+    shrinks. Raises ValueError if ratio is outside (0, 1], or for single weights (SPLADE, uniCOIL).
     """
     if not 0 < ratio <= 1:
         raise ValueError(f"a pruning ratio is a share of a text's tokens, in (0, 1], got {ratio}")
     if ratio == 1:
         return tokens
     if tokens.ids is not None and tokens.salience is None and tokens.vectors.shape[-1] == 1:
-        raise ValueError("terms have no salience to keep them by: leave out keep (SPLADE has most_terms)")
+        raise ValueError(
+            "single weights (SPLADE, uniCOIL) have no salience to keep them by: SPLADE has most_terms"
+        )
     salience = torch.ones_like(tokens.mask, dtype=torch.float) if tokens.salience is None else tokens.salience
     shown = salience.masked_fill(~tokens.mask, -1.0)  # a salience is at least 0
     rank = shown.argsort(dim=-1, descending=True, stable=True).argsort(-1)

@@ -80,7 +80,7 @@ class TrainingSettings(LossSettings):
     # Weights below adapters (`lora_rank`), which are not trained: bf16 takes half the memory and rounds them.
     adapted_weights: Literal["float32", "bf16"] = "float32"
     # transformers' implementation of attention; "" = its choice, sdpa in most models. With flash attention,
-    # trained layers compute no padding.
+    # a training of all layers computes no padding.
     attention: Literal["", "eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3"] = ""
     # torch.set_float32_matmul_precision during training: "high" multiplies float32 as TF32 on GPUs with
     # TF32, which the kernels of `scoring.fused` need. "" = leave the process's setting unchanged.
@@ -482,8 +482,9 @@ def attend(paradigm: Trainable, attention: str) -> None:
     backbones: list[Any] = [part for part in paradigm.modules() if hasattr(part, "set_attn_implementation")]
     try:
         for backbone in backbones if attention else ():
-            backbone.set_attn_implementation(attention)
-            if backbone.config._attn_implementation != attention:  # transformers only logs this
+            before = backbone.config._attn_implementation
+            backbone.set_attn_implementation(attention)  # or of a package with the same kernels
+            if backbone.config._attn_implementation == before != attention:  # transformers only logs this
                 raise ValueError(f"{type(backbone).__name__} has no choice of attention")
     except (ImportError, ValueError) as error:
         raise ValueError(f"attention={attention!r}: {error}") from error

@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -293,3 +294,23 @@ def test_offline_encoder_pools_as_published():
     for text, vector in zip(texts, vectors, strict=True):
         mean = states(backbone.packaged("offline"), text).mean(0)
         assert_same(vector, mean / mean.norm())
+
+
+def test_threads_tokenise_both_sides_of_one_model(tiny_bert):
+    """Each side sets the tokenizer's truncation, which its other users must not see."""
+    model = built("colbert", tiny_bert, query_length=8, document_length=64)
+    texts = [" ".join(["red blue green house tree"] * 4)] * 4
+    widths = {side: model.batch(texts, side).input_ids.shape for side in SIDES}
+    wrong = []
+
+    def tokenise(side):
+        for _ in range(400):
+            if model.batch(texts, side).input_ids.shape != widths[side]:
+                wrong.append(side)
+
+    threads = [Thread(target=tokenise, args=(side,)) for side in [*SIDES] * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong

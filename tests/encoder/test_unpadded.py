@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import repeat_kv
 
 from paradigms import Paradigm
@@ -15,7 +15,7 @@ from tests.near import assert_same
 from tests.tiny import write_roberta
 from tests.train.test_loop import without_dropout
 
-FAMILIES = ["bert", "modernbert", "llama", "qwen3", "roberta"]
+FAMILIES = ["bert", "modernbert", "llama", "qwen3", "roberta", "roberta with a head"]
 FLASH = "flash_attention_2"
 
 
@@ -55,11 +55,13 @@ def installed(monkeypatch):
 
 @pytest.fixture(scope="module")
 def folders(checkpoints, tmp_path_factory):
-    return checkpoints | {"roberta": write_roberta(tmp_path_factory.mktemp("roberta"), "bytes")}
+    headed = write_roberta(tmp_path_factory.mktemp("headed"), "bytes", head="ForMaskedLM")
+    plain = write_roberta(tmp_path_factory.mktemp("roberta"), "bytes")
+    return checkpoints | {"roberta": plain, "roberta with a head": headed}
 
 
-def trained(folder, attention: str) -> Paradigm:
-    paradigm = without_dropout(build("colbert", folder, dropout=True).double())
+def trained(folder, attention: str, name: str = "colbert") -> Paradigm:
+    paradigm = without_dropout(build(name, folder, dropout=True).double())
     attend(paradigm, attention)
     return paradigm
 
@@ -67,8 +69,9 @@ def trained(folder, attention: str) -> Paradigm:
 @pytest.mark.parametrize("chunk", [0, 2])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradients_are_those_of_padded_texts(folders, family, chunk):
-    padded = step(trained(folders[family], "sdpa"), chunk)
-    assert_same(step(trained(folders[family], FLASH), chunk), padded)
+    name = "splade" if "head" in family else "colbert"
+    padded = step(trained(folders[family], "sdpa", name), chunk)
+    assert_same(step(trained(folders[family], FLASH, name), chunk), padded)
 
 
 @pytest.mark.parametrize("augmented", [False, True])
@@ -93,3 +96,14 @@ def test_a_backbone_that_computes_something_else_is_refused(tiny_bert, monkeypat
     monkeypatch.setattr(unpadded, "pad", lambda offsets, _: offsets[[0, -1]])  # no boundaries between texts
     with pytest.raises(ValueError, match="attention='flash_attention_2': BertModel computes other vectors"):
         step(trained(tiny_bert, FLASH))
+
+
+def test_a_choice_that_transformers_does_not_take_is_refused(tiny_bert, monkeypatch):
+    """It only logs that; another package with the same kernels is taken."""
+    paradigm = build("colbert", tiny_bert)
+    monkeypatch.setattr(PreTrainedModel, "_check_and_adjust_attn_implementation", lambda *_, **__: "x/flash")
+    attend(paradigm, FLASH)
+    assert unpadded.takes_rows(paradigm.encoder.backbone)
+    monkeypatch.setattr(PreTrainedModel, "_can_set_attn_implementation", lambda *_: False)
+    with pytest.raises(ValueError, match="attention='eager': BertModel has no choice of attention"):
+        attend(paradigm, "eager")
