@@ -32,7 +32,6 @@ from paradigms.encoder.pooling import LearnedPooling, mean_of_spans, pool, spans
 from paradigms.encoder.precision import scores_of
 from paradigms.encoder.settings import SIDES, EncoderSettings, InputFormat, Side
 from paradigms.encoder.tokenizing import beginnings, token_rows
-from paradigms.encoder.unpadded import check_unpadded, takes_rows, unpadded_hidden
 from paradigms.io.checks import as_sequence, check_text, is_blank, read_json, read_settings, require
 from paradigms.io.files import write_json
 from paradigms.relax import entropic_topk, hard_topk, token_budget
@@ -228,7 +227,15 @@ class TextEncoder(Encoder):
         s = self.settings
         # Rows of texts have no place for tokens that no other attends to.
         unattended = side == "query" and s.query_augmentation and not s.attend_augmentation
-        if not self.training or unattended or not takes_rows(self.backbone):
+        if not self.training or unattended:
+            return last_hidden(self.backbone, batch.inputs())
+        from paradigms.encoder.unpadded import (
+            check_unpadded,
+            takes_rows,
+            unpadded_hidden,
+        )  # for training alone
+
+        if not takes_rows(self.backbone):
             return last_hidden(self.backbone, batch.inputs())
         if not self.unpadded:
             check_unpadded(self.backbone, batch)
