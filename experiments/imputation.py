@@ -2,7 +2,7 @@
 
 XTR (Lee et al. 2023, Eq. 4) imputes the k'-th best similarity, which ranks by each query token's excess over
 a quantile of the corpus (`theory/excess.py`). An encoder trained for retrieval and a T5 that was not are
-measured as they are; T5 also after training with ColBERT's loss and with Eq. 2 and Eq. 4 in the batch. All
+measured as they are, and after training with ColBERT's loss and with Eq. 2 and Eq. 4 in the batch. All
 choices are made on dev queries. Collections and seeds may be added to a results folder.
 """
 
@@ -24,7 +24,7 @@ class Settings(EncoderStudy, Collections):
     t5: str = ""
     """T5 that was never trained for retrieval, by hub name or folder; empty: none"""
     trained: list[str] = field(default_factory=list)
-    """those of the collections on which T5 is also trained"""
+    """those of the collections on which the encoders are also trained"""
     search_tokens: list[int] = field(
         default_factory=lambda: [10, 30, 100, 300, 1000, 3000, 10000, 30000, 100000]
     )
@@ -70,7 +70,7 @@ def main(settings: Settings) -> None:
         data = open_study(settings, console, ("training", "dev", "test"), collection)
         bind_collection(data, Path(settings.output) / folder_name(collection), accelerator)
         for encoder, backbone in encoders.items():
-            losses = LOSSES * (encoder == "T5" and collection in settings.trained)
+            losses = LOSSES * (collection in settings.trained)
             cells = [("untrained", settings.seeds[0]), *product(losses, settings.seeds)]
             jobs = [job(encoder, backbone, *cell, data, settings, accelerator) for cell in cells]
             systems = measured.setdefault((encoder, folder_name(collection)), {})
@@ -79,7 +79,7 @@ def main(settings: Settings) -> None:
     summary = f"All documents. k' and the edge of softplus are chosen by {settings.dev_queries} dev queries."
     if settings.trained:
         steps = f"{settings.steps} steps of {settings.batch_size} queries"
-        summary += f" T5 is trained in {steps}, seeds {settings.seeds}."
+        summary += f" {' and '.join(encoders)}: trained in {steps}, seeds {settings.seeds}."
     publish(settings, "Imputation", summary, sections_of(measured, settings.search_tokens), accelerator)
     accelerator.end_training()
 

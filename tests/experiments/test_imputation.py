@@ -65,13 +65,14 @@ def test_the_script_measures_and_judges(tiny_bert: Path, tmp_path: Path) -> None
     options |= {"collections": f"[{words}]", "search_tokens": "[3, 10]"}
     large = {"H6"}  # judged on large collections alone
     families = {"[]": range(1, 10), f"[{words}]": range(10, 14)}
-    losses = [f"T5 trained with {loss}" for loss in ("ColBERT", "Eq. 2", "Eq. 4")]
-    encoders = {"[]": ["T5", "MiniLM"], f"[{words}]": ["T5", *losses]}
+    losses = [f" trained with {loss}" for loss in ("ColBERT", "Eq. 2", "Eq. 4")]
+    both = ["T5", "MiniLM"]
+    encoders = {"[]": both, f"[{words}]": [f"{one}{loss}" for one in both for loss in ("", *losses)]}
     for trained, places in families.items():
         output = tmp_path / f"out-{len(places)}"
-        alone = {"backbone": ""} if trained != "[]" else {}
-        scripts.run("imputation", **SMALL | options | alone | {"trained": trained, "output": output})
+        scripts.run("imputation", **SMALL | options | {"trained": trained, "output": output})
         rows = json.loads((output / "claims.json").read_text())
+        assert sum("MiniLM trained" in row["measured"] for row in rows) == (3 if trained != "[]" else 0)
         tested = {row["place"].rpartition(" ")[2] for row in rows if row["measured"] != "–"}
         assert tested == {f"H{n}" for n in places} - large
         systems = json.loads((output / "systems.json").read_text())

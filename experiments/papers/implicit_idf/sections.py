@@ -25,7 +25,8 @@ def study_of(cells: Cells) -> Study:
     """Make one study of all cells, whose hypotheses are one family of tests."""
     values: dict[str, dict[str, Values]] = {}
     trainings: dict[str, Sequence[Measured]] = {}
-    groups: dict[str, list[str]] = {name: [] for name in ("T5", "MiniLM", "untrained", "large T5", "trained")}
+    names = ("T5", "MiniLM", "untrained", "large T5", "trained", "encoder")
+    groups: dict[str, list[str]] = {name: [] for name in names}
     for (encoder, collection), losses in cells.items():
         for loss, seeds in losses.items():
             name = name_of(encoder, loss, collection)
@@ -36,9 +37,11 @@ def study_of(cells: Cells) -> Study:
         untrained = name_of(encoder, "untrained", collection)
         groups[encoder].append(untrained)
         groups["untrained"].append(untrained)
+        if len(losses) > 1:
+            groups["trained"] += [collection] * (collection not in groups["trained"])
+            groups["encoder"] += [encoder] * (encoder not in groups["encoder"])
         if encoder == "T5":
             groups["large T5"] += [untrained] * (losses["untrained"][0]["documents"] > LARGE)
-            groups["trained"] += [collection] * (len(losses) > 1)
     return Study(values, groups=groups, trainings=trainings)
 
 
