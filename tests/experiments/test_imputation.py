@@ -72,7 +72,7 @@ def test_the_script_measures_and_judges(tiny_bert: Path, tmp_path: Path) -> None
         output = tmp_path / f"out-{len(places)}"
         scripts.run("imputation", **SMALL | options | {"trained": trained, "output": output})
         rows = json.loads((output / "claims.json").read_text())
-        assert sum("MiniLM trained" in row["measured"] for row in rows) == (3 if trained != "[]" else 0)
+        assert sum("MiniLM trained" in row["quantity"] for row in rows) == (3 if trained != "[]" else 0)
         tested = {row["place"].rpartition(" ")[2] for row in rows if row["measured"] != "–"}
         assert tested == {f"H{n}" for n in places} - large
         systems = json.loads((output / "systems.json").read_text())
