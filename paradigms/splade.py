@@ -1,8 +1,9 @@
 """rel(d, q) = Σ_t w_t(d) · w_t(q) with w_t = maxᵢ log(1 + relu(logit_it)): learned sparse retrieval.
 
-Formal et al. 2021 (SPLADE v2, arXiv:2109.10086), Eq. 1, 2 and 6: the backbone's masked-language-model head
-computes the logits, the maximum runs over all tokens of the text, and most term weights w_t are 0. D and Q
-are the distinct terms with weights above 0, as tokens with ids and h = 1. The alignment A depends on S and
+Formal et al. 2021 (SPLADE v2, arXiv:2109.10086), Eq. 1, 2 and 6: the backbone's language-model head computes
+the logits, the maximum runs over all tokens of the text, and most term weights w_t are 0. The head is a
+masked-language-model's, or a decoder's, each of whose tokens sees those before it (Xu et al. 2025,
+arXiv:2504.10816, without their variants that read a text in both directions). D and Q are the distinct terms with weights above 0, as tokens with ids and h = 1. The alignment A depends on S and
 the ids: it aligns tokens with equal ids; Z = 1. One vector of h = |V| numbers with A = 1, as in DPR, gives
 the same rel; training uses this form.
 
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from paradigms.align import EqualIds
 from paradigms.core import Tokens, at_least_float32
-from paradigms.encoder.backbone import load_backbone, load_model
+from paradigms.encoder.backbone import load_backbone, load_model, pretrained, without_cache
 from paradigms.encoder.pooling import as_terms
 from paradigms.encoder.text import ENCODERS, Batch, EncoderSettings, Side, TextEncoder
 from paradigms.io.checks import Range
@@ -69,7 +70,7 @@ class SpladeSettings(EncoderSettings):
 
 
 class Splade(TextEncoder):
-    """Encode each text with a pretrained MLM head, as terms with weights above 0 in ascending id order.
+    """Encode each text with a pretrained language-model head, as terms with weights above 0 in ascending id order.
 
     tied_head: use logits = E h + b instead, where E is the backbone's input embeddings and b is a new bias,
     chosen so that about `STARTS` terms of a text start above 0. Raises ValueError if the backbone has no head
@@ -110,13 +111,19 @@ class Splade(TextEncoder):
     def _load_backbone(self, name: str | Path) -> Any:
         if self.settings.tied_head:
             return load_backbone(name)
-        from transformers import AutoModelForMaskedLM
+        from transformers import (
+            MODEL_FOR_MASKED_LM_MAPPING,
+            AutoConfig,
+            AutoModelForCausalLM,
+            AutoModelForMaskedLM,
+        )
 
+        masked = type(pretrained(AutoConfig, name)) in MODEL_FOR_MASKED_LM_MAPPING
         try:
-            return load_model(AutoModelForMaskedLM, name)
+            return without_cache(load_model(AutoModelForMaskedLM if masked else AutoModelForCausalLM, name))
         except ValueError as error:
             raise ValueError(
-                f"SPLADE needs its backbone's masked-language-model head: {error}. Choose one that has it, "
+                f"SPLADE needs its backbone's language-model head: {error}. Choose one that has it, "
                 "or set tied_head, which makes a head from its embeddings"
             ) from error
 
@@ -154,5 +161,5 @@ ENCODERS["splade"] = Splade
 
 @paradigm(SpladeSettings)
 def splade(settings: SpladeSettings) -> Recipe:
-    """Build SPLADE over a backbone with a masked-language-model head."""
+    """Build SPLADE over a backbone with a language-model head, or over one that gets a tied head."""
     return Recipe("splade", EqualIds(), "one", temperature=1.0)

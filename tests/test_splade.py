@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForMaskedLM, AutoTokenizer, BertForMaskedLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    BertForMaskedLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from paradigms import PARADIGMS, load
 from paradigms.align import EqualIds, one
@@ -70,10 +79,41 @@ def test_weights_are_those_of_the_formula(masked: Path) -> None:
     assert_same(cut, d * (d >= d.topk(5).values[:, -1:]))
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "config"),
+    [("llama", LlamaForCausalLM, LlamaConfig), ("qwen3", Qwen3ForCausalLM, Qwen3Config)],
+)
+def test_decoders_weigh_terms_by_their_next_tokens(
+    name: str, kind: Any, config: Any, checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    """The weights are those of the formula, whatever pads a text; training moves the head and its layers."""
+    torch.manual_seed(0)
+    kind(config.from_pretrained(checkpoints[name], initializer_range=1.0)).save_pretrained(tmp_path / "lm")
+    tokenizer = AutoTokenizer.from_pretrained(checkpoints[name])
+    tokenizer.save_pretrained(tmp_path / "lm")
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path / "lm", dtype=torch.float64).eval()
+    rows = []
+    for text in DOCUMENTS:
+        with torch.inference_mode():
+            ids = tokenizer(text, return_tensors="pt").input_ids
+            rows.append(reference(ids).logits[0].relu().log1p().amax(0) * bool(text))
+    model = PARADIGMS["splade"](tmp_path / "lm").double()
+    assert_same(dense(model.encode_documents(DOCUMENTS), len(rows[0])), torch.stack(rows))
+    model.encoder.freeze(1)
+    model.encoder.train()(model.encoder.tokenize(QUERIES, "query"), "query").vectors.sum().backward()
+    trained = {name for name, weight in model.named_parameters() if weight.grad is not None}
+    assert any("layers.1." in name for name in trained)
+    assert not any("layers.0." in name or "embed" in name for name in trained)
+    assert any("lm_head" in name for name in trained)
+    model.float().eval().save_pretrained(tmp_path / "saved")
+    again = load(tmp_path / "saved")
+    assert torch.equal(again.encode_documents(DOCUMENTS).vectors, model.encode_documents(DOCUMENTS).vectors)
+
+
 def test_a_backbone_without_the_head_is_refused_or_tied(
     tiny_bert: Path, masked: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match=r"masked-language-model head: .* lacks weights .* or set tied_head"):
+    with pytest.raises(ValueError, match=r"language-model head: .* lacks weights .* or set tied_head"):
         PARADIGMS["splade"](tiny_bert)
     tied = built("splade", tiny_bert).double()
     states = tied.encoder.backbone(**tied.encoder.tokenize(["fox"], "document").inputs())[0]

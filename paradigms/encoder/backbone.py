@@ -322,13 +322,17 @@ def load_backbone(name: str | Path) -> Any:
     model = load_model(AutoModelForTextEncoding if halves else AutoModel, name, optional="pooler.")
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
+    return without_cache(model)
+
+
+def without_cache(model: Any) -> Any:
+    """Have a decoder keep no layer's keys and values, without changing the configuration that is saved."""
     if getattr(model.config, "use_cache", False):
         model.register_forward_pre_hook(_without_cache, with_kwargs=True)
     return model
 
 
 def _without_cache(_: Any, places: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Have a decoder keep no layer's keys and values, without changing the configuration that is saved."""
     return places, named | {"use_cache": False}
 
 
