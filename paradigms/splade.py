@@ -3,9 +3,10 @@
 Formal et al. 2021 (SPLADE v2, arXiv:2109.10086), Eq. 1, 2 and 6: the backbone's language-model head computes
 the logits, the maximum runs over all tokens of the text, and most term weights w_t are 0. The head is a
 masked-language-model's, or a decoder's, each of whose tokens sees those before it (Xu et al. 2025,
-arXiv:2504.10816, without their variants that read a text in both directions). D and Q are the distinct terms with weights above 0, as tokens with ids and h = 1. The alignment A depends on S and
-the ids: it aligns tokens with equal ids; Z = 1. One vector of h = |V| numbers with A = 1, as in DPR, gives
-the same rel; training uses this form.
+arXiv:2504.10816, without their variants that read a text in both directions). D and Q are the distinct terms
+with weights above 0, as tokens with ids and h = 1. The alignment A depends on S and the ids: it aligns tokens
+with equal ids; Z = 1. One vector of h = |V| numbers with A = 1, as in DPR, gives the same rel; training uses
+this form.
 
 - query_terms "own" keeps only the terms that occur in the query (no query expansion). "ones" is SPLADE-doc,
   which gives these terms the weight 1 and does not encode queries.
@@ -70,7 +71,7 @@ class SpladeSettings(EncoderSettings):
 
 
 class Splade(TextEncoder):
-    """Encode each text with a pretrained language-model head, as terms with weights above 0 in ascending id order.
+    """Encode each text with a pretrained head, as terms with weights above 0 in ascending id order.
 
     tied_head: use logits = E h + b instead, where E is the backbone's input embeddings and b is a new bias,
     chosen so that about `STARTS` terms of a text start above 0. Raises ValueError if the backbone has no head

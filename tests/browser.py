@@ -41,7 +41,9 @@ COUNT = """{
   };
 }"""
 # The page's own timers, at most 120 ms, end first: what they draw moves what is below it.
-DRAWN = "new Promise((done) => setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), 150))"
+DRAWN = """new Promise((done) =>
+  setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), 150)
+)"""
 
 
 class Page:
