@@ -63,6 +63,8 @@ from paradigms.io.terminal import Terminal
 GATHER = [{"probes": 8}, {"probes": 16}, {"probes": 32}, {"probes": 32, "candidates": 256}]
 GATHER += [{"probes": 512, "candidates": 20_000}]  # nearly exhaustive: the recall that the codes allow
 FINE = [{"probes": 32, "candidates": 1024}, {"probes": 64, "candidates": 1024}]
+MILLION = {"search": "impute", "search_tokens": 1_000_000}  # 10⁵ per 10⁵ documents
+FINE += [{"probes": p, "candidates": c} | MILLION for p, c in ((16, 256), (32, 256), (32, 1024), (64, 1024))]
 RETRIEVED = [{"search": "impute", "search_tokens": k} for k in (4000, 10_000, 100_000)]
 IMPUTE = [{"probes": p} | RETRIEVED[n] for p, n in ((8, 0), (32, 1), (32, 2))]
 IMPUTE += [IMPUTE[-1] | {"candidates": 128}]
@@ -137,7 +139,7 @@ def main(settings: Settings) -> None:
             most = size if SYSTEMS[name].system == "ours" else settings.peers_most
             if size <= settings.most.get(name, most):
                 rows.append(measured(name, size, settings, stages))
-    if "compressed" in chosen:
+    if "compressed" in chosen and min(settings.sizes) <= stages.facts["documents"]:
         rows.append(measured(COMPOSED, min(settings.sizes), settings, stages))
     report([row for row in rows if row["build"] != NOTHING], settings, stages)
 
