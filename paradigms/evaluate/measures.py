@@ -134,7 +134,7 @@ def per_query(
         )
     if groups and not groups.keys() >= judged.keys():
         raise ValueError(f"query {next(q for q in judged if q not in groups)!r} has no group, others do")
-    ranked = {query: _ranks(query, run[query]) for query in judged if query in run}
+    ranked = {query: _ranks(query, run[query]) for query in judged if run.get(query)}
     row = {query: x for x, query in enumerate(judged)}
     arrays = {measure: np.zeros(len(judged)) for measure in parsed.values()}
     for query, measure, value in ir_measures.iter_calc(list(arrays), judged, ranked):
@@ -142,7 +142,7 @@ def per_query(
     return PerQuery(
         queries=list(judged),
         values={name: arrays[measure] for name, measure in parsed.items()},
-        missing=len(judged) - len(ranked),
+        missing=len(judged.keys() - run.keys()),
         without_relevant=len(judgements) - len(judged),
         groups=[groups[query] for query in judged] if groups else None,
     )

@@ -117,8 +117,10 @@ def test_bad_input_is_named():
 
 def test_queries_without_results_and_negative_grades_are_measured():
     judgements = {"q": {"a": 1, "b": -1, "c": -2}, "p": {"a": 1}}
-    results = per_query({"q": {"c": 3.0, "b": 2.0, "a": 1.0}, "p": {}}, judgements)
+    run = {"q": {"c": 3.0, "b": 2.0, "a": 1.0}, "p": {}}
+    results = per_query(run, judgements, (*MEASURES, "Judged@10"))
     assert results.missing == 0
+    assert results.values["Judged@10"].tolist() == [1, 0]
     assert results.values["RR@10"].tolist() == pytest.approx([1 / 3, 0])
     assert results.values["nDCG@10"].tolist() == pytest.approx([1 / 2, 0])
 

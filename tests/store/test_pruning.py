@@ -74,6 +74,15 @@ def test_the_most_salient_tokens_are_kept_in_the_order_of_the_text(ratio):
         assert kept.mask.shape[-1] == int(kept.mask.sum(-1).max())
 
 
+def test_parts_of_different_kinds_are_not_cut_off():
+    tokens = replace(random_tokens(1), salience=None)
+    single = replace(tokens, vectors=tokens.vectors[..., :1])
+    of_parts = replace(tokens, ids=torch.full_like(tokens.ids, -2))
+    for given, message in ((single, "single weights"), (of_parts, r"vectors and terms \(BGE-M3\)")):
+        with pytest.raises(ValueError, match=message):
+            most_salient(given, 0.4)
+
+
 def test_without_salience_texts_are_cut_off():
     tokens = random_tokens(1)
     equal = most_salient(replace(tokens, salience=torch.ones(tokens.mask.shape)), 0.4)
