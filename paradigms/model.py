@@ -212,22 +212,22 @@ class Paradigm(Trainable):
                 bar.advance(task, len(places))
         return arrays
 
-    def tokens(self, texts: Iterable[Input], side: Side) -> Tokens:
+    def tokens(self, texts: Iterable[Input], side: Side, batch: Any = None) -> Tokens:
         """Encode any number of texts as D or Q in one batch, without gradients or dropout.
 
-        The surrounding `encoder.precision.autocast` sets the precision. Without it, the precision is bf16 if
-        the device multiplies bf16 natively.
+        batch: what the method `batch` returned for these texts; None tokenises them. The surrounding
+        `encoder.precision.autocast` sets the precision. Without it, the precision is bf16 if the device
+        multiplies bf16 natively.
         """
         texts = as_sequence(texts, f"{side} texts")
-        tokens = self.encode_batch(self.batch(texts or [""], side), side)
+        tokens = self._encoded(self.batch(texts or [""], side) if batch is None else batch, side)
         return tokens if texts else tokens.map(lambda t: t.narrow(int(side == "document"), 0, 0))
 
     def batch(self, texts: Sequence[Input], side: Side) -> Any:
-        """Tokenise texts for `encode_batch`."""
+        """Tokenise texts for `tokens`."""
         return self.encoder.tokenize(texts, side)
 
-    def encode_batch(self, batch: Any, side: Side) -> Tokens:
-        """Encode what `batch` returns, as `tokens` does."""
+    def _encoded(self, batch: Any, side: Side) -> Tokens:
         device = self.encoder.device
         with self.evaluating(), torch.inference_mode(), autocast(device, AUTO):
             return replace(self.encoder(batch.to(device), side), side=side)

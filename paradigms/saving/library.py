@@ -225,7 +225,7 @@ class Library(Paradigm):
     def batch(self, texts: Sequence[Input], side: Side) -> Any:
         return texts  # the library tokenises and encodes in one step
 
-    def encode_batch(self, batch: Any, side: Side) -> Tokens:
+    def _encoded(self, batch: Any, side: Side) -> Tokens:
         with self.evaluating(), torch.inference_mode(), torch.autocast(self.device.type, enabled=False):
             encoded = replace(self.encoder.encode(batch, side), side=side)
             return encoded.map(lambda t: t.transpose(0, 1)) if side == "query" else encoded

@@ -71,12 +71,13 @@ def text_shards(
         texts = [text for _, text in window]
         groups = by_length([len(text) for text in texts], rows=batch_size)
 
-        def tokenized(places: list[int]) -> Any:
-            return paradigm.batch([texts[n] for n in places], "document")
+        def tokenized(places: list[int]) -> tuple[list[str], Any]:
+            part = [texts[n] for n in places]
+            return part, paradigm.batch(part, "document")
 
-        for places, batch in zip(groups, ahead(tokenized, groups), strict=True):
+        for places, (part, batch) in zip(groups, ahead(tokenized, groups), strict=True):
             with autocast(paradigm.encoder.device, precision):
-                tokens = reduction(paradigm.encode_batch(batch, "document"))
+                tokens = reduction(paradigm.tokens(part, "document", batch))
             yield places, tokens
 
     window: list[tuple[str, str]] = []

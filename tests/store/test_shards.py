@@ -69,16 +69,16 @@ def build(paradigm: Paradigm, folder: Path, kind: str = "exact", **options: Any)
 def watched(paradigm: Paradigm, before: Callable[[], object] = lambda: None) -> list[None]:
     """An item for each text that the paradigm encodes from now on; `before` is called before each batch."""
     encoded: list[None] = []
-    original = paradigm.encode_batch
+    original = paradigm.tokens
     lock = threading.Lock()  # a model encodes in one thread at a time: it is set to evaluate and back
 
-    def encode_batch(batch: Batch, side: Side) -> Tokens:
+    def tokens(texts: Sequence[str], side: Side, batch: Batch) -> Tokens:
         before()
         with lock:
-            encoded.extend([None] * len(batch))
-            return original(batch, side)
+            encoded.extend([None] * len(texts))
+            return original(texts, side, batch)
 
-    paradigm.encode_batch = encode_batch
+    paradigm.tokens = tokens
     return encoded
 
 
@@ -280,14 +280,14 @@ def test_a_codec_is_trained_again_on_documents_that_changed(model, tmp_path, mon
     kind = KINDS["compressed"]
     trained: list[None] = []
     encoded = 0 if sampled else 20
-    train, encode = Residuals.train, paradigm.encode_batch
+    train, encode = Residuals.train, paradigm.tokens
 
-    def stopped(batch: Batch, side: Side) -> Tokens:
+    def stopped(texts: Sequence[str], side: Side, batch: Batch) -> Tokens:
         nonlocal encoded
-        encoded += len(batch)
+        encoded += len(texts)
         if encoded > 70:
             raise KeyboardInterrupt
-        return encode(batch, side)
+        return encode(texts, side, batch)
 
     def make(folder: Path, texts: Documents) -> Store:
         documents = list(texts.values()) if sampled else iter(texts.values())
@@ -295,7 +295,7 @@ def test_a_codec_is_trained_again_on_documents_that_changed(model, tmp_path, mon
 
     monkeypatch.setattr(Residuals, "train", lambda *given: trained.append(train(*given)))
     with monkeypatch.context() as patch:
-        patch.setattr(paradigm, "encode_batch", stopped)
+        patch.setattr(paradigm, "tokens", stopped)
         with pytest.raises(KeyboardInterrupt):
             make(tmp_path / "index", texts)
     assert len(trained) == 1
