@@ -32,7 +32,8 @@ class DevMeasure:
     """Measure a paradigm by its nDCG@10 for each dev query.
 
     Candidates are the first DEV_DEPTH documents of `run` and the relevant documents; queries are chosen by
-    hash. launch: processes that all call the measure, and divide the queries.
+    hash. launch: processes that all call the measure, and divide the queries. digest: SHA-256 of the queries,
+    their judgements and candidates.
     """
 
     def __init__(
@@ -51,6 +52,8 @@ class DevMeasure:
         self.judgements = {query: split.judgements[query] for query in self.queries}
         retrieved = {query: run.get(query, {}) for query in self.queries}
         self.pool = candidates(retrieved, DEV_DEPTH, with_relevant=self.judgements)
+        measured = self.queries, self.judgements, {query: sorted(self.pool[query]) for query in self.queries}
+        self.digest = hashlib.sha256(repr(measured).encode("utf-8", "surrogatepass")).hexdigest()
 
     def __call__(self, model: Any) -> Dev:
         reranker: Retriever = Reranking(model, self.corpus, precision=self.precision)

@@ -28,7 +28,15 @@ from paradigms.encoder.text import TextEncoder
 from paradigms.io.checks import Range
 from paradigms.io.progress import progress_bar
 from paradigms.train.checkpoints import append_history, checkpoint_folder
-from paradigms.train.losses import AtLeast0, AtLeast1, LossSettings, Objective, Positive, PositiveOrNone
+from paradigms.train.losses import (
+    AtLeast0,
+    AtLeast1,
+    LossSettings,
+    Objective,
+    Positive,
+    PositiveOrNone,
+    digest_of,
+)
 from paradigms.train.parallel import (
     adapted,
     by_main,
@@ -187,7 +195,8 @@ class _Run:
         self.accelerator = accelerator
         self.dev = dev
         bound = {name: value for name, value in asdict(s).items() if name not in FREE}
-        signed = signature(paradigm, bound, objective.digest(), folder, accelerator)
+        measured = getattr(dev, "digest", digest_of(()))
+        signed = signature(paradigm, bound, objective.digest(), folder, accelerator, measured)
         if accelerator.scaler is not None:  # do not start with the scale at which an earlier run ended
             accelerator.scaler.load_state_dict(torch.amp.GradScaler(accelerator.device.type).state_dict())
         accelerator.gradient_accumulation_steps = 1  # more would divide the loss

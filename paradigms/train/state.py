@@ -90,8 +90,11 @@ def signature(
     examples: str,
     folder: Path,
     accelerator: Accelerator,
+    dev: str = "",
 ) -> dict[str, Any]:
     """Return what must match to resume from a checkpoint in `folder`, as JSON. examples: `Objective.digest`.
+
+    dev: digest of the dev measure, of which the main process's counts.
 
     Raises ValueError if processes have different settings, because they would train different models.
     """
@@ -110,7 +113,8 @@ def signature(
             "settings: give all of them the same collection, backbone and arguments"
         )
     # The main process's weights: it sends them to the others, which may have drawn their heads differently.
-    return json.loads(written) | {"weights": by_main(lambda: start_of(paradigm, folder), accelerator)}
+    of_main = by_main(lambda: {"dev queries": dev, "weights": start_of(paradigm, folder)}, accelerator)
+    return json.loads(written) | of_main
 
 
 # --- the state of a run -----------------------------------------------------------------------------------
