@@ -386,6 +386,9 @@ def paradigm(
             if unknown := settings.keys() - of_encoder - defaults.keys():
                 check_known(settings_class, unknown)
             options = encoder.Settings(**{name: chosen[name] for name in of_encoder & chosen.keys()})
+            if idle := sorted(settings.keys() & options.idle):
+                given = ", ".join(f"{name}={settings[name]!r}" for name in idle)
+                raise ValueError(f"{recipe.__name__}: no part reads {given}: leave it out")
             return Paradigm(
                 recipe(settings_class(**{name: chosen[name] for name in defaults})),
                 encoder(backbone, as_published(backbone, options, settings.keys())),

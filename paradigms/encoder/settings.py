@@ -87,6 +87,12 @@ class EncoderSettings:
         return "pooled" in (self.query_vectors, self.document_vectors) or self.pooled_dim != 0
 
     @property
+    def idle(self) -> set[str]:
+        """Return the names of settings that other settings switch off."""
+        several = {self.query_vectors, self.document_vectors} & {"first", "spans", "learned"}
+        return {name for name, used in (("pooling", self.pools), ("vectors", several)) if not used}
+
+    @property
     def single(self) -> bool:
         """Return whether each text has one vector, and nothing else."""
         return self.query_vectors == self.document_vectors == "pooled" and self.pooled_dim == 0
