@@ -93,8 +93,7 @@ def signature(
     dev: str = "",
 ) -> dict[str, Any]:
     """Return what must match to resume from a checkpoint in `folder`, as JSON. examples: `Objective.digest`.
-
-    dev: digest of the dev measure, of which the main process's counts.
+    dev: digest of the main process's dev measure.
 
     Raises ValueError if processes have different settings, because they would train different models.
     """
