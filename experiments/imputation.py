@@ -79,7 +79,7 @@ def main(settings: Settings) -> None:
     summary = f"All documents. k' and the edge of softplus are chosen by {settings.dev_queries} dev queries."
     if settings.trained:
         steps = f"{settings.steps} steps of {settings.batch_size} queries"
-        summary += f" {' and '.join(encoders)}: trained in {steps}, seeds {settings.seeds}."
+        summary += f" Each encoder is trained in {steps}, seeds {settings.seeds}."
     publish(settings, "Imputation", summary, sections_of(measured, settings.search_tokens), accelerator)
     accelerator.end_training()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import wraps
@@ -42,6 +43,7 @@ from paradigms.recipe import Recipe, recipe_fields
 from paradigms.statistics import Statistics, statistics_of
 from paradigms.trainable import Trainable
 
+logger = logging.getLogger(__name__)
 COUNTED = 256  # documents tokenised at once to count a corpus
 FLOOR_TEXTS = 1000  # texts in which floors are counted
 Input: TypeAlias = Any  # a text; some models from other libraries also accept images (`saving.library`)
@@ -386,9 +388,8 @@ def paradigm(
             if unknown := settings.keys() - of_encoder - defaults.keys():
                 check_known(settings_class, unknown)
             options = encoder.Settings(**{name: chosen[name] for name in of_encoder & chosen.keys()})
-            if idle := sorted(settings.keys() & options.idle):
-                given = ", ".join(f"{name}={settings[name]!r}" for name in idle)
-                raise ValueError(f"{recipe.__name__}: no part reads {given}: leave it out")
+            for name in sorted(settings.keys() & options.idle):
+                logger.warning("%s: %s=%r has no effect", recipe.__name__, name, settings[name])
             return Paradigm(
                 recipe(settings_class(**{name: chosen[name] for name in defaults})),
                 encoder(backbone, as_published(backbone, options, settings.keys())),

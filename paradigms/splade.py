@@ -2,7 +2,7 @@
 
 Formal et al. 2021 (SPLADE v2, arXiv:2109.10086), Eq. 1, 2 and 6: the backbone's language-model head computes
 the logits, the maximum runs over all tokens of the text, and most term weights w_t are 0. The head is a
-masked-language-model's, or a decoder's, each of whose tokens sees those before it (Xu et al. 2025,
+masked-language-model's, or a decoder's, in which each token sees only earlier tokens (Xu et al. 2025,
 arXiv:2504.10816, without their variants that read a text in both directions). D and Q are the distinct terms
 with weights above 0, as tokens with ids and h = 1. The alignment A depends on S and the ids: it aligns tokens
 with equal ids; Z = 1. One vector of h = |V| numbers with A = 1, as in DPR, gives the same rel; training uses
@@ -109,19 +109,25 @@ class Splade(TextEncoder):
         weight: Tensor = self.backbone.get_input_embeddings().weight
         return weight
 
+    @property
+    def _terms(self) -> int:
+        """The number of terms. Checkpoints may pad their embeddings beyond the tokenizer's entries."""
+        return min(len(self.tokenizer), len(self._embeddings))
+
     def _load_backbone(self, name: str | Path) -> Any:
         if self.settings.tied_head:
             return load_backbone(name)
-        from transformers import (
-            MODEL_FOR_MASKED_LM_MAPPING,
-            AutoConfig,
-            AutoModelForCausalLM,
-            AutoModelForMaskedLM,
-        )
+        from transformers import MODEL_FOR_CAUSAL_LM_MAPPING as CAUSAL
+        from transformers import MODEL_FOR_MASKED_LM_MAPPING as MASKED
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
-        masked = type(pretrained(AutoConfig, name)) in MODEL_FOR_MASKED_LM_MAPPING
         try:
-            return without_cache(load_model(AutoModelForMaskedLM if masked else AutoModelForCausalLM, name))
+            config = type(pretrained(AutoConfig, name))
+            if config not in MASKED and config not in CAUSAL:
+                raise ValueError(f"{name} has a {config.__name__}, for which transformers has none")
+            return without_cache(
+                load_model(AutoModelForMaskedLM if config in MASKED else AutoModelForCausalLM, name)
+            )
         except ValueError as error:
             raise ValueError(
                 f"SPLADE needs its backbone's language-model head: {error}. Choose one that has it, "
@@ -133,7 +139,7 @@ class Splade(TextEncoder):
         weights = self._weights(batch, side) if terms in ("all", "own") else None
         if terms != "all":
             row, place = batch.counts.nonzero(as_tuple=True)
-            counts = torch.zeros(len(batch), len(self._embeddings), device=row.device)
+            counts = torch.zeros(len(batch), self._terms, device=row.device)
             counts[row, batch.input_ids[row, place]] = 1.0
             weights = counts if weights is None else weights * counts
         assert weights is not None
@@ -149,7 +155,7 @@ class Splade(TextEncoder):
         logits = self._hidden(batch, side)
         if self.bias is not None:
             logits = nn.functional.linear(logits, self._embeddings, self.bias)
-        logits = logits.masked_fill_(batch.attention_mask[..., None] == 0, -torch.inf)
+        logits = logits[..., : self._terms].masked_fill_(batch.attention_mask[..., None] == 0, -torch.inf)
         # With a gradient, max stores only the places; without one, amax is faster.
         best = logits.max(1).values if torch.is_grad_enabled() else logits.amax(1)
         return at_least_float32(

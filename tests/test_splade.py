@@ -88,15 +88,17 @@ def test_decoders_weigh_terms_by_their_next_tokens(
 ) -> None:
     """The weights are those of the formula, whatever pads a text; training moves the head and its layers."""
     torch.manual_seed(0)
-    kind(config.from_pretrained(checkpoints[name], initializer_range=1.0)).save_pretrained(tmp_path / "lm")
     tokenizer = AutoTokenizer.from_pretrained(checkpoints[name])
+    padded = config.from_pretrained(checkpoints[name], initializer_range=1.0, vocab_size=len(tokenizer) + 3)
+    kind(padded).save_pretrained(tmp_path / "lm")
     tokenizer.save_pretrained(tmp_path / "lm")
     reference = AutoModelForCausalLM.from_pretrained(tmp_path / "lm", dtype=torch.float64).eval()
     rows = []
     for text in DOCUMENTS:
         with torch.inference_mode():
             ids = tokenizer(text, return_tensors="pt").input_ids
-            rows.append(reference(ids).logits[0].relu().log1p().amax(0) * bool(text))
+            logits = reference(ids).logits[0, :, : len(tokenizer)]  # the embeddings are padded
+            rows.append(logits.relu().log1p().amax(0) * bool(text))
     model = PARADIGMS["splade"](tmp_path / "lm").double()
     assert_same(dense(model.encode_documents(DOCUMENTS), len(rows[0])), torch.stack(rows))
     model.encoder.freeze(1)

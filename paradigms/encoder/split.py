@@ -49,7 +49,7 @@ class SplitBackbone:
         with evaluated(backbone), torch.no_grad():
             uncut = backbone(**probe.inputs())[0]
             cut = self.upper(self.lower(probe), probe)
-        self.has_head = uncut.shape[-1] != states.shape[-1]  # the first output is MLM logits
+        self.has_head = uncut.shape[-1] != states.shape[-1]  # the first output is a head's logits
         if not torch.allclose(uncut, cut, rtol=1e-3, atol=1e-3 * float(uncut.abs().max())):
             raise ValueError(f"the layers of {type(backbone).__name__} cannot be split: set trained_layers=0")
         for p in self.frozen:
@@ -61,7 +61,7 @@ class SplitBackbone:
             p.requires_grad_(True)
 
     def hidden(self, batch: Batch) -> Float[Tensor, "x l v"]:
-        """Compute the backbone's first output (hidden states or MLM logits), or read it from `outputs`."""
+        """Compute the backbone's first output (hidden states or logits), or read it from `outputs`."""
         if self.outputs is None or batch.types is not None:
             return self.upper(self.lower(batch), batch)
         return self.outputs.find(batch, self.untrained, self.backbone.parameters())
@@ -84,7 +84,7 @@ class SplitBackbone:
             return at_least_float32(self._run_lower(batch.to(self.backbone.device)))
 
     def upper(self, states: Float[Tensor, "x l w"], batch: Batch) -> Float[Tensor, "x l v"]:
-        """Compute the backbone's first output (last hidden states or MLM logits) from `lower`'s output."""
+        """Compute the backbone's first output (last hidden states or logits) from `lower`'s output."""
         self._source.states = states
         if not self._lower:  # nothing to leave out but the embeddings
             hook = self._upper[0].register_forward_pre_hook(self._source.replace_input, with_kwargs=True)

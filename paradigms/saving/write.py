@@ -87,12 +87,16 @@ def write_sentence_transformers(model: Any, folder: Path) -> None:
 
 def refuse(model: Paradigm, multi: bool, sparse: bool) -> None:
     """Raise ValueError if the model needs something that no sentence-transformers module supports."""
-    s: Any = model.encoder.settings
+    encoder: Any = model.encoder
+    s: Any = encoder.settings
     recipe = model.recipe
     if sparse:
+        from transformers import MODEL_FOR_MASKED_LM_MAPPING
+
         absent = {
             f"query_terms={s.query_terms}": s.query_terms != "all",
             "tied_head": s.tied_head,
+            "a decoder's head": type(encoder.backbone.config) not in MODEL_FOR_MASKED_LM_MAPPING,
             f"the alignment {recipe.align}": not isinstance(recipe.align, EqualIds),
         }
     else:
@@ -112,7 +116,7 @@ def refuse(model: Paradigm, multi: bool, sparse: bool) -> None:
                 "sentence-transformers supports one vector per text, or one per token"
             )
         absent = {
-            f"the encoder {s.encoder!r}": type(model.encoder) is not TextEncoder,
+            f"the encoder {s.encoder!r}": type(encoder) is not TextEncoder,
             "layer_norm": s.layer_norm,
             "truncate": s.truncate,
             "pooled_dim": s.pooled_dim,

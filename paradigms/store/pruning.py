@@ -27,8 +27,8 @@ def most_salient(tokens: Tokens, ratio: float) -> Tokens:
 
     Ties are resolved in favour of the earlier token, so texts without salience are truncated, which is the
     baseline for comparing saliences. The kept tokens are moved together, in text order, and the padding
-    shrinks. Raises ValueError if ratio is outside (0, 1], for single weights (SPLADE, uniCOIL), and for the
-    vectors and terms of BGE-M3, which have ids below 0.
+    shrinks. Raises ValueError if ratio is outside (0, 1], for single weights (SPLADE, uniCOIL), and for
+    tokens of several kinds, some of which have ids below 0 (BGE-M3, COIL with a pooled vector).
     """
     if not 0 < ratio <= 1:
         raise ValueError(f"a pruning ratio is a share of a text's tokens, in (0, 1], got {ratio}")
@@ -40,7 +40,9 @@ def most_salient(tokens: Tokens, ratio: float) -> Tokens:
                 "single weights (SPLADE, uniCOIL) have no salience to keep them by: SPLADE has most_terms"
             )
         if (tokens.ids < 0).any():
-            raise ValueError("vectors and terms (BGE-M3) have no salience that says which of them to keep")
+            raise ValueError(
+                "no salience says which of these to keep: words, and vectors of the whole text (BGE-M3, COIL)"
+            )
     salience = torch.ones_like(tokens.mask, dtype=torch.float) if tokens.salience is None else tokens.salience
     shown = salience.masked_fill(~tokens.mask, -1.0)  # a salience is at least 0
     rank = shown.argsort(dim=-1, descending=True, stable=True).argsort(-1)

@@ -71,13 +71,15 @@ def text_shards(
         texts = [text for _, text in window]
         groups = by_length([len(text) for text in texts], rows=batch_size)
 
-        def tokenized(places: list[int]) -> tuple[list[str], Any]:
-            part = [texts[n] for n in places]
-            return part, paradigm.batch(part, "document")
+        def at(places: list[int]) -> list[str]:
+            return [texts[n] for n in places]
 
-        for places, (part, batch) in zip(groups, ahead(tokenized, groups), strict=True):
+        def tokenized(places: list[int]) -> Any:
+            return paradigm.batch(at(places), "document")
+
+        for places, batch in zip(groups, ahead(tokenized, groups), strict=True):
             with autocast(paradigm.encoder.device, precision):
-                tokens = reduction(paradigm.tokens(part, "document", batch))
+                tokens = reduction(paradigm.tokens(at(places), "document", batch))
             yield places, tokens
 
     window: list[tuple[str, str]] = []

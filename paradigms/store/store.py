@@ -394,11 +394,11 @@ class Store(View):
     def _writing(self) -> Iterator[tuple["Store", Writer]]:
         """Yield the store at the newest commit, possibly made by another process, and its only writer."""
         with self.files.writing() as writer:
-            if self.whole.files.manifest == writer.files.manifest:
-                yield self.whole, writer
-                return
-            same = self._codec_entry and self._codec_entry == writer.files.entries.get(CODEC)
-            yield self.opened(writer.files, self.kind, self.codec if same else None), writer
+            now = self.whole
+            if now.files.manifest != writer.files.manifest:
+                same = self._codec_entry and self._codec_entry == writer.files.entries.get(CODEC)
+                now = self.opened(writer.files, self.kind, self.codec if same else None)
+            yield now, writer
 
     def _derive(self, writer: Writer, anew: bool, codec: Codec | None = None) -> None:
         self.kind.derived.write(writer, Store(writer, self.kind, self.manifest, codec), anew)

@@ -28,15 +28,7 @@ from paradigms.encoder.text import TextEncoder
 from paradigms.io.checks import Range
 from paradigms.io.progress import progress_bar
 from paradigms.train.checkpoints import append_history, checkpoint_folder
-from paradigms.train.losses import (
-    AtLeast0,
-    AtLeast1,
-    LossSettings,
-    Objective,
-    Positive,
-    PositiveOrNone,
-    digest_of,
-)
+from paradigms.train.losses import AtLeast0, AtLeast1, LossSettings, Objective, Positive, PositiveOrNone
 from paradigms.train.parallel import (
     adapted,
     by_main,
@@ -127,8 +119,9 @@ def train(
     """Minimise the objective; return the paradigm's last state, or an earlier state that `dev` rates higher.
 
     dev: measures each dev query; all processes call it and receive all values, or the main process alone if
-    the launch shards the model. The last state is returned unless an earlier state, which may be the
-    untrained one, had a higher mean by more than the standard error of the last state's mean.
+    the launch shards the model; its attribute `digest`, if there is one, must match to resume. The last state
+    is returned unless an earlier state, which may be the untrained one, had a higher mean by more than the
+    standard error of the last state's mean.
 
     folder/checkpoints contains the newest checkpoints; the same call resumes exactly from the last intact
     one. folder/best contains the paradigm to return, and folder/history.jsonl contains the loss curve and the
@@ -195,7 +188,7 @@ class _Run:
         self.accelerator = accelerator
         self.dev = dev
         bound = {name: value for name, value in asdict(s).items() if name not in FREE}
-        measured = getattr(dev, "digest", digest_of(()))
+        measured = getattr(dev, "digest", "")
         signed = signature(paradigm, bound, objective.digest(), folder, accelerator, measured)
         if accelerator.scaler is not None:  # do not start with the scale at which an earlier run ended
             accelerator.scaler.load_state_dict(torch.amp.GradScaler(accelerator.device.type).state_dict())

@@ -17,6 +17,7 @@ from paradigms.find import Index, Store, kinds
 from paradigms.retrieve import Indexed
 from paradigms.store.pruning import most_salient
 from tests.near import SCORES, assert_within_rounding
+from tests.tiny import built
 
 IDS = ["d2", "d0", "d3", "d1"]
 TEXTS = [
@@ -74,11 +75,14 @@ def test_the_most_salient_tokens_are_kept_in_the_order_of_the_text(ratio):
         assert kept.mask.shape[-1] == int(kept.mask.sum(-1).max())
 
 
-def test_parts_of_different_kinds_are_not_cut_off():
+def test_parts_of_different_kinds_are_not_cut_off(tiny_bert):
     tokens = replace(random_tokens(1), salience=None)
     single = replace(tokens, vectors=tokens.vectors[..., :1])
-    of_parts = replace(tokens, ids=torch.full_like(tokens.ids, -2))
-    for given, message in ((single, "single weights"), (of_parts, r"vectors and terms \(BGE-M3\)")):
+    whole = [built(name, tiny_bert).encode_documents(TEXTS) for name in ("bge_m3", "coil")]
+    for given, message in (
+        (single, "single weights"),
+        *((one, "vectors of the whole text") for one in whole),
+    ):
         with pytest.raises(ValueError, match=message):
             most_salient(given, 0.4)
 

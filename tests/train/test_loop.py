@@ -455,9 +455,17 @@ def test_a_checkpoint_of_other_settings_or_data_is_refused(tiny_bert: Path, tmp_
         fit(tiny_bert, tmp_path, replace(SETTINGS, steps=2), paradigm=other)
     with pytest.raises(ValueError, match=r"settings \(examples\)"):
         fit(tiny_bert, tmp_path, replace(SETTINGS, steps=2), examples=EXAMPLES[1:])
-    judged = Split({"q": "where is the fox"}, {"q": {"d1": 1}})
-    with pytest.raises(ValueError, match=r"settings \(dev queries\)"):
-        fit(tiny_bert, tmp_path, replace(SETTINGS, steps=2), dev=DevMeasure(CORPUS, judged, {}, 1, "no"))
+    text, grades, found = {"q": "where is the fox"}, {"q": {"d1": 1}}, {"q": {"d2": 1.0}}
+    changes = (text, grades, {}), ({"q": "where"}, grades, found), (text, {"q": {"d1": 2}}, found)
+    dev, *others = (
+        DevMeasure(CORPUS, Split(queries, judged), run, 1, "no")
+        for queries, judged, run in ((text, grades, found), *changes)
+    )
+    fit(tiny_bert, tmp_path / "dev", replace(SETTINGS, steps=2), dev=dev)
+    for other in (None, *others):
+        with pytest.raises(ValueError, match=r"settings \(dev queries"):
+            fit(tiny_bert, tmp_path / "dev", replace(SETTINGS, steps=2), dev=other)
+    fit(tiny_bert, tmp_path / "dev", replace(SETTINGS, steps=2), dev=dev)
     fit(tiny_bert, tmp_path, replace(SETTINGS, steps=2, log_every=7, workers=0, save_every=1, recompute=True))
 
 
