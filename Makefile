@@ -99,7 +99,7 @@ wheel: .venv/.run
 	build/fresh/bin/python -m pip install --quiet dist/*.whl
 	build/fresh/bin/paradigms --help
 
-# The libraries whose checkpoints, pipelines and answers are compared with ours: `make extras test-all` skips none.
+# The libraries whose checkpoints, pipelines and answers are compared with ours.
 extras: .venv/.extras
 
 .venv/.run: pyproject.toml tests/constraints.txt

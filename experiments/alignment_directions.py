@@ -45,7 +45,7 @@ from paradigms.retrieve import Indexed
 TASK = "alignment-directions"
 MEASURES = ("R@1", "R@10", "RR@10")
 PRIMARY = "RR@10"  # the tested measure
-CANDIDATES = "BM25"  # order of the candidates; relevant documents that BM25 missed come last
+CANDIDATES = "BM25"  # order of the candidates
 CHANCE = "random order"
 FORWARD = "MVDR (q→d)"
 BACKWARD = {"MVDR (q←d), Z = 1": "one", "MVDR (q←d), Z = M": "document_tokens"}

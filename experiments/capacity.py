@@ -72,7 +72,8 @@ class Settings(Results, OneCollection, Training, HardNegatives, Backbone, Seeds)
     tokens: int = 400
     """tokens to read from each ranking, for the task answers"""
     depth: int = 200
-    """candidates to rerank, half of them BM25's and half random; also the number of passages to retrieve"""
+    """candidates to rerank, half of them BM25's first and the relevant ones, half random; also the number of
+    passages to retrieve"""
     query_length: int = 32
     keep_models: bool = False
     """keep the trained models, one for each system, length and seed"""

@@ -295,7 +295,7 @@ def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[s
         "End to end (Tables 6 to 8)",
         f"Decoders search with {settings.beams} beams{seal}. paper: its R@1/R@10 on NQ320K in percent, "
         "of T5-base and from several sources. MB: the index, or the decoder's weights, identifiers and "
-        "trie; encoders that are not trained are left out.",
+        "trie; encoders, which both kinds need for queries, are left out.",
         [
             {"system": system}
             | {measure: at_path(seeds, "retrieve", measure) for measure in MEASURES}

@@ -44,8 +44,6 @@ class Settings(Output):
     """bound of the memory for in-batch scores"""
     passages: list[float] = field(default_factory=lambda: [8.8e6, 1e9])
     """numbers of passages to encode"""
-    teraflops: float = 150.0
-    """FLOPs that a GPU sustains in a second, in units of 10^12"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,6 +66,7 @@ ALIGNMENTS: dict[str, Alignment | None] = {
     "XTR": PoolTopK(0.005),
     "all pairs": AllPairs(),
 }
+TERAFLOPS = 150.0  # 10¹² FLOPs that a GPU is assumed to sustain in a second
 IN_PIECES = ["maximum", "k = 2", "XTR"]  # the others are computed again in tiles
 GB = 1e9
 GiB = 1 << 30
@@ -100,7 +99,7 @@ def main(settings: Settings) -> None:
             sent.append({"training": name} | row)
         work.append({"training": name} | effort(case, query, document))
         encoding += [{"encoder": name} | row for row in encodings(case, document)]
-    text = f"Rate: {settings.teraflops:g} TFLOP/s for each GPU, which is an assumption and not a measurement."
+    text = f"Rate: {TERAFLOPS:g} TFLOP/s for each GPU, which is an assumption and not a measurement."
     publish(
         settings,
         "Plan of a training",
@@ -242,7 +241,7 @@ def effort(settings: Settings, query: Counted, document: Counted) -> dict[str, f
         passes = 4 + int(s.recompute) - min(1, held(texts, s) / texts)
         flops += passes * s.gpus * texts * text.flops
     steps = -(-int(s.pairs) // s.batch)
-    hours = flops * steps / (1e12 * s.teraflops * s.gpus) / 3600
+    hours = flops * steps / (1e12 * TERAFLOPS * s.gpus) / 3600
     return {
         "pairs": int(s.pairs),
         "batch": s.batch,
@@ -257,7 +256,7 @@ def encodings(settings: Settings, document: Counted) -> Rows:
     s = settings
     rows: Rows = []
     for passages in s.passages:
-        hours = passages * document.flops / (1e12 * s.teraflops * s.gpus) / 3600
+        hours = passages * document.flops / (1e12 * TERAFLOPS * s.gpus) / 3600
         tokens = passages * s.document_length
         row = {
             "passages": int(passages),

@@ -189,6 +189,7 @@ from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example, build_examples
 from paradigms.train.fit import DEV_DEPTH
 from paradigms.train.generative import fit_generative, t5_folder
+from paradigms.train.loop import FREE as RESUMED
 from paradigms.train.loop import Dev, Paused, TrainingSettings, train
 from paradigms.train.losses import Distillation
 from paradigms.train.mixture import Mixture, Part, shares_of
@@ -196,19 +197,8 @@ from paradigms.train.negatives import NEGATIVES_DEPTH, FalseNegatives, ScorePair
 from paradigms.train.parallel import built, by_main, sharded
 from paradigms.train.stored import open_rows, stored_rows
 
-FREE = {
-    "tracker",
-    "output",
-    "workers",
-    "recompute",
-    "matmul_precision",
-    "minutes",
-    "save_every",
-    "keep",
-    "patience",
-    "steps",  # more of them lengthen a training
-    "batch_size",  # with another number of processes
-}  # settings that may change in a results folder
+# Settings that may change in a results folder: more steps lengthen a training, and processes divide a batch.
+FREE = {*RESUMED, "tracker", "output", "steps", "batch_size"}
 SOURCES = ("backbone", "run", "filter", "teacher", "generated")  # settings that name files or models
 
 

@@ -131,7 +131,7 @@ class Splade(TextEncoder):
         except ValueError as error:
             raise ValueError(
                 f"SPLADE needs its backbone's language-model head: {error}. Choose one that has it, "
-                "or set tied_head, which makes a head from its embeddings"
+                "or set tied_head in Python or an experiment's --options: it makes a head from the embeddings"
             ) from error
 
     def _together(self, batch: Batch, side: Side) -> Tokens:

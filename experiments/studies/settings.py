@@ -367,12 +367,6 @@ class TimeLimit:
 class FullTraining(EncoderTraining, TimeLimit):
     """The remaining settings of one training."""
 
-    weight_decay: float = 0.01
-    """weight decay of AdamW"""
-    warmup: float = 0.1
-    """share of the steps over which the learning rate rises; it then falls linearly to 0"""
-    max_grad_norm: float = 1.0
-    """larger gradients are scaled to this norm"""
     patience: int = 0
     """end after this many dev measurements in a row without a better one; 0: take all steps"""
     save_every: int = 0

@@ -3,7 +3,8 @@
     paradigms index notes
     paradigms search notes.index "how do I renew the certificate?"
 
-A source is a folder of files (text, HTML, PDF, docx, odt, rtf, epub), a file, JSON lines
+A source is a folder of files (text, HTML, PDF, docx, odt, rtf, epub, fb2, pptx,
+xlsx), a file, JSON lines
 {"_id", "title", "text"} (.jsonl), or a collection by name or folder (pydocs, hf:OWNER/NAME, irds:IDENTIFIER,
 BEIR, MIRACL, LoTTE, DPR). A model is any checkpoint that paradigms.load opens, by folder or by its name on
 the hub, or "offline", the small encoder that comes with this project. Without a model, index and rerank use
@@ -24,6 +25,7 @@ from shlex import quote
 from types import ModuleType
 from typing import Any
 
+from paradigms.data.identical import CHOICES
 from paradigms.data.texts import WORDS
 from paradigms.io.flags import add_device, add_plugin, apply, spelled
 from paradigms.io.terminal import interruptible, shown
@@ -135,7 +137,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--queries": {"help": "file of queries: JSON lines {_id, text}, ID tab TEXT, or lines of text"},
     "--split": {"help": "split whose queries to use, such as test, if the source is a collection"},
     "--identical-ids": {
-        "choices": ["auto", "leave_out", "keep"],
+        "choices": CHOICES,
         "default": "auto",
         "help": "with --split, a document with the query's id: auto leaves it out if it is the query",
     },

@@ -12,19 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from paradigms.data.collection import Corpus, body
+from paradigms.data.collection import Corpus, Texts, body
 from paradigms.data.texts import WORD, passages
 
 
 class Pieces:
     """A corpus cut into passages. `Pieces.corpus` contains the passages as documents.
 
-    source: the corpus of documents. words: maximum words per passage, including the title; with 0, each
-    document is one passage. Passage n of document d has the id "d:n" and begins with d's title. A document
-    without text is one passage without text.
+    corpus: the documents; `source` is their corpus. words: maximum words per passage, including the title;
+    with 0, each document is one passage. Passage n of document d has the id "d:n" and begins with d's title.
+    A document without text is one passage without text.
     """
 
-    def __init__(self, corpus: Corpus, words: int):
+    def __init__(self, corpus: Texts, words: int):
+        corpus = Corpus.of(corpus)
         if words < 0:
             raise ValueError(f"words of passages must be at least 0, got {words}")
         self.source = corpus

@@ -56,6 +56,9 @@ class Reranking:
     first: Retriever | None = None
     precision: str = AUTO
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "corpus", Corpus.of(self.corpus))  # also of a list or a dict of texts
+
     def size_in_bytes(self) -> int:
         return 0
 

@@ -10,11 +10,22 @@ import pytest
 import torch
 
 from paradigms import PARADIGMS
-from paradigms.align import AllPairs, Buckets, Entropic, EqualIds, Idf, PoolTopK, QueryToDocument
-from paradigms.core import Tokens, similarity
+from paradigms.align import (
+    Alignment,
+    AllPairs,
+    Buckets,
+    Entropic,
+    EqualIds,
+    Idf,
+    PoolTopK,
+    QueryToDocument,
+    one,
+)
+from paradigms.core import Tokens, rel, similarity
 from paradigms.data import Corpus
 from paradigms.engines import EngineRetriever, hand_over, index_corpus
 from paradigms.engines.clickhouse import ClickHouseEngine
+from paradigms.engines.sql import ALIGNED
 from paradigms.find import Index, Store, kinds
 from paradigms.impute import IMPUTATIONS, imputed_rel
 from paradigms.recipe import Recipe
@@ -130,6 +141,35 @@ def test_filters_candidates_and_deletions(engine_of):
     engine.describe({"b": {"language": "fr"}})
     engine.where = {"language": "it's"}  # as b's was, which the index still has
     assert [id for id, _ in top(engine, query, 4)] == ["d"]
+
+
+def test_expired_documents_are_hidden_and_vectors_take_a_codec(engine_of):
+    """A TTL of the table would instead bring back a document's row from before `describe`."""
+    engine = engine_of(2, condition="toDateOrDefault(metadata['until'], toDate('2100-01-01')) > today()")
+    engine.write(list("ab"), tokens([1.0, 0.0], [0.8, 0.6]))
+    engine.describe({"a": {"until": "2001-01-01"}, "b": {"until": "2099-01-01"}})
+    engine.run(f"ALTER TABLE {engine.tokens} MODIFY COLUMN vector CODEC(ZSTD(3))")
+    engine.run(f"OPTIMIZE TABLE {engine.tokens} FINAL")
+    assert [id for id, _ in top(engine, torch.eye(2)[:1].numpy(), 2)] == ["b"]
+
+
+def test_a_plug_in_brings_its_own_sql(engine_of, monkeypatch):
+    class Least(Alignment, reads={"similarity"}):
+        """Each query token is aligned to the document token that is least similar to it."""
+
+        def __call__(self, S, valid, documents, queries):
+            return QueryToDocument()(-S, valid, documents, queries)
+
+    documents, queries = tokens_of(CASES["colbert"])
+    engine = engine_of(numbers="Float64")
+    engine.write(list("abcde"), documents)
+    recipe = Recipe("least", Least(), "one")
+    with pytest.raises(ValueError, match="has no SQL"):
+        engine.rank(queries[:1], recipe, 5)
+    monkeypatch.setitem(ALIGNED, Least, lambda align, column: (f"min({column.similarity})", "1"))
+    ranked = scores_of(engine.rank(queries[:1], recipe, 5))
+    expected = rel(documents, queries[:1], Least(), one)[0]
+    assert_same(torch.tensor([ranked[id] for id in "abcde"], dtype=torch.float64), expected)
 
 
 def tokens(*vectors, ids=None):

@@ -41,7 +41,7 @@ class PassageTask:
     bm25: dict[str, BM25]
     mined: Run  # candidates for negatives of training queries: half BM25's, half random
     dev_run: Run  # BM25's first passages of each dev query
-    pool: Run  # candidates for reranking of test queries: half BM25's, half random
+    pool: Run  # candidates for reranking of test queries: BM25's and the relevant ones, and as many random
 
     def judged(self, run: Run, split: str = "test") -> Split:
         """Return the split; in a task with answers, the run's passages with an answer become relevant."""
