@@ -27,6 +27,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import reduce
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -155,7 +156,8 @@ class Study:
             place="" if control else f"{paper}, {row['place']}",
             statement=row["control" if control else "claim"],
             quantity=quantity,
-            contrast=np.sum([weight * single(values[side]) for weight, side in terms], axis=0, dtype=float),
+            # Seeds of one side against one untrained model.
+            contrast=reduce(np.add, (weight * single(values[side]).astype(float) for weight, side in terms)),
             least=row.get("least", 0.0),
             within=row.get("within", 0.0),
             limits=tuple(row.get("limits", extremes)),

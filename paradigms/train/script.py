@@ -119,12 +119,14 @@ def checksum(path: Path) -> str:
 
 
 def content(**paths: str) -> dict[str, str]:
-    """Return what identifies the given files, folders and checkpoints of the hub, without missing ones.
+    """Return what identifies the given files, folders and checkpoints of the hub, except missing and empty ones.
 
     This is the checksum of a file or folder, and the commit of a checkpoint of the hub in the local cache.
     """
     contents = {}
     for name, path in paths.items():
+        if not path:
+            continue  # Path("") is the current folder
         if Path(path).exists():
             contents[f"content of {name}"] = checksum(Path(path))
         elif snapshot := cached(path):

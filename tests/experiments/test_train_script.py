@@ -52,7 +52,7 @@ def test_training_leaves_a_paradigm_its_curve_and_its_settings(trained: Path) ->
     card = (trained / "checkpoint" / "README.md").read_text()
     assert f"| after {best['step']} steps | {best['dev']:.3f} | [" in card or best["step"] == 0
     assert all(
-        f"| {line} |" in card for line in ("steps | 4", "keep | 2", "weight_decay | 0.01", "processes | 1")
+        f"| {line} |" in card for line in ("steps | 4", "keep | 2", "patience | 0", "processes | 1")
     )
 
 
