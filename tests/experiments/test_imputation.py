@@ -61,7 +61,7 @@ def test_rankings_are_those_of_imputation(tiny_bert: Path, tmp_path: Path) -> No
 @pytest.mark.slow
 def test_the_script_measures_and_judges(tiny_bert: Path, tmp_path: Path) -> None:
     words = scripts.write_words(tmp_path)
-    options = {"backbone": tiny_bert, "t5": tiny_bert, "seeds": "[0]"}
+    options = {"backbone": tiny_bert, "t5": tiny_bert, "seeds": "[0, 1]"}
     options |= {"collections": f"[{words}]", "search_tokens": "[3, 10]"}
     large = {"H6"}  # judged on large collections alone
     families = {"[]": range(1, 10), f"[{words}]": range(10, 14)}

@@ -16,7 +16,7 @@ from accelerate import Accelerator
 from paradigms import Paradigm
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import load_collection, read_run, write_run
-from paradigms.train.script import keep_settings
+from paradigms.train.script import content, keep_settings
 from tests.experiments.scripts import run, settings, training
 from tests.near import assert_within_rounding
 
@@ -152,6 +152,7 @@ def test_a_folder_is_bound_to_what_its_settings_name(
 
 def test_a_folder_is_bound_once_something_is_in_it_and_to_settings_that_existed_then(tmp_path: Path) -> None:
     (tmp_path / "wandb").mkdir()
+    assert content(backbone="", teacher=str(tmp_path / "nowhere")) == {}  # not the current folder
     keep_settings({"backbone": "/nowhere"}, tmp_path, free=set())  # a run that failed at once
     keep_settings({"backbone": "offline"}, tmp_path, free=set())
     (tmp_path / "training").mkdir()
