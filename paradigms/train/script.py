@@ -119,7 +119,7 @@ def checksum(path: Path) -> str:
 
 
 def content(**paths: str) -> dict[str, str]:
-    """Return what identifies the given files, folders and checkpoints of the hub, except missing and empty ones.
+    """Return what identifies the given files, folders and checkpoints of the hub; missing ones have nothing.
 
     This is the checksum of a file or folder, and the commit of a checkpoint of the hub in the local cache.
     """

@@ -51,9 +51,7 @@ def test_training_leaves_a_paradigm_its_curve_and_its_settings(trained: Path) ->
     assert (progress["step"], progress["best_step"], progress["best"]) == (4, best["step"], best["dev"])
     card = (trained / "checkpoint" / "README.md").read_text()
     assert f"| after {best['step']} steps | {best['dev']:.3f} | [" in card or best["step"] == 0
-    assert all(
-        f"| {line} |" in card for line in ("steps | 4", "keep | 2", "patience | 0", "processes | 1")
-    )
+    assert all(f"| {line} |" in card for line in ("steps | 4", "keep | 2", "patience | 0", "processes | 1"))
 
 
 def test_wandb_has_scalars_axes_and_lists_and_leaves_the_home_folder_empty(
