@@ -35,7 +35,7 @@ test-all: .venv/.test
 	$(PYTEST) $(ARGS)
 
 # Between edits: laws, imports, the core, alignments and scoring, with checks of shapes.
-QUICK := test_laws test_layers test_model test_relax test_xtr test_salience
+QUICK := test_core test_laws test_layers test_model test_relax test_xtr test_salience
 quick: .venv/.test
 	$(PYTEST) -m "not slow" $(QUICK:%=tests/%.py) tests/scoring $(ARGS)
 
