@@ -155,12 +155,11 @@ class Splade(TextEncoder):
         logits = self._hidden(batch, side)
         if self.bias is not None:
             logits = nn.functional.linear(logits, self._embeddings, self.bias)
-        logits = logits[..., : self._terms].masked_fill_(batch.attention_mask[..., None] == 0, -torch.inf)
+        logits = logits.masked_fill_(batch.attention_mask[..., None] == 0, -torch.inf)
         # With a gradient, max stores only the places; without one, amax is faster.
         best = logits.max(1).values if torch.is_grad_enabled() else logits.amax(1)
-        return at_least_float32(
-            best.relu()
-        ).log1p()  # both functions are monotone, so the maximum comes first
+        # Both functions are monotone, so the maximum comes first.
+        return at_least_float32(best[..., : self._terms].relu()).log1p()
 
 
 ENCODERS["splade"] = Splade

@@ -3,8 +3,7 @@
     paradigms index notes
     paradigms search notes.index "how do I renew the certificate?"
 
-A source is a folder of files (text, HTML, PDF, docx, odt, rtf, epub, fb2, pptx,
-xlsx), a file, JSON lines
+A source is a folder of files (text, HTML, PDF, docx, odt, rtf, epub, fb2, pptx, xlsx), a file, JSON lines
 {"_id", "title", "text"} (.jsonl), or a collection by name or folder (pydocs, hf:OWNER/NAME, irds:IDENTIFIER,
 BEIR, MIRACL, LoTTE, DPR). A model is any checkpoint that paradigms.load opens, by folder or by its name on
 the hub, or "offline", the small encoder that comes with this project. Without a model, index and rerank use

@@ -2,6 +2,7 @@
 
 import hashlib
 from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from paradigms.retrieve import AllProcesses, Reranking, Retriever
 from paradigms.train.contrastive import Contrastive, Listwise
 from paradigms.train.examples import Example, build_examples
 from paradigms.train.loop import Dev, TrainingSettings, train
-from paradigms.train.losses import Objective
+from paradigms.train.losses import Objective, digest_of
 from paradigms.train.negatives import NEGATIVES_DEPTH, FalseNegatives, ScorePairs, mined_run
 from paradigms.train.parallel import sharded
 from paradigms.train.states import STATES, deleted_after, keep_states, used_examples
@@ -33,7 +34,7 @@ class DevMeasure:
 
     Candidates are the first DEV_DEPTH documents of `run` and the relevant documents; queries are chosen by
     hash. launch: processes that all call the measure, and divide the queries. digest: SHA-256 of the queries,
-    their judgements and candidates.
+    their judgements, and the candidates' texts.
     """
 
     def __init__(
@@ -52,8 +53,12 @@ class DevMeasure:
         self.judgements = {query: split.judgements[query] for query in self.queries}
         retrieved = {query: run.get(query, {}) for query in self.queries}
         self.pool = candidates(retrieved, DEV_DEPTH, with_relevant=self.judgements)
-        measured = self.queries, self.judgements, {query: sorted(self.pool[query]) for query in self.queries}
-        self.digest = hashlib.sha256(repr(measured).encode("utf-8", "surrogatepass")).hexdigest()
+        texts = {id: corpus[corpus.position(id)] for pool in self.pool.values() for id in pool}
+        judged = (
+            (query, text, sorted(self.judgements[query].items())) for query, text in self.queries.items()
+        )
+        pools = ((query, sorted(pool)) for query, pool in self.pool.items())
+        self.digest = digest_of(chain(judged, pools, sorted(texts.items())))
 
     def __call__(self, model: Any) -> Dev:
         reranker: Retriever = Reranking(model, self.corpus, precision=self.precision)

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
@@ -158,7 +158,7 @@ class LossSettings:
         return self.distillation.joined(supervised, student, teacher)
 
 
-def digest_of(examples: Sequence[Any]) -> str:
+def digest_of(examples: Iterable[Any]) -> str:
     """SHA-256 of stored examples' files, or of repr(list(examples)), with one repr in memory at a time."""
     if stored := getattr(examples, "digest", ""):
         return str(stored)

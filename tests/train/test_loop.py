@@ -461,6 +461,8 @@ def test_a_checkpoint_of_other_settings_or_data_is_refused(tiny_bert: Path, tmp_
         DevMeasure(CORPUS, Split(queries, judged), run, 1, "no")
         for queries, judged, run in ((text, grades, found), *changes)
     )
+    changed = Corpus(CORPUS.ids, [f"{text}." for text in CORPUS])
+    others.append(DevMeasure(changed, Split(text, grades), found, 1, "no"))
     fit(tiny_bert, tmp_path / "dev", replace(SETTINGS, steps=2), dev=dev)
     for other in (None, *others):
         with pytest.raises(ValueError, match=r"settings \(dev queries"):
