@@ -28,6 +28,7 @@ from paradigms.encoder.layers import orthogonal, salience_head
 from paradigms.encoder.pooling import pool
 from paradigms.encoder.precision import scores_of
 from paradigms.encoder.text import ENCODERS, Batch, EncoderSettings, Side, TextEncoder
+from paradigms.encoder.tokenizing import call_tokenizer
 from paradigms.io.checks import Range
 from paradigms.model import paradigm
 from paradigms.recipe import Recipe
@@ -111,7 +112,7 @@ class BgeM3(TextEncoder):
         self.term_projection = salience_head(width)
         names = ["unk", "pad", *(["mask"] if settings.query_augmentation else [])]
         others = {getattr(self.tokenizer, f"{name}_token_id") for name in names} - {None}
-        self._no_term = torch.tensor(sorted(others.union(self.tokenizer("")["input_ids"])))
+        self._no_term = torch.tensor(sorted(others.union(call_tokenizer(self.tokenizer, "")["input_ids"])))
 
     def labels(self, text: str, side: Side, ids: Tensor | None = None) -> list[str]:
         batch = self.tokenize([text], side)

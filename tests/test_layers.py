@@ -130,6 +130,13 @@ def test_core_imports_torch_and_jaxtyping_only():
     assert {name.split(".")[0] for name in names} <= allowed
 
 
+def test_tokenizers_are_called_in_one_place():
+    """Under its lock, as each call sets the tokenizer's truncation and padding."""
+    calls = re.compile(r"(?<!\w)(?<!def )tokenizer\([^)]")
+    files = {file.name for file in modules("paradigms") if calls.search(file.read_text(encoding="utf-8"))}
+    assert files == {"tokenizing.py"}
+
+
 def test_losses_see_no_encoder():
     assert not any("encode" in name for name in imports(ROOT / "paradigms" / "train" / "losses.py"))
 

@@ -28,7 +28,7 @@ from paradigms.encoder.batches import by_length
 from paradigms.encoder.precision import AUTO, autocast, scores_of
 from paradigms.encoder.published import default_pooling
 from paradigms.encoder.text import Batch, EncoderSettings, Side, TextEncoder
-from paradigms.encoder.tokenizing import beginnings
+from paradigms.encoder.tokenizing import TOKENIZING, beginnings, call_tokenizer
 from paradigms.explanation import Explanation
 from paradigms.io.checks import require
 from paradigms.io.files import settle
@@ -83,7 +83,7 @@ class CrossAttention(Trainable):
         token = self.tokenizer.sep_token or self.tokenizer.eos_token
         if token is None:
             raise ValueError("the tokenizer does not separate query and document, and has no end token")
-        return [self.tokenizer(token, add_special_tokens=False).encodings[0]]
+        return [call_tokenizer(self.tokenizer, token, add_special_tokens=False).encodings[0]]
 
     @property
     def name(self) -> str:
@@ -152,19 +152,22 @@ class CrossAttention(Trainable):
         """Cut each text, then join the pairs as the tokenizer does, with segment ids."""
         pairs = zip(self._cut(queries, "query"), self._cut(documents, "document"), strict=True)
         joiner = self.tokenizer.backend_tokenizer
-        joiner.no_truncation()  # otherwise it truncates the pair to the length of one text
-        joiner.no_padding()
-        if self._separator:
-            rows = (Encoding.merge([query, *self._separator, document], True) for query, document in pairs)
-            return [joiner.post_process(row) for row in rows]
-        return [joiner.post_process(query, document) for query, document in pairs]
+        with TOKENIZING:
+            joiner.no_truncation()  # otherwise it truncates the pair to the length of one text
+            joiner.no_padding()
+            if self._separator:
+                rows = (
+                    Encoding.merge([query, *self._separator, document], True) for query, document in pairs
+                )
+                return [joiner.post_process(row) for row in rows]
+            return [joiner.post_process(query, document) for query, document in pairs]
 
     def _cut(self, texts: Sequence[str], side: Side) -> list[Encoding]:
         """Tokenise and cut texts before joining, so that neither side uses up the other's token limit."""
         room = self._room[side]
         texts = beginnings(self.tokenizer, texts, room)
         cut = {"truncation": True, "max_length": room}
-        return self.tokenizer(texts, add_special_tokens=False, **cut).encodings
+        return call_tokenizer(self.tokenizer, texts, add_special_tokens=False, **cut).encodings
 
     def _padded(self, rows: Sequence[Encoding]) -> Batch:
         def joined(name: str, fill: int = 0) -> Tensor:
@@ -233,7 +236,9 @@ class SequenceClassifier(CrossAttention):
         # The document keeps more tokens than any query, so that it stays the longer text.
         more = TOKENS_OF_ONE * max(map(len, queries), default=0)
         documents = beginnings(self.tokenizer, documents, max(self.length, more))
-        rows = self.tokenizer(list(queries), documents, truncation=True, max_length=self.length)
+        rows = call_tokenizer(
+            self.tokenizer, list(queries), documents, truncation=True, max_length=self.length
+        )
         return rows.encodings
 
     def write(self, folder: Path, *, merged: bool = False) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from paradigms.encoder.settings import InputFormat
-from paradigms.encoder.tokenizing import beginnings
+from paradigms.encoder.tokenizing import beginnings, call_tokenizer
 from paradigms.encoder.towers import Encoder, TwoTowers
 
 COUNTED = 1_000  # maximum number of documents counted, evenly spaced
@@ -28,7 +28,7 @@ def count_cut(encoder: Encoder, texts: Sequence[str]) -> Cut:
     counted = texts[:: -(-len(texts) // COUNTED) or 1]
     full = [layout.prompt + text for text in counted]
     starts = [text[:CHARACTERS] for text in full]
-    rows = tokenizer(starts, add_special_tokens=False, verbose=False)["input_ids"] if starts else []
+    rows = call_tokenizer(tokenizer, starts, add_special_tokens=False)["input_ids"] if starts else []
     counts = [
         len(ids) * len(text) // max(1, len(start))
         for ids, text, start in zip(rows, full, starts, strict=True)
@@ -45,14 +45,14 @@ def read_part(encoder: Encoder, texts: Sequence[str]) -> list[str]:
     """Cut each document after the last token that the encoder reads."""
     tokenizer, layout, room = _room(encoder)
     if not tokenizer.is_fast:
-        rows = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+        rows = call_tokenizer(tokenizer, list(texts), add_special_tokens=False)["input_ids"]
         pairs = zip(texts, rows, strict=True)
         return [text if len(ids) <= room else tokenizer.decode(ids[:room]) for text, ids in pairs]
     read: list[str] = []
     for start in range(0, len(texts), BATCH):
         full = [layout.prompt + text for text in texts[start : start + BATCH]]
         starts = beginnings(tokenizer, full, layout.length)
-        encoded = tokenizer(starts, add_special_tokens=False, verbose=False, return_offsets_mapping=True)
+        encoded = call_tokenizer(tokenizer, starts, add_special_tokens=False, return_offsets_mapping=True)
         for text, places in zip(full, encoded["offset_mapping"], strict=True):
             end = places[room - 1][1] if len(places) > room else None
             read.append(text[len(layout.prompt) : end])
@@ -63,5 +63,5 @@ def _room(encoder: Encoder) -> tuple[Any, InputFormat, int]:
     """Return the tokenizer and layout of documents, and how many tokens the layout leaves for text."""
     tower: Any = encoder.of("document") if isinstance(encoder, TwoTowers) else encoder
     layout = tower._layouts["document"]
-    around = len(tower.tokenizer("")["input_ids"])
+    around = len(call_tokenizer(tower.tokenizer, "")["input_ids"])
     return tower.tokenizer, layout, layout.length - len(layout.marker) - around

@@ -31,7 +31,7 @@ from paradigms.encoder.layers import add_adapters, orthogonal, salience_head, wi
 from paradigms.encoder.pooling import LearnedPooling, mean_of_spans, pool, spans
 from paradigms.encoder.precision import scores_of
 from paradigms.encoder.settings import SIDES, EncoderSettings, InputFormat, Side
-from paradigms.encoder.tokenizing import beginnings, token_rows
+from paradigms.encoder.tokenizing import beginnings, call_tokenizer, token_rows
 from paradigms.io.checks import as_sequence, check_text, is_blank, read_json, read_settings, require
 from paradigms.io.files import write_json
 from paradigms.relax import entropic_topk, hard_topk, token_budget
@@ -153,7 +153,7 @@ class TextEncoder(Encoder):
         prompt = getattr(self.settings, f"{side}_prompt")
         remedy = f"; a text before every {side} is {side}_prompt"
         ids = self._ids_of([marker] if marker else [], f"{side}_marker", remedy)
-        needed = len(self.tokenizer(prompt)["input_ids"]) + len(ids)
+        needed = len(call_tokenizer(self.tokenizer, prompt)["input_ids"]) + len(ids)
         limit = most_positions(self.backbone)
         if length <= needed:
             raise ValueError(f"{side}_length={length} leaves no room for text beside {needed} special tokens")
@@ -165,7 +165,7 @@ class TextEncoder(Encoder):
     def begins_specially(self) -> bool:
         """Return whether the tokenizer begins every text with [CLS] or <s>."""
         starts = self.tokenizer.cls_token_id, self.tokenizer.bos_token_id
-        return self.tokenizer("a")["input_ids"][0] in starts
+        return call_tokenizer(self.tokenizer, "a")["input_ids"][0] in starts
 
     def _ids_of(self, tokens: Sequence[str], setting: str, remedy: str = "") -> list[int]:
         """Look up tokens. Raises ValueError, which names the setting, if the vocabulary lacks one."""

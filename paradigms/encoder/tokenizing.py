@@ -43,7 +43,8 @@ def token_rows(
     """
     with TOKENIZING:
         if not tokenizer.is_fast:
-            rows = tokenizer(
+            rows = call_tokenizer(
+                tokenizer,
                 list(texts),
                 padding="max_length" if full else True,
                 truncation=True,
@@ -81,6 +82,15 @@ def token_rows(
     return ids, attention, special
 
 
+def call_tokenizer(tokenizer: Any, *texts: str | Sequence[str], **options: Any) -> Any:
+    """Return tokenizer(*texts, **options), without a warning about long texts.
+
+    A call sets the tokenizer's truncation and padding, which another thread must not use meanwhile.
+    """
+    with TOKENIZING:
+        return tokenizer(*texts, verbose=False, **options)
+
+
 def beginnings(tokenizer: Any, texts: Sequence[str], length: int) -> list[str]:
     """Cut long texts so that their first `length` tokens stay the same.
 
@@ -97,8 +107,7 @@ def beginnings(tokenizer: Any, texts: Sequence[str], length: int) -> list[str]:
         for n in long:
             place = BETWEEN.search(texts[n], characters)
             cut[n] = texts[n][: place.start()] if place else texts[n]
-        with TOKENIZING:
-            rows = tokenizer([cut[n] for n in long], add_special_tokens=False, verbose=False)["input_ids"]
+        rows = call_tokenizer(tokenizer, [cut[n] for n in long], add_special_tokens=False)["input_ids"]
         short = (n for n, ids in zip(long, rows, strict=True) if len(ids) < length)
         long = [n for n in short if len(cut[n]) < len(texts[n])]
         characters *= LONG

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from paradigms.baselines import bm25 as lexical
 from paradigms.data import Corpus, Problems
+from paradigms.encoder.tokenizing import call_tokenizer
 from paradigms.io.checks import check_type, is_blank, naming, parse_json, require
 from paradigms.io.files import write_json
 
@@ -277,14 +278,14 @@ def tokenize(tokenizer: Any, texts: Iterable[str], length: int | None = None) ->
     special = {tokenizer.pad_token_id, tokenizer.eos_token_id} - {None}
     stream = iter(texts)
     while batch := list(islice(stream, BATCH)):
-        encoded = tokenizer(
+        encoded = call_tokenizer(
+            tokenizer,
             batch,
             add_special_tokens=False,
             split_special_tokens=True,
             return_offsets_mapping=True,
             return_attention_mask=False,
             return_token_type_ids=False,
-            verbose=False,  # about texts longer than the model's input
         )
         rows = zip(batch, encoded["input_ids"], encoded["offset_mapping"], strict=True)
         for text, ids, places in rows:

@@ -25,7 +25,7 @@ from paradigms.data import Corpus
 from paradigms.encoder.backbone import load_heads, quiet
 from paradigms.encoder.batches import Batch, by_length
 from paradigms.encoder.frozen import LowerStates, open_states
-from paradigms.encoder.tokenizing import beginnings
+from paradigms.encoder.tokenizing import beginnings, call_tokenizer
 from paradigms.generative import backbone as base
 from paradigms.generative.decoder import Memory, decode, remember, small_decoder
 from paradigms.generative.identifiers import START, Identifiers, Targets, text, titles
@@ -196,7 +196,9 @@ class Generative(Trainable):
         """Tokenize queries or passages for the encoder; every token counts, including </s>."""
         length = self.settings.query_length
         texts = beginnings(self.tokenizer, texts, length)
-        rows = self.tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")
+        rows = call_tokenizer(
+            self.tokenizer, texts, padding=True, truncation=True, max_length=length, return_tensors="pt"
+        )
         return Batch(rows["input_ids"], rows["attention_mask"], rows["attention_mask"].bool())
 
     def targets(self, rows: Sequence[Sequence[Sequence[int]]]) -> Targets:

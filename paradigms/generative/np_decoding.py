@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from paradigms.data import Corpus
+from paradigms.encoder.tokenizing import call_tokenizer
 from paradigms.generative.grouped_kmeans import grouped_kmeans
 from paradigms.generative.identifiers import END, FIRST, START, Identifiers, tokenize
 from paradigms.generative.ngrams import Branches, ranges
@@ -155,8 +156,8 @@ class _Window(NamedTuple):
 
 def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
     """Special tokens before and after a text: nothing and </s> for T5, [CLS] and [SEP] for BERT."""
-    bare = tokenizer("a", add_special_tokens=False)["input_ids"]
-    closed = tokenizer("a")["input_ids"]
+    bare = call_tokenizer(tokenizer, "a", add_special_tokens=False)["input_ids"]
+    closed = call_tokenizer(tokenizer, "a")["input_ids"]
     before = next(n for n in range(len(closed)) if closed[n : n + len(bare)] == bare)
     return closed[:before], closed[before + len(bare) :]
 

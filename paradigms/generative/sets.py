@@ -19,6 +19,7 @@ from paradigms.align import DocumentToQuery, one
 from paradigms.core import Interaction, Tokens, interact
 from paradigms.data import Corpus
 from paradigms.encoder.batches import by_length
+from paradigms.encoder.tokenizing import call_tokenizer
 from paradigms.io.progress import progress_bar
 
 BATCH = 64  # documents per batch of the encoder
@@ -74,7 +75,9 @@ def token_sets(encoder: Any, tokenizer: Any, corpus: Corpus, size: int, length: 
     with progress_bar(len(corpus) > BATCH) as bar:
         for part in bar.track(parts, description="token sets"):
             texts = [corpus[i] for i in part]
-            rows = tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")
+            rows = call_tokenizer(
+                tokenizer, texts, padding=True, truncation=True, max_length=length, return_tensors="pt"
+            )
             rows = rows.to(encoder.device)
             ids, mask = rows["input_ids"], rows["attention_mask"]
             states = encoder(input_ids=ids, attention_mask=mask).last_hidden_state.float()

@@ -23,6 +23,7 @@ from paradigms.encoder.backbone import load_model, load_tokenizer, positions, pr
 from paradigms.encoder.published import MODEL, MODULES, TRANSFORMER, modules, pooling, prompts
 from paradigms.encoder.settings import LONGEST
 from paradigms.encoder.text import EncoderSettings, TextEncoder
+from paradigms.encoder.tokenizing import call_tokenizer
 from paradigms.io.checks import json_or_empty, naming, read_json
 from paradigms.model import Paradigm
 from paradigms.recipe import Recipe
@@ -302,7 +303,7 @@ def skipped(mask: dict[str, Any], backbone: Path, pylate: bool) -> str:
 def check_lower_case(backbone: Path) -> None:
     """Raise ValueError if the tokenizer distinguishes the case of letters, which a module removes."""
     tokenizer = load_tokenizer(backbone)
-    if tokenizer("Ab")["input_ids"] != tokenizer("ab")["input_ids"]:
+    if call_tokenizer(tokenizer, "Ab")["input_ids"] != call_tokenizer(tokenizer, "ab")["input_ids"]:
         raise ValueError("texts are put in lower case before a case-sensitive tokenizer")
 
 
@@ -406,7 +407,7 @@ def read_stanford(folder: Path) -> Paradigm:
             raise ValueError(f"the tokenizer has neither the marker of a {side} nor an unknown token")
         markers[f"{side}_marker"] = named([marker])[0]
     marks = string.punctuation if settings.get("mask_punctuation", True) else ""
-    first = [tokenizer(mark, add_special_tokens=False)["input_ids"][:1] for mark in marks]
+    first = [call_tokenizer(tokenizer, mark, add_special_tokens=False)["input_ids"][:1] for mark in marks]
     encoder = encoder_with(
         folder,
         Head(weights["linear.weight"], None),

@@ -16,6 +16,7 @@ from paradigms import PARADIGMS
 from paradigms.encoder import backbone
 from paradigms.encoder.precision import autocast
 from paradigms.encoder.text import EncoderSettings, Side, TextEncoder
+from paradigms.encoder.tokenizing import TOKENIZING
 from tests import needs
 from tests.near import assert_same, assert_within_rounding
 from tests.saving.test_read import hidden
@@ -314,3 +315,15 @@ def test_threads_tokenise_both_sides_of_one_model(tiny_bert):
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_a_call_of_the_tokenizer_waits_for_the_thread_that_tokenises(tiny_bert):
+    """The call sets padding, which BGE-M3's first batch took from the next, tokenised meanwhile."""
+    encoder = built("bge_m3", tiny_bert).encoder
+    call = Thread(target=lambda: encoder.begins_specially)
+    with TOKENIZING:
+        call.start()
+        call.join(0.1)
+        assert call.is_alive()
+    call.join()
+    assert encoder.begins_specially
