@@ -7,6 +7,11 @@ the command that measures them again.
 
     .venv/bin/python experiments/judge.py
     .venv/bin/python experiments/judge.py --results '[results/token-retrieval-pydocs]'
+
+With --without-copies it judges the studies of one collection without the test queries whose documents have a
+near copy among the documents of training queries, and prints the verdicts whose word changes.
+
+    .venv/bin/python experiments/judge.py --without-copies path/to/debian
 """
 
 from dataclasses import field
@@ -25,19 +30,28 @@ class Settings:
 
     results: list[str] = field(default_factory=list)
     """results folders of studies; empty: all studies with results beside the pages of papers"""
+    without_copies: str = ""
+    """collection whose studies are judged without near copies of training documents"""
     write: bool = False
     """write the new verdicts into the studies' results; then run fill_pages.py"""
+
+    def __post_init__(self) -> None:
+        if self.write and self.without_copies:
+            raise SystemExit("write: verdicts without near copies are printed, not written")
 
 
 launch(__name__, Settings, __doc__, device=False)  # before the slow imports
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from studies.claims import again
+from studies.claims import ABOUT, again
 from studies.pages import STUDY, VALUES, Rows
 
+from paradigms.data import Collection, load_collection, near
+from paradigms.data.within import NEAR
 from paradigms.io.checks import read_json
 from paradigms.io.files import write_json
 from paradigms.io.terminal import Terminal
@@ -45,6 +59,12 @@ from paradigms.io.terminal import Terminal
 
 def main(settings: Settings) -> int:
     console = Terminal()
+    copies: dict[str, bool] = {}
+    if settings.without_copies:
+        with refusing():
+            copies = near_copies(load_collection(settings.without_copies))
+        count = f"{sum(copies.values()):,} of {len(copies):,} test queries"
+        console.print(f"{count} are about near copies of training documents and left out", soft_wrap=True)
     folders = [Path(folder) for folder in settings.results]
     files = [folder / STUDY for folder in folders] or sorted(ROOT.glob("experiments/papers/*/results/*.json"))
     lost = list[str]()
@@ -62,11 +82,11 @@ def main(settings: Settings) -> int:
             if tables and not values.is_file():
                 name = file.parent.name if folders else file.stem
                 lost.append(f"{name}: .venv/bin/python {study['command']}")
-            rows = judged_again(values) if values.is_file() else {}
+            rows = judged_again(values, copies) if values.is_file() else {}
             kept += bool(rows)
         for section, of_section in rows.items():
             judged += sum(row["measured"] != "–" for row in of_section)
-            changes = list(differences(tables.get(section, []), of_section))
+            changes = list(differences(tables.get(section, []), of_section, words=bool(copies)))
             differing += len(changes)
             for line in changes:
                 console.print(f"{file.stem}, {section}: {line}", highlight=False, soft_wrap=True)
@@ -75,7 +95,7 @@ def main(settings: Settings) -> int:
             write_json(file, study)
     count = f"{judged} verdicts of {kept} studies judged again, {differing} differ"
     console.print(f"{count}; {len(lost)} studies have kept no values", highlight=False)
-    for line in lost:
+    for line in lost if not copies else []:
         console.print(f"To measure again, {line}", highlight=False, soft_wrap=True)
     return int(differing > 0)
 
@@ -85,23 +105,55 @@ def has_claims(rows: Rows) -> bool:
     return any(" queries, " in row["sample"] for row in rows if "verdict" in row)
 
 
-def judged_again(file: Path) -> dict[str, Rows]:
-    """Return the rows of each section of claims, judged from the values in a file."""
+def near_copies(collection: Collection) -> dict[str, bool]:
+    """Return, for each test query, whether a relevant document is a near copy of a training query's."""
+    train, test = (
+        {
+            query: [id for id, grade in grades.items() if grade > 0]
+            for query, grades in collection.split(split).judgements.items()
+        }
+        for split in ("train", "test")
+    )
+    originals = sorted({id for ids in train.values() for id in ids})
+    others = sorted({id for ids in test.values() for id in ids})
+    texts = [collection.corpus[collection.corpus.position(id)] for id in [*originals, *others]]
+    copied = near.near_copies(texts, NEAR, originals=len(originals))[len(originals) :]
+    copies = {id for id, copy in zip(others, copied, strict=True) if copy}
+    return {query: not copies.isdisjoint(ids) for query, ids in test.items()}
+
+
+def judged_again(file: Path, copies: Mapping[str, bool]) -> dict[str, Rows]:
+    """Return the rows of each section of claims, judged from the values in a file.
+
+    copies: whether each test query of a collection is left out; then other collections' studies have no rows.
+    """
     sections: dict[str, dict[str, np.ndarray]] = {}
     with np.load(file, allow_pickle=False) as values:
         for name in values.files:
             section, _, key = name.partition("/")
             sections.setdefault(section, {})[key] = values[name]
-    return {section: again(of_section) for section, of_section in sections.items()}
+    omitted = {query for query, copy in copies.items() if copy}
+    if copies:
+        queries = {name: json.loads(str(part[ABOUT]))["queries"] for name, part in sections.items()}
+        sections = {
+            name: part
+            for name, part in sections.items()
+            if {*queries[name]} <= copies.keys() and queries[name]
+        }
+    return {section: again(of_section, omitted) for section, of_section in sections.items()}
 
 
-def differences(before: Rows, after: Rows) -> Iterator[str]:
-    """Yield a line for each claim and contrast whose row is new, missing or different."""
+def differences(before: Rows, after: Rows, *, words: bool = False) -> Iterator[str]:
+    """Yield a line for each claim and contrast whose row is new, missing or different.
+
+    words: whether only the verdict's word counts, without its reason and the values.
+    """
     old, new = ({key(row): row for row in rows} for rows in (before, after))
+    row = {"verdict": "no row", "measured": "–"}
     for name in dict.fromkeys([*old, *new]):
-        if old.get(name) != new.get(name):
-            row = {"verdict": "no row", "measured": "–"}
-            both = [old.get(name, row), new.get(name, row)]
+        both = [old.get(name, row), new.get(name, row)]
+        verdicts = {part["verdict"].partition(":")[0] for part in both}
+        if len(verdicts) > 1 or (not words and both[0] != both[1]):
             cells = [" → ".join(dict.fromkeys(row[cell] for row in both)) for cell in row]
             yield f"{' · '.join(name)}: {cells[0]} ({cells[1]})"
 

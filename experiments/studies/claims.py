@@ -24,7 +24,7 @@ A study writes the values behind its verdicts (`Study.kept`), and `judge.py` jud
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import reduce
@@ -252,12 +252,22 @@ class Study:
         return {"claim": row["claim"], "place": place} | dict.fromkeys(COLUMNS, "–") | cells
 
 
-def again(values: Mapping[str, np.ndarray]) -> Rows:
+def again(values: Mapping[str, np.ndarray], omitted: Collection[str] = ()) -> Rows:
     """Judge what `Study.kept` returned by the rows that printed.yaml has now; return the table's rows.
 
-    A contrast that the run did not judge remains undecided.
+    A contrast that the run did not judge remains undecided. omitted: ids of queries without which values that
+    have one number for each query are judged.
     """
     about = json.loads(str(values[ABOUT]))
+    if omitted:
+        left = [n for n, query in enumerate(about["queries"]) if query not in omitted]
+        all_queries = len(about["queries"])
+        values = {
+            name: array[:, left] if array.shape[1:] == (all_queries,) else array
+            for name, array in values.items()
+        }
+        about["queries"] = [about["queries"][n] for n in left]
+        about["clusters"] = about["clusters"] and [about["clusters"][n] for n in left]
     paper, family, controls = (about.pop(name) for name in ("paper", "family", "controls"))
     of_sides = about.pop("undecided")
     measured: dict[str, dict[str, Values]] = {}

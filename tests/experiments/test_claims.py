@@ -15,6 +15,7 @@ from studies.claims import GROUP, PAPERS, Study, listed, printed, terms_of
 from studies.gains import DEV
 from studies.pages import VALUES, publish
 
+from paradigms.data.assembly import assemble
 from paradigms.evaluate import seeds_interval
 from paradigms.evaluate.claims import CONTRADICTED, NO, REPRODUCED, UNDECIDED, YES, judge
 
@@ -184,7 +185,7 @@ def test_values_are_judged_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     with np.load(folder / VALUES) as kept:
         assert "claims/m/n: D" not in kept.files, "no claim is about it"
         np.testing.assert_array_equal(kept["claims/m/n: A"], level(1 / 3).astype(np.float32))
-    assert judge_script.judged_again(folder / VALUES) == {"claims": section.rows}
+    assert judge_script.judged_again(folder / VALUES, {}) == {"claims": section.rows}
     results = judge_script.Settings(results=[str(folder)])
     assert judge_script.main(results) == 0
     rows[0]["least"] = 0.05
@@ -194,10 +195,33 @@ def test_values_are_judged_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     rows[1]["contrast"] = "B − C"
     (verdict,) = [
         row["verdict"]
-        for row in judge_script.judged_again(folder / VALUES)["claims"]
+        for row in judge_script.judged_again(folder / VALUES, {})["claims"]
         if "B − C" in row["quantity"]
     ]
     assert verdict == "not decided here: the run did not judge this contrast"
+
+
+def test_near_copies_of_training_documents_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "a small library that reads the files of an old game"
+    documents = [("train", "", words), ("copy", "", f"{words} again"), ("other", "", "tools for maps")]
+    judged = {
+        "train": [("t", "train", 1)],
+        "test": [("q0", "copy", 1), ("q1", "other", 1), ("q2", "copy", 0)],
+    }
+    queries = [(query, query) for query in ("t", "q0", "q1", "q2")]
+    copies = judge_script.near_copies(assemble("texts", documents, queries, judged))
+    assert copies == {"q0": True, "q1": False, "q2": False}
+
+    row = {"place": "§1", "claim": "c", "measure": "m", "contrast": "A − B"}
+    monkeypatch.setattr(claims, "printed", lambda paper: {"claims": {"f": [row]}})
+    ids = [f"q{n}" for n in range(400)]
+    better = level(0.3) + np.where(np.arange(400) < 200, 0.2, -0.05)
+    study = Study({"m": {"A": better, "B": level(0.3)}}, queries=ids, clusters=ids)
+    values = study.section("lee2023", "f").values
+    whole, rest = (claims.again(values, omitted)[0] for omitted in ([], ids[:200]))
+    assert [row["verdict"] for row in (whole, rest)] == [REPRODUCED, CONTRADICTED]
+    assert list(judge_script.differences([whole], [rest], words=True))
+    assert not list(judge_script.differences([rest], [rest | {"measured": "–"}], words=True))
 
 
 def test_committed_values_give_the_verdicts_of_the_pages(
