@@ -32,6 +32,8 @@ class Settings(Results, Training, Backbone, Seed):
     """n, the number of documents with queries; the default is the paper's small collection"""
     relevant: int = 2
     """k, the number of relevant documents per query"""
+    distractors: int = 0
+    """number of documents without queries: persons who like as many other words"""
     dislikes: bool = False
     """add a hard negative for each document: a person who dislikes the same words"""
     systems: list[str] | dict[str, dict[str, Any]] = field(default_factory=lambda: [*DENSE])
@@ -54,7 +56,7 @@ class Settings(Results, Training, Backbone, Seed):
     def __post_init__(self) -> None:
         super().__post_init__()
         different(self, "parts", "dimensions", "tokens")
-        at_least(self, free_steps=1, seeds=1, relevant=1, dimensions=1, tokens=1)
+        at_least(self, free_steps=1, seeds=1, relevant=1, dimensions=1, tokens=1, distractors=0)
         at_least(self, largest=2 * self.relevant if "free" in self.parts else 1)
         if self.relevant > self.documents / 2:
             raise SystemExit(f"relevant must be at most documents / 2, got {self.relevant}")
@@ -119,7 +121,8 @@ def main(settings: Settings) -> None:
             "Fit of the critical n", "n = c · h^p by least squares of the logarithms.", fits(free_rows)
         )
     documents = settings.documents if compared_rows else "n"
-    summary = f"All sets of {settings.relevant} of {documents} documents, on {DEVICE}."
+    distractors = f" and {settings.distractors:,} distractors" if settings.distractors else ""
+    summary = f"All sets of {settings.relevant} of {documents} documents{distractors}, on {DEVICE}."
     if compared_rows:
         summary += f" Intervals (95%) resample {resampled(1)}."
     publish(settings, "LIMIT: a query for every set", summary, sections, accelerator)
@@ -153,9 +156,9 @@ def laws(settings: Settings) -> Rows:
 def collection(settings: Settings) -> Collection:
     """Make the collection of n documents "Person 7 likes …", with one word for each set of k documents.
 
-    Words are plural nouns from the offline encoder's vocabulary, so that each word is one token. A tenth of
-    the queries goes to dev, and the remaining queries are halved into train and test. Raises SystemExit if
-    there are too few words.
+    Words are plural nouns from the offline encoder's vocabulary, so that each word is one token. Distractors
+    like words that no query asks for. A tenth of the queries goes to dev; train and test halve the others.
+    Raises SystemExit if there are too few words.
     """
     sets = capacity.all_sets(settings.documents, settings.relevant)
     vocabulary = load_tokenizer(packaged("offline")).get_vocab()
@@ -163,12 +166,16 @@ def collection(settings: Settings) -> Collection:
     words = sorted(word for word in vocabulary if plural.fullmatch(word) and word[:-1] in vocabulary)
     rng = np.random.default_rng(settings.seed)
     words = [words[i] for i in rng.permutation(len(words))]
-    if len(words) < len(sets):
-        raise SystemExit(f"{len(sets):,} sets need as many words; there are {len(words):,}")
+    of_each = comb(settings.documents - 1, settings.relevant - 1)
+    needed = len(sets) + of_each * (settings.distractors > 0)
+    if len(words) < needed:
+        raise SystemExit(f"documents: {needed:,} words are needed; there are {len(words):,}")
     likes: list[list[str]] = [[] for _ in range(settings.documents)]
     for word, documents in zip(words, sets, strict=False):
         for document in documents:
             likes[document].append(word)
+    for _ in range(settings.distractors):
+        likes.append(rng.choice(words[len(sets) :], of_each, replace=False).tolist())
     people = rng.permutation(len(likes)) + 1
     rows = zip(people, likes, strict=True)
     texts = [f"Person {person} likes {', '.join(rng.permutation(likes))}." for person, likes in rows]
