@@ -1,11 +1,14 @@
-"""Tests of the scripts draw fewer resamples and repeat no measured query."""
+"""Tests of the scripts draw fewer resamples and repeat no measured query; each study runs once."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from paradigms.evaluate.measures import seeds_interval
+from tests.experiments.scripts import run
+from tests.experiments.studies import study_flags
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -18,3 +21,20 @@ def few_repetitions() -> Iterator[None]:
         patch.setitem(defaults, "resamples", 2000)
         patch.setattr("studies.system_runs.ROUNDS", 1)
         yield
+
+
+@pytest.fixture(scope="session")
+def finished(
+    words: Path, tiny_bert: Path, seq2seq: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """Study -> a folder with its results of the collection `words`, and its models where it trains pairs."""
+    folders: dict[str, Path] = {}
+
+    def folder_of(study: str) -> Path:
+        if study not in folders:
+            folder = tmp_path_factory.mktemp(study)
+            run(study, **study_flags(study, words, tiny_bert, seq2seq, folder))
+            folders[study] = folder
+        return folders[study]
+
+    return folder_of

@@ -1,7 +1,6 @@
-"""experiments/alignment_directions.py end to end on a tiny T5; the training that the studies share; rankings
-against a slow twin; claims about planted numbers."""
+"""experiments/alignment_directions.py: rankings and chance against loops, claims about planted numbers."""
 
-import json
+from collections.abc import Callable
 from itertools import permutations
 from pathlib import Path
 
@@ -18,29 +17,17 @@ from paradigms import load
 from paradigms.evaluate import per_query
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED
 from tests.experiments import scripts
-from tests.experiments.scripts import pair_flags, published, run, settings
+from tests.experiments.scripts import pair_flags, settings
 from tests.near import assert_within_rounding
 
 
-@pytest.fixture(scope="module")
-def finished(words: Path, seq2seq: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("directions")
-    run("alignment_directions", **pair_flags(words, seq2seq["t5"], folder))
-    return folder
-
-
-def test_it_leaves_tables_and_figures(finished: Path) -> None:
-    folder = finished / "results"
-    assert published(folder) == {"claims", "table5", "training"}
-    systems = [row["system"] for row in json.loads((folder / "table5.json").read_text())]
-    assert systems == ["BM25", FORWARD, *BACKWARD, *GENERATIVE, WHOLE, CHANCE]
-    assert "Alignment directions" in (folder / "report.html").read_text()
-
-
-def test_directions_against_loops_over_tokens(finished: Path, words: Path, seq2seq: dict[str, Path]) -> None:
-    own = settings("alignment_directions", **pair_flags(words, seq2seq["t5"], finished))
-    data, folder = open_pairs(own, Console(quiet=True)), finished / "models" / "seed-0"
-    mvdr, generative = (load(folder / name / "checkpoint").eval() for name in ("colbert", "seal"))
+def test_directions_against_loops_over_tokens(
+    finished: Callable[[str], Path], words: Path, seq2seq: dict[str, Path]
+) -> None:
+    folder = finished("alignment_directions")
+    own = settings("alignment_directions", **pair_flags(words, seq2seq["t5"], folder))
+    data, models = open_pairs(own, Console(quiet=True)), folder / "models" / "seed-0"
+    mvdr, generative = (load(models / name / "checkpoint").eval() for name in ("colbert", "seal"))
     corpus, pool = data.collection.corpus, data.pool(4)
     runs = study.rankings([mvdr, generative], data, pool)
     assert list(runs) == ["BM25", FORWARD, *BACKWARD, *GENERATIVE, WHOLE]
@@ -49,8 +36,8 @@ def test_directions_against_loops_over_tokens(finished: Path, words: Path, seq2s
         q = mvdr.encode_queries([data.test.queries[query]])
         for id in candidates:
             d = mvdr.encode_documents([corpus[corpus.position(id)]])
-            own = d.vectors[0, 0][d.mask[0, 0]].half().float()  # as the index stores them
-            S = own @ q.vectors[0, 0][q.mask[0, 0]].T
+            stored = d.vectors[0, 0][d.mask[0, 0]].half().float()  # as the index stores them
+            S = stored @ q.vectors[0, 0][q.mask[0, 0]].T
             for system, rel, cosines in (
                 (FORWARD, S.max(0).values.mean(), 1),
                 ("MVDR (q←d), Z = 1", S.max(1).values.sum(), len(S)),
@@ -101,10 +88,7 @@ def verdicts(
 def test_verdicts_follow_the_numbers() -> None:
     yes, no, open_ = REPRODUCED, CONTRADICTED, UNDECIDED
     # q→d over two q←d, over six GR, and the twelve pairs of q←d and GR.
-    assert verdicts(0.9, 0.6, 0.2) == [yes] * 20
     assert verdicts(0.9, 0.2, 0.6) == [yes] * 8 + [no] * 12
-    assert verdicts(0.2, 0.6, 0.9) == [no] * 20
-    assert verdicts(0.5, 0.5, 0.5) == [open_] * 20
     # Directions are readouts of one model; GR and MVDR are two models, which training did not move.
     assert verdicts(0.9, 0.6, 0.2, gain=0.0) == [yes] * 2 + [open_] * 18
     assert verdicts(0.9, 0.6, 0.06) == [yes] * 2 + [open_] * 18, "GR is not above a random order"

@@ -1,11 +1,9 @@
 """Means over collections, each with the same weight: CQADupStack's parts."""
 
-import os
 from pathlib import Path
 
 import average
 import pytest
-from studies import settings
 
 HEADER = "system,stage,query,measure,value\n"
 
@@ -41,24 +39,3 @@ def test_what_a_part_lacks_is_named(tmp_path: Path):
         average.main(average.Settings(folders=folders))
     with pytest.raises(SystemExit, match=r"folders: nowhere without per_query.csv"):
         average.Settings(folders=["nowhere", folders[0]])
-
-
-@pytest.mark.parametrize(
-    "ranks",
-    [
-        {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"},
-        {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"},
-    ],
-)
-def test_a_script_for_one_process_runs_once_in_a_launch_of_several(monkeypatch, capsys, ranks):
-    for name, value in ranks.items():
-        monkeypatch.setenv(name, value)
-    settings.leave_to_first()
-    assert not ranks.keys() & os.environ.keys()
-    assert "runs in one process; the others end" in capsys.readouterr().err
-    settings.leave_to_first()
-    monkeypatch.setenv(next(iter(ranks)), "1")
-    with pytest.raises(SystemExit) as ended:
-        settings.launch("__main__", object, "")
-    assert ended.value.code == 0
-    assert capsys.readouterr() == ("", "")

@@ -12,7 +12,6 @@ import training
 from training import OURS, PEER, Case, Round
 
 from paradigms import PARADIGMS
-from paradigms.encoder import batches
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.order import step_batches
 from tests import needs
@@ -124,14 +123,3 @@ def test_tables_pair_the_rounds() -> None:
     wanted = ["–", "1.50 [1.00, 2.00]", "–", "1.25 [0.50, 2.00]"]
     assert [row["ours / system"] for row in peers] == wanted
     assert [row["queries a CPU s"] for row in peers] == [3, 2.5, 4, 5]
-    alone = training.sections({case: row for case, row in measured.items() if case.system == OURS})
-    assert alone["steps"].rows == steps
-    assert not alone["peers"].rows, "without the peer, there is nothing to compare"
-
-
-def test_padding_is_counted(settings: training.Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "PASS", 0)  # each length is then a part
-    words = WORDS.split()
-    pairs = [(words[0], " ".join(words[: 5 if n == 0 else 1])) for n in range(BATCH)]  # 2 special tokens each
-    text = training.padding(settings, pairs)
-    assert text == "padding in batches of 8 pairs: 35% of the tokens, in our parts 0%"

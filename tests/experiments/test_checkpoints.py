@@ -63,19 +63,7 @@ def test_every_a_of_every_checkpoint(
 
     study = json.loads((tmp_path / "out" / "study.json").read_text())
     assert f"Left out: nowhere on {words.name}" in study["summary"]
-    assert len(study["sections"]["models"]["rows"]) == 5
-    rows = study["sections"]["alignments"]["rows"]
-    assert len(rows) == 3 + 4 + 4
-    assert all(0 <= row["p (Holm)"] <= 1 for row in rows)
+    assert len(study["sections"]["alignments"]["rows"]) == 3 + 4 + 4
     before = {file: file.stat().st_mtime_ns for file in place.glob("*.json")}
     checkpoints.main(settings)
     assert before == {file: file.stat().st_mtime_ns for file in place.glob("*.json")}
-    torch.manual_seed(1)
-    built("colbert", tiny_bert, **SIZES | {"dim": 8}).save_pretrained(folders["colbert"])
-    checkpoints.main(settings)
-    anew = {file.stem for file, time in before.items() if file.stat().st_mtime_ns != time}
-    assert anew == {"colbert"}
-    settings.documents = len(collection.corpus) - 1
-    settings.checkpoints = [folders["colbert"]]
-    checkpoints.main(settings)
-    assert json.loads((place / "colbert.json").read_text())["question"]["documents"] == settings.documents

@@ -89,9 +89,7 @@ def test_a_contrast_is_a_sum_of_sides() -> None:
     assert terms_of("− error") == [(-1, "error")]
 
 
-@pytest.mark.parametrize(
-    "contrast", ["a - b", "a – b", "a − 0.5 · b", "a − 2 * b", "a −b", "a − ", "a − 2· b"]
-)
+@pytest.mark.parametrize("contrast", ["a - b", "a − 0.5 · b", "a − 2 * b", "a − "])
 def test_a_contrast_that_cannot_be_read_is_refused_with_its_row(contrast: str) -> None:
     row = {"place": "§1", "claim": "c", "measure": "m", "contrast": contrast}
     with pytest.raises(ValueError, match=r"printed.yaml, §1, 'c': .* is no side"):
@@ -192,13 +190,6 @@ def test_values_are_judged_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert judge_script.main(results) == 1
     assert judge_script.main(replace(results, write=True)) == 1
     assert judge_script.main(results) == 0
-    rows[1]["contrast"] = "B − C"
-    (verdict,) = [
-        row["verdict"]
-        for row in judge_script.judged_again(folder / VALUES, {})["claims"]
-        if "B − C" in row["quantity"]
-    ]
-    assert verdict == "not decided here: the run did not judge this contrast"
 
 
 def test_near_copies_of_training_documents_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,8 +211,6 @@ def test_near_copies_of_training_documents_are_left_out(monkeypatch: pytest.Monk
     values = study.section("lee2023", "f").values
     whole, rest = (claims.again(values, omitted)[0] for omitted in ([], ids[:200]))
     assert [row["verdict"] for row in (whole, rest)] == [REPRODUCED, CONTRADICTED]
-    assert list(judge_script.differences([whole], [rest], words=True))
-    assert not list(judge_script.differences([rest], [rest | {"measured": "–"}], words=True))
 
 
 def test_committed_values_give_the_verdicts_of_the_pages(
@@ -232,21 +221,3 @@ def test_committed_values_give_the_verdicts_of_the_pages(
     monkeypatch.setitem(unwrap(seeds_interval).__kwdefaults__, "resamples", 10_000)
     assert judge_script.main(judge_script.Settings()) == 0
     assert re.search(r"[1-9]\d* verdicts of [1-9]\d* studies judged again, 0 differ", capsys.readouterr().out)
-
-
-def test_a_section_lists_what_it_cannot_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = {"place": "§1", "claim": "c"}
-    rows = [
-        place | {"measure": "m", "contrast": "A − B"},
-        place | {"measure": "m", "contrast": "A − C"},
-        place | {"takes": "more"},
-        place | {"verdict": "holds", "by": "a proof"},
-        place | {"counted": "bytes"},
-        {"control": "asked", "measure": "m", "contrast": "A − C"},
-    ]
-    monkeypatch.setattr(claims, "printed", lambda paper: {"claims": {"f": rows}})
-    study = Study({"m": {"A": level(0.5), "B": level(0.3)}}, counts={"bytes": {"verdict": REPRODUCED}})
-    found = [row["verdict"] for row in study.section("lee2023", "f").rows]
-    untested = ["not tested: this run has not measured it", "not tested: it takes more"]
-    assert found == [REPRODUCED, *untested, "holds", REPRODUCED]
-    assert study.section("lee2023", "f", controls=True).rows[0]["verdict"] == YES

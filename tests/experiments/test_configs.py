@@ -41,11 +41,6 @@ def test_accelerate_takes_it_as_it_is_meant(name: str) -> None:
     arguments = parser.parse_args(["--config_file", str(CONFIGS / name), "experiments/train.py"])
     arguments, _, _ = _validate_launch_command(arguments)
     assert (arguments.multi_gpu, arguments.use_fsdp) == (kind == "MULTI_GPU", kind == "FSDP")
-    assert (arguments.num_processes, arguments.num_machines) == (processes, machines)
-    assert arguments.mixed_precision == "no"
-    if kind == "FSDP":
-        assert int(arguments.fsdp_version) == 2
-        assert str(arguments.fsdp_cpu_ram_efficient_loading).lower() == "false"
 
 
 @pytest.mark.parametrize(

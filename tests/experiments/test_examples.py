@@ -14,12 +14,11 @@ import torch
 from paradigms import PARADIGMS, load
 from paradigms.align import ALIGNMENTS, as_alignment
 from paradigms.cli.arguments import main
-from paradigms.data import load_collection, write_folder
-from paradigms.data.collection import Collection
 from paradigms.encoder.text import ENCODERS
 from paradigms.io.plugins import LOADED, load_plugins
 from paradigms.recipe import Recipe
 from tests import test_laws as laws
+from tests.experiments.scripts import SMALL
 from tests.forks import fork
 from tests.launch import on_two_machines
 from tests.near import assert_within_rounding
@@ -62,22 +61,9 @@ def registries() -> Iterator[None]:
     LOADED.clear()
 
 
-@pytest.fixture(scope="module")
-def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder, whole = tmp_path_factory.mktemp("data") / "pydocs-60", load_collection("pydocs", documents=60)
-    write_folder(Collection("x", whole.corpus, whole.splits, whole.problems, ""), folder)
-    return folder
-
-
-def flags(collection: Path, backbone: Path, output: Path) -> list[str]:
-    given = {"collection": collection, "backbone": backbone, "output": output, "options": LENGTHS}
-    given |= {"steps": 2, "batch_size": 4, "dev_queries": 4, "precision": "no", "tracker": "none"}
-    return [f"--{name}={value}" for name, value in given.items()]
-
-
 @pytest.mark.parametrize("name", PLUGINS)
 def test_a_plugin_is_saved_indexed_and_searched_in_other_processes(
-    registries: None, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    registries: None, tiny_bert: Path, tmp_path: Path, name: str
 ) -> None:
     file = EXAMPLES / f"{name}.py"
     load_plugins([file, file])
@@ -105,22 +91,15 @@ def test_a_plugin_is_saved_indexed_and_searched_in_other_processes(
     # Means of cosines; the terminal encodes in bf16 where processors compute in it.
     assert_within_rounding(scores, expected, torch.bfloat16, 1, scale=1)
 
-    for registry in (ALIGNMENTS, ENCODERS):
-        for own in ("Softmax", "weighted"):
-            monkeypatch.delitem(registry, own, raising=False)
-    with pytest.raises(
-        ValueError, match=rf"needs the .*, which the plug-in {name}.py registers: add --plugin"
-    ):
-        load(tmp_path / "saved")
-
 
 @pytest.mark.slow
-def test_every_process_of_a_launch_has_the_plugin(collection: Path, tiny_bert: Path, tmp_path: Path) -> None:
+def test_every_process_of_a_launch_has_the_plugin(words: Path, tiny_bert: Path, tmp_path: Path) -> None:
     """Two processes of nodes_2.yaml, each with a tokenising worker, train a paradigm with a new D."""
     file, output = EXAMPLES / "weighted_colbert.py", tmp_path / "out"
     (tmp_path / "train.yaml").write_text("paradigm: weighted_colbert\nworkers: 1\nsteps: 9\n")
-    given = ["--config", str(tmp_path / "train.yaml"), *flags(collection, tiny_bert, output)]
-    said = on_two_machines("experiments/train.py", *given, "--plugin", str(file))
+    flags = SMALL | {"collection": words, "backbone": tiny_bert, "output": output, "options": LENGTHS}
+    given = [f"--{name}={value}" for name, value in (flags | {"plugin": file}).items()]
+    said = on_two_machines("experiments/train.py", "--config", str(tmp_path / "train.yaml"), *given)
     assert "".join(said).count("2 process(es)") == 1
     assert json.loads((output / "environment.json").read_text())["processes"] == 2
     assert (output / "training/checkpoints/step-2/progress.json").is_file()
@@ -166,14 +145,10 @@ def test_explain_a_result(tiny_bert, tmp_path, capsys):
     assert page.read_text().count('"system":') == 3
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_check_a_bound(tmp_path, capsys, own):
-    file = ""
-    if own:
-        rows = np.eye(5)[[0, 0, 1, 2, 0]] + 0.1 * np.random.default_rng(1).standard_normal((5, 5))
-        np.save(tmp_path / "rows.npy", rows)
-        file = str(tmp_path / "rows.npy")
-    example("check_a_bound").main(file, draws=1000)
+def test_check_a_bound(tmp_path, capsys):
+    rows = np.eye(5)[[0, 0, 1, 2, 0]] + 0.1 * np.random.default_rng(1).standard_normal((5, 5))
+    np.save(tmp_path / "rows.npy", rows)
+    example("check_a_bound").main(str(tmp_path / "rows.npy"), draws=1000)
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
     told = [[float(value) for value in row] for row in rows if len(row) == 6]
     assert len(told) >= 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import fewer_bytes
@@ -28,7 +27,7 @@ def settings(words: Path, tiny_bert: Path, tmp_path: Path) -> fewer_bytes.Settin
 
 @pytest.mark.slow
 def test_every_way_is_measured_certified_and_drawn(
-    settings: fewer_bytes.Settings, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+    settings: fewer_bytes.Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bucket_recall, "DOCUMENTS", 15)
     monkeypatch.setattr(bucket_recall, "QUERIES", 2)
@@ -44,18 +43,7 @@ def test_every_way_is_measured_certified_and_drawn(
         assert len(row["nDCG@10"]) == row["queries"] == 5
         assert row["documents"] == 30
         assert row["bytes/document"] < whole["bytes/document"] or row["kind"] in ("all tokens", "bits")
-    law = json.loads((own / "law.json").read_text())["answer"]
-    assert len(law) == 27
-    for raw, centred in zip(law[:9], law[18:], strict=True):  # the added mean is gone, and all that it did
-        assert abs(raw["predicted"] - centred["predicted"]) < 0.2
     before = {file: file.stat().st_mtime_ns for file in own.rglob("*.json")}
     fewer_bytes.main(settings)
     assert before == {file: file.stat().st_mtime_ns for file in own.rglob("*.json")}
-    shutil.rmtree(own / "exact")
-    PARADIGMS["colbert"](tiny_bert, query_length=8, document_length=9).save_pretrained(settings.model)
-    fewer_bytes.main(settings)  # the folder holds another model
-    assert json.loads((own / "fewer.json").read_text())["answer"] != rows
-    assert published(out) >= {"fewer", "law"}
-    means = {name: json.loads((out / f"{name}.json").read_text()) for name in ("ways", "recalls")}
-    assert len(means["ways"]) == len(rows)
-    assert len(means["recalls"]) == 9
+    assert published(out) >= {"fewer", "law", "ways", "recalls"}

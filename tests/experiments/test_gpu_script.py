@@ -4,9 +4,7 @@ from pathlib import Path
 
 import gpu
 import pytest
-import torch
 
-from paradigms.encoder import batches
 from paradigms.io.checks import read_json
 
 CHEAP = {
@@ -40,21 +38,3 @@ def test_cheap_checks_pass_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setitem(checks, name, broken)
     assert gpu.main(settings) == 1
     assert calls == ["broken"] * 2
-
-
-def test_other_dropout_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradients cached without the state of the random generator."""
-    how = {"use_reentrant": False, "preserve_rng_state": False}
-    cached = lambda encode, *parts, **_: torch.utils.checkpoint.checkpoint(encode, *parts, **how)  # noqa: E731
-    monkeypatch.setattr(batches, "checkpoint", cached)
-    with pytest.raises(AssertionError, match="states differ"):
-        gpu.dropout_replay(gpu.Place(torch.device("cpu"), tmp_path))
-
-
-def test_a_read_is_noticed() -> None:
-    with gpu.Reads() as reads:
-        values = torch.ones(3)
-        assert int(torch.tensor(3).clamp(max=2)) == 2  # a constant of the CPU
-        assert not reads.places
-        assert values.sum().item() == 3
-        assert reads.places == [__file__]

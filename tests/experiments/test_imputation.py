@@ -1,10 +1,8 @@
-"""experiments/imputation.py: floors and rankings against slow twins, and a run on tiny encoders."""
+"""experiments/imputation.py: floors and rankings against slow twins."""
 
-import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from papers.implicit_idf.floors import NDCG, Corpus, Floor, Ranker, chosen, floored, floors_of
 
@@ -15,7 +13,6 @@ from paradigms.evaluate import per_query
 from paradigms.find import Index, Store, kinds
 from paradigms.impute import imputed_rel
 from tests.experiments import scripts
-from tests.experiments.scripts import SMALL
 from tests.near import assert_same
 
 
@@ -56,26 +53,3 @@ def test_rankings_are_those_of_imputation(tiny_bert: Path, tmp_path: Path) -> No
         expected = per_query(runs, test.judgements, (NDCG,)).values[NDCG]
         assert_same(values[NDCG]["imputed"], expected)
     assert chosen({"k' = 3": [0.1], "k' = 30": [0.4], "IDF, k' = 9": [0.9]}, "k'") == Floor(30)
-
-
-@pytest.mark.slow
-def test_the_script_measures_and_judges(tiny_bert: Path, tmp_path: Path) -> None:
-    words = scripts.write_words(tmp_path)
-    options = {"backbone": tiny_bert, "t5": tiny_bert, "seeds": "[0, 1]"}
-    options |= {"collections": f"[{words}]", "search_tokens": "[3, 10]"}
-    large = {"H6"}  # judged on large collections alone
-    families = {"[]": range(1, 10), f"[{words}]": range(10, 14)}
-    losses = [f" trained with {loss}" for loss in ("ColBERT", "Eq. 2", "Eq. 4")]
-    both = ["T5", "MiniLM"]
-    encoders = {"[]": both, f"[{words}]": [f"{one}{loss}" for one in both for loss in ("", *losses)]}
-    for trained, places in families.items():
-        output = tmp_path / f"out-{len(places)}"
-        scripts.run("imputation", **SMALL | options | {"trained": trained, "output": output})
-        rows = json.loads((output / "claims.json").read_text())
-        assert sum("MiniLM trained" in row["quantity"] for row in rows) == (3 if trained != "[]" else 0)
-        tested = {row["place"].rpartition(" ")[2] for row in rows if row["measured"] != "–"}
-        assert tested == {f"H{n}" for n in places} - large
-        systems = json.loads((output / "systems.json").read_text())
-        assert [row["encoder"].partition(" on ")[0] for row in systems] == encoders[trained]
-        assert {"claims", "systems", "k.svg"} <= scripts.published(output)
-    assert "training" in scripts.published(output)

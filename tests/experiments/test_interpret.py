@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from interpret import salient
 from studies.alignment_view import words
 
 from paradigms import PARADIGMS, Paradigm
@@ -37,20 +36,6 @@ def test_pieces_become_words_again(family: str, checkpoints: dict[str, Path]) ->
     assert {labels[n] for n in range(len(labels)) if n not in places} <= {"[CLS]", "[SEP]", "</s>"}
 
 
-def test_the_most_salient_words_are_those_of_the_heaviest_pieces(tiny_bert: Path) -> None:
-    paradigm = build(tiny_bert)
-    tokens = paradigm.encode_documents([DOCUMENT])
-    assert tokens.salience is not None
-    found = words(paradigm, DOCUMENT, "document", tokens.mask[0, 0])
-    weights = [max(float(tokens.salience[0, 0, place]) for place in places) for _, places in found]
-    best = sorted(weights, reverse=True)[: -(-len(found) // 5)]
-    told = salient(paradigm, DOCUMENT, "document").split(", ")
-    assert [word.split()[-1] for word in told] == [f"{weight:.3f}" for weight in best if weight > 0]
-    assert {word.split()[0] for word in told} <= {word for word, _ in found}
-    plain = build(tiny_bert, salience="none")
-    assert salient(plain, QUERY, "query") == "nothing: this model has no salience for queries"
-
-
 def test_the_script_reads_a_collection_and_writes_the_page(
     tiny_bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,6 +61,3 @@ def test_the_script_reads_a_collection_and_writes_the_page(
         assert "query q3" not in found  # nothing relevant
         assert "its deviation within a document is" in found
     assert "query q1, k = 4" in printed
-    assert page.count('"system":"k = 4"') + page.count('"system": "k = 4"') == 2
-    with pytest.raises(SystemExit, match="--queries: q9 not in split test"):
-        run("interpret", **flags, queries='["q9"]')

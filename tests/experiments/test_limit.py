@@ -1,4 +1,4 @@
-"""experiments/limit.py: the collection has every set, free vectors learn, and a run reports both parts."""
+"""experiments/limit.py: the collection has every set, free vectors learn, each claim is measured."""
 
 import json
 import re
@@ -10,8 +10,7 @@ import pytest
 from limit import Settings
 from papers.weller2025 import free_vectors
 
-from tests.experiments.scripts import run, unmeasured
-from theory import capacity
+from tests.experiments.scripts import published, run, unmeasured
 
 
 @pytest.mark.parametrize(("dislikes", "distractors"), [(False, 0), (True, 0), (True, 3)])
@@ -42,38 +41,20 @@ def test_free_vectors_answer_few_sets_and_not_many(name):
         assert not free_vectors.optimised(name, 1, 3, 7, settings).any()
 
 
-def test_every_seed_has_its_own_critical_n(monkeypatch):
-    most = np.array([4, 30, 80])  # documents whose sets each seed answers
-    monkeypatch.setattr(free_vectors, "optimised", lambda name, tokens, h, n, settings: n <= most)
-    found = free_vectors.critical("one vector", 1, 2, 20, Settings(largest=80))
-    assert found[0] == 4, "a seed that fails at the first n is tried at smaller ones"
-    assert 20 <= found[1] <= 30
-    assert found[2] == 80
-    rows = free_vectors.free(Settings(dimensions=[2], tokens=[2], largest=80))
-    assert all(row["[least, most]"] == "≥ [4, 80]" for row in rows), "a mean over a seed that was stopped"
+def test_a_run_reports_both_parts(tiny_bert, tmp_path):
+    few = {"documents": 6, "steps": 0, "free_steps": 60, "largest": 5, "seeds": 1}
+    atomic = {"paradigm": "dsi", "options": {"identifiers": "atomic", "softmax": "place"}}
+    systems = {"dpr": {}, "dsi-atomic": atomic}
+    lists = {"systems": json.dumps(systems), "dimensions": "[2, 4]", "tokens": "[2]"}
+    run("limit", backbone=tiny_bert, output=tmp_path / "limit", tracker="none", **few, **lists)
+    tables = {"claims", "paradigms", "free", "laws", "paradigms.svg", "free.svg"}
+    assert published(tmp_path / "limit") == tables
+    first = json.loads((tmp_path / "limit/paradigms.json").read_text())[0]
+    assert first["R@2"].startswith("1.000")  # BM25
+    assert (tmp_path / "limit/collection/corpus.jsonl").is_file()
 
 
 def test_every_contrast_of_the_claims_is_measured():
     names = [("bm25", "–"), *product(Settings().systems, ("untrained", "trained"))]
     rows = [{"system": system, "training": training, "R@2": np.ones((1, 3))} for system, training in names]
     assert unmeasured(limit.study(rows, "R@2", [], {}), "weller2025", "limit") == []
-
-
-def test_a_run_reports_both_parts(tiny_bert, tmp_path):
-    few = {"documents": 6, "steps": 0, "free_steps": 60, "largest": 5, "seeds": 1}
-    atomic = {"paradigm": "dsi", "options": {"identifiers": "atomic", "softmax": "place"}}
-    residual = {"paradigm": "ripor", "options": {"levels": 2, "codes": 2}}
-    systems = {"dpr": {}, "dsi-atomic": atomic, "dsi-residual": residual}
-    lists = {"systems": json.dumps(systems), "dimensions": "[2, 4]", "tokens": "[2]"}
-    run("limit", backbone=tiny_bert, output=tmp_path / "limit", tracker="none", **few, **lists)
-    found = {n: json.loads((tmp_path / f"limit/{n}.json").read_text()) for n in ("paradigms", "free", "laws")}
-    rows = [(row["system"], row["training"]) for row in found["paradigms"]]
-    assert rows == [("bm25", "–"), *((name, "untrained") for name in systems)]
-    assert found["paradigms"][0]["R@2"].startswith("1.000")
-    assert {row["alignment"] for row in found["free"]} == set(free_vectors.FREE)
-    assert found["laws"][0]["random h"] == capacity.random_dimension(6)
-    judged = json.loads((tmp_path / "limit/claims.json").read_text())
-    assert judged[0]["quantity"] == "R@2: bm25 − dpr, untrained, above 0.05"
-    drawn = (tmp_path / "limit/free.svg").read_text()
-    assert "one vector, M = 1, printed" in drawn, "the paper's fit is drawn beside ours"
-    assert (tmp_path / "limit/collection/corpus.jsonl").is_file()

@@ -1,6 +1,5 @@
 """experiments/low_rank.py: heads as the decoder has them, hand-made cases, and claims that can turn."""
 
-import json
 from pathlib import Path
 
 import low_rank
@@ -11,7 +10,7 @@ from papers.wu2024.attention import Seen, seen
 from paradigms.evaluate.claims import CONTRADICTED, NO, REPRODUCED, UNDECIDED, YES
 from paradigms.generative.identifiers import Targets
 from paradigms.generative.interaction import decompose
-from tests.experiments.scripts import pair_flags, published, run, unmeasured, verdicts
+from tests.experiments.scripts import unmeasured, verdicts
 from tests.near import assert_same
 from tests.tiny_generative import generative, log_p, named
 from theory import kernels
@@ -71,16 +70,6 @@ def test_the_measures_are_the_theorys_own() -> None:
         assert_same(found[key], np.full((2, 3), value))
 
 
-def test_unrelated_rows_have_the_entropy_of_those_they_replace() -> None:
-    rng = np.random.default_rng(3)
-    A = lemma.alignment(rng.standard_normal((2, 3, 5, 7)) * np.geomspace(0.01, 30, 5)[:, None])
-    B = low_rank.same_entropy(A, rng)
-    assert_same(low_rank.row_entropy(B), low_rank.row_entropy(A))
-    assert_same(B.sum(-1), np.ones(B.shape[:-1]))
-    assert np.abs(B - A).max() > 0.1
-    assert low_rank.same_entropy(np.eye(4)[None], rng).max(-1) == pytest.approx(1)
-
-
 def test_parts_of_rel(seq2seq: dict[str, Path]) -> None:
     model = generative(seq2seq["t5-v1.1"], named(NAMES))
     queries, names = [f"{QUERY} {word}" for word in ("river", "is", "")], [model.target(n) for n in range(3)]
@@ -111,15 +100,3 @@ def test_verdicts_follow_the_numbers() -> None:
     assert words(good) == {REPRODUCED, YES}
     assert words(bad) == {CONTRADICTED, NO}
     assert words(good, "seal") == {UNDECIDED}
-
-
-def test_a_run_writes_every_table(words: Path, seq2seq: dict[str, Path], tmp_path: Path) -> None:
-    given = pair_flags(words, seq2seq["t5-v1.1"], tmp_path, paradigm="genre", queries=0)
-    run("low_rank", **given)
-    results = tmp_path / "results"
-    assert published(results) == {"claims", "layers", "shares", "cosines", "training", "layers.svg"}
-    cosines = {row["form"]: row for row in json.loads((results / "cosines.json").read_text())}
-    assert cosines["printed"]["least"] == "1.000"  # this D does not depend on the query
-    assert float(cosines["exact"]["least"]) < 0.999
-    assert len(json.loads((results / "shares.json").read_text())) == 12
-    run("low_rank", **given)  # nothing is done again, and all is written

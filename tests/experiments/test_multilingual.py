@@ -10,10 +10,7 @@ import sentencepiece
 import torch
 from transformers import MT5Config, MT5ForConditionalGeneration
 
-from paradigms import Paradigm
-from paradigms.core import Tokens
 from paradigms.encoder.backbone import load_tokenizer
-from paradigms.xtr import xtr
 from tests.tiny import HEADS, LAYERS, WIDTH
 
 PADDED = 12  # entries of the model beyond the tokenizer's, as mT5 has
@@ -63,11 +60,6 @@ def mt5(pieces: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def model(mt5: Path) -> Paradigm:
-    return xtr(mt5, dim=16, query_length=16, document_length=24)
-
-
 @pytest.mark.parametrize(
     "text", [*LAKES.values(), *OUTSIDE, "a😀b Ω", "ｆｕｌｌ　ｗｉｄｔｈ", "  two  spaces "]
 )
@@ -77,25 +69,3 @@ def test_tokens_are_those_of_sentencepiece(mt5: Path, pieces: bytes, text: str) 
     for same in (tokenizer, pickle.loads(pickle.dumps(tokenizer))):
         assert same(text)["input_ids"] == [*expected, 1]
     assert tokenizer.unk_token_id not in expected
-
-
-def ids(tokens: Tokens) -> list[list[int]]:
-    """Per text the vocabulary ids of the tokens that count, without </s>."""
-    assert tokens.ids is not None
-    rows = zip(tokens.ids.flatten(0, 1), tokens.mask.flatten(0, 1), strict=True)
-    return [[i for i in row[mask].tolist() if i != 1] for row, mask in rows]
-
-
-def test_equal_words_are_equal_tokens_in_every_script(model: Paradigm) -> None:
-    """P(lexically equal) counts a query's token ids in a document that has the same words."""
-    for text in LAKES.values():
-        words = text.split()
-        query = " ".join(words[:2])
-        (asked,) = ids(model.encode_queries([query]))
-        (there,) = ids(model.encode_documents([text]))
-        assert asked
-        assert asked == there[: len(asked)]
-    composed, decomposed = ids(model.encode_documents(["größte", "gro\u0308ßte"]))
-    assert composed == decomposed
-    outside = [tuple(row) for row in ids(model.encode_queries(OUTSIDE[:4]))]
-    assert len(set(outside)) == 4  # as unknown tokens all four would be equal

@@ -4,7 +4,6 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -16,7 +15,6 @@ import torch.distributed as dist
 from studies.counted import Living, score_bytes
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
@@ -192,31 +190,3 @@ def test_scores_are_counted_without_data(align: Alignment | None, monkeypatch: p
         scores.logsumexp(1).sum().backward()
     counted = score_bytes(queries, documents, *lengths, dim, in_batch.BOUND, align)
     assert counted == pytest.approx(living.peak, rel=0.1)
-
-
-@pytest.mark.parametrize("align", [None, TopK(2), PoolTopK(0.01)], ids=str)
-def test_pieces_take_two_copies_of_the_documents_gradient(align: Alignment | None) -> None:
-    """As allocated, without a mode: autograd adds the gradients of pieces in place."""
-    queries, documents, lengths, dim, bound = 32, 512, (8, 60), 128, 1 << 20
-    D = torch.randn(1, documents, lengths[1], dim, requires_grad=True)
-    Q = torch.randn(queries, 1, lengths[0], dim, requires_grad=True)
-    sides = [Tokens(t, torch.ones(t.shape[:-1], dtype=torch.bool)) for t in (D, Q)]
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        scores = in_batch._rel(*sides, align or QueryToDocument(), NORMALISERS["one"], None, bound)
-        scores.logsumexp(1).sum().backward()
-    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
-    sizes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
-    peak = max(accumulate(sizes))
-    assert 2 * D.nbytes < peak < 2.5 * D.nbytes
-    assert score_bytes(queries, documents, *lengths, dim, bound, align) == pytest.approx(peak, rel=0.15)
-
-
-def test_an_ignored_tensor_does_not_count_when_its_storage_is_resized() -> None:
-    ignored = torch.zeros(10)
-    with Living() as living:
-        living.ignore(ignored)
-        counted = torch.zeros(10)
-        for tensor in (ignored, counted):
-            tensor.untyped_storage().resize_(0)
-            tensor.untyped_storage().resize_(4000)
-    assert living.now == 4000

@@ -34,15 +34,9 @@ def test_every_stage_is_measured_once(
     once = list(measured)
     scale.main(settings)
     assert measured == once  # a second start measures nothing again
-    for stage in (tmp_path / "out" / "stages").iterdir():
-        stage.write_text(json.dumps(json.loads(stage.read_text()) | {"CPU s": 60.0}))
     scale.main(replace(settings, report=True, sizes=[40, 1100, 2000]))
     assert measured == once
     study = json.loads((tmp_path / "out" / "study.json").read_text())
-    costs = study["sections"]["costs"]["rows"]
-    measured = {(row["system"], row["documents"]) for row in costs}
-    assert {("compressed", 40), ("compressed", 1100), ("BM25", 1100)} <= measured
-    assert all(row["build CPU s"] >= 0 and row["MB"] > 0 and row["peak MB"] > 0 for row in costs)
     searches = study["sections"]["searches"]["rows"]
     exact = [row for row in searches if row["system"].endswith("exact")]
     assert len(exact) == 6
@@ -50,14 +44,11 @@ def test_every_stage_is_measured_once(
     coded = [row["of XTR's"] for row in searches if row["system"] == "XTR, 4 bits"]
     assert all(float(found[:5]) > 0.8 for found in coded[:4])
     assert coded[4:] == ["–"] * 4
-    assert study["minutes"] >= 1
     laws = study["sections"]["law"]["rows"]
     bytes = next(row for row in laws if (row["system"], row["quantity"]) == ("compressed", "MB"))
     grown = bytes["10,000,000"] * 100 ** float(bytes["exponent"])
     assert bytes["1,000,000,000"] == pytest.approx(grown, rel=0.05)  # of an exponent with two decimals
-    assert "composed minus real documents" in study["summary"]
     assert not list((tmp_path / "out" / "indexes").iterdir())
-    assert (tmp_path / "out" / "costs.svg").stat().st_size < 200_000
 
 
 @pytest.fixture

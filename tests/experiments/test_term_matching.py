@@ -1,4 +1,4 @@
-"""experiments/term_matching.py: a run on a tiny T5, rates against loops, verdicts about planted numbers."""
+"""experiments/term_matching.py: rates against loops, verdicts about planted numbers."""
 
 from math import exp, log
 from pathlib import Path
@@ -18,18 +18,12 @@ from paradigms.data import Corpus
 from paradigms.encoder.backbone import load_tokenizer
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED
 from paradigms.generative.identifiers import Targets
-from tests.experiments.scripts import pair_flags, published, run, unmeasured, verdicts
+from tests.experiments.scripts import unmeasured, verdicts
 from tests.near import assert_same, assert_within_rounding
 from tests.tiny_generative import generative, texts
 
 SPAN = 4
 HARD, SOFT = ("q→d", "MVDR hard"), ("q→d", "MVDR soft")
-
-
-def test_it_leaves_tables_and_figures(words: Path, seq2seq: dict[str, Path], tmp_path: Path) -> None:
-    run("term_matching", **pair_flags(words, seq2seq["t5"], tmp_path))
-    tables = {"claims", "query_to_document", "document_to_query", "training"}
-    assert published(tmp_path / "results") == tables | {"query_to_document.svg", "document_to_query.svg"}
 
 
 def mvdr(documents: Tokens, queries: Tokens) -> Any:
@@ -107,18 +101,14 @@ def test_a_decoders_rates_against_loops(seq2seq: dict[str, Path]) -> None:
     assert [x[0] for x in expected] == [*rows[0], *rows[2]]  # every token once
     for series in NAMES:
         assert [(x[0], x[2]) for x in seen[series]] == [(x[0], x[2]) for x in expected]
-    sums = {
-        "dtype": torch.float32,
-        "terms": len(ids) + 4,
-        "scale": 1,
-    }  # means over 4 heads
+    sums = {"dtype": torch.float32, "terms": len(ids) + 4, "scale": 1}  # means over 4 heads
     assert_within_rounding([x[1] for x in seen["GR, all layers"]], [x[1] for x in expected], **sums)
     assert_within_rounding([x[1] for x in seen["GR on names, all layers"]], on_names, **sums)
     assert all(x[2] for x in seen["GR on names, all layers"])
     assert seen["GR, all layers"] != seen["GR, last layer"]
 
 
-def test_idf_counts_documents_and_words_are_words(seq2seq: dict[str, Path], tiny_bert: Path) -> None:
+def test_idf_counts_documents_and_words_are_words(seq2seq: dict[str, Path]) -> None:
     tokenizer = load_tokenizer(seq2seq["t5"])
     corpus = Corpus(["a", "b", "c"], ["fox fox snow", "fox", "the wind , of"])
     idf = attention.token_idf(corpus, tokenizer)
@@ -129,9 +119,6 @@ def test_idf_counts_documents_and_words_are_words(seq2seq: dict[str, Path], tiny
     counted = attention.counted_tokens(tokenizer)
     assert counted[number(["▁fox", "▁snow", "k", "7"])].all()
     assert not counted[number(["▁the", "▁of", "a", ",", "▁(", "▁", "<pad>", "</s>", "<unk>"])].any()
-    tokenizer = load_tokenizer(tiny_bert)
-    tokenizer.add_tokens(["##of", "##ox"])
-    assert attention.counted_tokens(tokenizer)[-2:].tolist() == [False, True]
 
 
 def planted(rates: list[float], tokens: list[int], seeds: int = 3, queries: int = 30) -> Sums:
@@ -142,17 +129,13 @@ def planted(rates: list[float], tokens: list[int], seeds: int = 3, queries: int 
     return Sums(counts * np.array(rates) * noise, counts)
 
 
-def test_a_rate_is_over_tokens_and_its_interval_that_of_the_ratio() -> None:
+def test_a_rate_is_over_tokens() -> None:
     random = np.random.default_rng(1)
     counts = random.integers(0, 9, (2, 200, 5))
     of = Sums(counts * random.random(counts.shape), counts)
     for bins in (range(5), [0], [1, 3]):
         top, below = (x[..., list(bins)].sum(-1) for x in (of.sums, of.counts))
         assert_same(of.rate(bins).mean(1), top.sum(1) / below.sum(1))
-        drawn = random.multinomial(200, np.full(200, 1 / 200), 4000)
-        ratios = (drawn @ top[0]) / (drawn @ below[0])
-        # The deviation of 4,000 draws has the standard error 1/√8,000; a rate is linear up to 1/√200.
-        assert abs(of.rate(bins)[0].std() / 200**0.5 / ratios.std() - 1) < 4 / 8000**0.5 + 1 / 200**0.5
     assert of.tokens.tolist() == counts.sum(1).min(0).tolist()
 
 
@@ -175,26 +158,10 @@ def words(of: dict[Any, Sums], *poor: str) -> list[str]:
 
 def test_verdicts_follow_the_numbers() -> None:
     yes, no, open_ = REPRODUCED, CONTRADICTED, UNDECIDED
-    down, up, flat, many = [0.2, 0.15, 0.1, 0.07, 0.05], [0.05, 0.1, 0.2, 0.3, 0.4], [0.114] * 5, [5] * 5
+    down, up, many = [0.2, 0.15, 0.1, 0.07, 0.05], [0.05, 0.1, 0.2, 0.3, 0.4], [5] * 5
     assert unmeasured(study_of(results(down, up, many), 50), "wu2024", "terms") == []
     assert words(results(down, up, many)) == [yes] * 18
     assert words(results(up, down, many, case=0.0)) == [yes] * 4 + [no] * 14
     both = [yes] * 2 + [open_] * 2  # MVDR's and GR's preference for exact matches
     assert words(results(down, up, many), "seal") == both + [yes] * 6 + [open_] * 8
-    without = both[::-1] + [open_] * 6 + [yes] * 4 + [open_] * 2 + [yes] * 2
-    assert words(results(down, up, many), "colbert") == without
-    assert words(results(flat, flat, many)) == [yes] * 4 + [open_] * 10 + [yes] * 4
     assert len(words(results(down, up, [0, 0, 5, 0, 0]))) == 8, "one bin shows no trend"
-    found = results(down, up, many)
-    for kind in KINDS:  # a decoder that has learned to look at nothing
-        found["d→q", "GR, all layers", kind] = planted([0.005, 0.0075, 0.01, 0.0125, 0.015], many)
-    trends = [yes] * 6 + [open_] * 2 + [yes] * 2
-    assert words(found) == [yes, yes, open_, yes] + trends + [open_, yes] * 2
-
-
-def test_trends_are_between_the_bins_with_tokens() -> None:
-    rates, tokens = [0.1, 0.3, 0.2, 0.4, 0.9], [1, 5, 5, 5, 0]
-    rare = verdicts(study_of(results(rates, rates, tokens), 100), "wu2024", "terms")[4].claim
-    assert rare.quantity == f"exact match rate, q→d, {KINDS[0]}: MVDR hard, IDF 2–4 − MVDR hard, IDF 6–8"
-    error = np.hypot(0.3, 0.2) * 0.2 / np.sqrt(12 * 3 * 30)  # of the uniform noise in both rates
-    assert abs(rare.contrast.mean() + 0.1) < 4 * error

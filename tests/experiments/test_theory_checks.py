@@ -35,22 +35,14 @@ def run(**flags):
     return checks.main(settings("theory_checks", samples=100, **flags))
 
 
-def test_everything_holds_as_shipped(tmp_path, capsys):
+def test_everything_holds_as_shipped(tmp_path):
     assert run(output=tmp_path) == 0
-    printed = capsys.readouterr().out
-    assert "written to" in printed
-    assert "few_iterations: " in printed  # what does not simply hold
-    assert "lemma_1: " not in printed
     report = json.loads((tmp_path / "checks.json").read_text())
     verdicts = {row["name"]: row["verdict"] for row in report["theorems"]}
     assert list(verdicts) == list(checks.THEOREMS)
     assert set(verdicts.values()) == {"holds", "holds with correction", "false as printed"}
     for verdict, names in SHIPPED.items():
         assert {verdicts[name] for name in names.split()} == {verdict}
-    page = (tmp_path / "theory_checks.html").read_text()
-    assert all(f">{name}</td>" in page for name in checks.THEOREMS)
-    assert page.count("data:image") == 6, "theory/README.md speaks of six curves"
-    assert not any(outside in page for outside in ("http:", "https:", 'src="/', "@import"))
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "checks.json",
         "study.json",
@@ -77,8 +69,6 @@ BROKEN = [  # our statement, how to break it, and a theorem that must notice
 def test_a_broken_statement_of_ours_fails(monkeypatch, tmp_path, module, function, change, theorem):
     original = getattr(module, function)
     monkeypatch.setattr(module, function, lambda *a, **k: change(original(*a, **k)))
-    if function == "markov_union_bound":
-        monkeypatch.setitem(recall.BOUNDS, "markov_union", recall.markov_union_bound)
     assert run(output=tmp_path, only=theorem) == 1
     assert json.loads((tmp_path / "checks.json").read_text())["theorems"][0]["verdict"] == "FAILS"
 
@@ -111,15 +101,3 @@ def test_verdicts():
     assert verdict(mended, 0.0, 0.0) == "holds"
     for violation in (0.1, math.inf, math.nan):
         assert verdict(mended, violation, 0.1) == "FAILS"
-
-
-def test_a_check_that_raises_fails_and_says_why(monkeypatch, tmp_path):
-    def broken(rng, samples):
-        raise ZeroDivisionError("nothing <here>")
-
-    monkeypatch.setitem(checks.THEOREMS, "lemma_1", checks.Theorem("s", "source", "none", "", broken))
-    assert run(output=tmp_path, only="lemma_1") == 1
-    row = json.loads((tmp_path / "checks.json").read_text())["theorems"][0]
-    assert row["detail"] == "ZeroDivisionError: nothing <here>"
-    assert row["violation"] == "inf"
-    assert "nothing &lt;here&gt;" in (tmp_path / "theory_checks.html").read_text()

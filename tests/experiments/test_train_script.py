@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import torch
 import train
-import wandb
 from accelerate import Accelerator
 
 from paradigms import Paradigm
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import load_collection, read_run, write_run
-from paradigms.train.script import content, keep_settings
+from paradigms.train.script import keep_settings
 from tests.experiments.scripts import run, settings, training
 from tests.near import assert_within_rounding
 
@@ -49,12 +48,9 @@ def test_training_leaves_a_paradigm_its_curve_and_its_settings(trained: Path) ->
     best = last if last["dev"] >= best["dev"] - last["dev_standard_error"] else best
     progress = json.loads((trained / "training/checkpoints/step-4/progress.json").read_text())
     assert (progress["step"], progress["best_step"], progress["best"]) == (4, best["step"], best["dev"])
-    card = (trained / "checkpoint" / "README.md").read_text()
-    assert f"| after {best['step']} steps | {best['dev']:.3f} | [" in card or best["step"] == 0
-    assert all(f"| {line} |" in card for line in ("steps | 4", "keep | 2", "patience | 0", "processes | 1"))
 
 
-def test_wandb_has_scalars_axes_and_lists_and_leaves_the_home_folder_empty(
+def test_wandb_has_settings_and_measures_and_leaves_the_home_folder_empty(
     words: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home"
@@ -64,24 +60,16 @@ def test_wandb_has_scalars_axes_and_lists_and_leaves_the_home_folder_empty(
     for name in ("CACHE", "DATA"):
         monkeypatch.setenv(f"WANDB_{name}_DIR", "")
         monkeypatch.delenv(f"WANDB_{name}_DIR")
-    flags = training(words, tiny_bert, tmp_path / "out", tracker="wandb", matryoshka="[8]", precision="auto")
+    flags = training(words, tiny_bert, tmp_path / "out", tracker="wandb")
     kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    lines: list[dict[str, float]] = []
-    axes: set[str] = set()
-    log, end, define = wandb.Run.log, Accelerator.end_training, wandb.Run.define_metric
+    end = Accelerator.end_training
 
     def ended(self: Accelerator) -> None:
         tracked = self.get_tracker("wandb").tracker
         kept.append((dict(tracked.config), dict(tracked.summary)))
         end(self)
 
-    def defined(self: wandb.Run, name: str, step_metric: str) -> None:
-        define(self, name, step_metric=step_metric)
-        axes.add(step_metric)
-
     monkeypatch.setattr(Accelerator, "end_training", ended)
-    monkeypatch.setattr(wandb.Run, "define_metric", defined)
-    monkeypatch.setattr(wandb.Run, "log", lambda self, data, **more: (lines.append(data), log(self, data)))
     for _ in range(2):
         run("train", **flags)
     assert not list(home.iterdir())
@@ -89,11 +77,7 @@ def test_wandb_has_scalars_axes_and_lists_and_leaves_the_home_folder_empty(
     # The id; "-1" follows in the name of a run that begins in the same second.
     assert first.name.split("-")[3] == again.name.split("-")[3]
     (config, summary), _ = kept
-    assert (config["matryoshka"], config["processes"], config["precision"]) == ([8], 1, "no")
     assert config["options"]["dim"] == 16
-    assert axes == {"colbert/step"}
-    losses = [line for line in lines if "colbert/loss" in line]
-    assert all(line["colbert/pairs_per_second"] > 0 and line["colbert/gradient_norm"] > 0 for line in losses)
     assert summary["dev/nDCG@10, low"] <= summary["dev/nDCG@10"] <= summary["dev/nDCG@10, high"]
 
 
@@ -143,40 +127,18 @@ def test_a_folder_is_bound_to_what_its_settings_name(
         with pytest.raises(SystemExit, match=rf"other settings \({name}\)"):
             keep_settings(train.bound(given, load_collection(own)), tmp_path / "out", train.FREE)
         file.write_bytes(before)
-    own.rename(tmp_path / "moved")
-    moved = replace(given, collection=str(tmp_path / "moved"))
-    keep_settings(train.bound(moved, load_collection(tmp_path / "moved")), tmp_path / "out", train.FREE)
-
-
-def test_a_folder_is_bound_once_something_is_in_it_and_to_settings_that_existed_then(tmp_path: Path) -> None:
-    (tmp_path / "wandb").mkdir()
-    assert content(backbone="", teacher=str(tmp_path / "nowhere")) == {}  # not the current folder
-    keep_settings({"backbone": "/nowhere"}, tmp_path, free=set())  # a run that failed at once
-    keep_settings({"backbone": "offline"}, tmp_path, free=set())
-    (tmp_path / "training").mkdir()
-    for changed, said in (
-        ({"backbone": "x"}, "backbone: offline then, x now"),
-        ({"teacher": "y"}, "teacher"),
-    ):
-        with pytest.raises(SystemExit, match=rf"other settings \({said}"):
-            keep_settings({"backbone": "offline"} | changed, tmp_path, free=set())
-    keep_settings({"backbone": "offline", "teacher": None, "distil": {}}, tmp_path, free=set())
 
 
 def test_reranking_writes_the_run_and_its_measures(
-    trained: Path, first_run: Path, words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: Path, first_run: Path, words: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "rerank"
     run("rerank", checkpoint=trained / "checkpoint", run=first_run, collection=words, output=output, depth=1)
-    shown = capsys.readouterr().out
-    assert "1 queries of" in shown
     found, given = read_run(output / "reranked.run"), read_run(first_run)
     queries = load_collection(words).split("test").queries
     assert list(found) == list(queries)
-    assert any(len(given[query]) > 1 for query in found)
     paradigm, corpus = Paradigm.from_pretrained(trained / "checkpoint"), load_collection(words).corpus
     for query, scores in found.items():
-        assert list(scores) == sorted(scores, key=lambda d: (-scores[d], d))
         assert set(scores) == set(sorted(given[query], key=lambda d: (-given[query][d], d))[:1])
         texts = [corpus[corpus.position(d)] for d in scores]
         q, documents = paradigm.encode_queries([queries[query]]), paradigm.encode_documents(texts)
@@ -187,18 +149,3 @@ def test_reranking_writes_the_run_and_its_measures(
     with (output / "table.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {row["system"] for row in rows} == {"run bm25.run", "colbert"}
-    tested = [row for row in rows if row["p"]]
-    assert [(row["system"], row["measure"]) for row in tested] == [("colbert", "nDCG@10")]
-
-
-@pytest.mark.parametrize(
-    ("row", "message"), [({"q30": {"d99": 1.0}}, "no document 'd99'"), ({"x": {"d1": 1.0}}, "none of its 1")]
-)
-def test_a_run_of_other_documents_or_queries_is_not_reranked(
-    trained: Path, words: Path, tmp_path: Path, row: dict[str, dict[str, float]], message: str
-) -> None:
-    write_run(tmp_path / "other.run", row)
-    flags = {"checkpoint": trained / "checkpoint", "run": tmp_path / "other.run", "collection": words}
-    with pytest.raises(SystemExit, match=message):
-        run("rerank", **flags, output=tmp_path / "out")
-    assert not list((tmp_path / "out").rglob("*.run"))

@@ -1,0 +1,47 @@
+"""Every study runs from its flags to its tables, and a second start measures nothing again."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.experiments.scripts import published, run
+from tests.experiments.studies import STUDIES, study_flags
+from tests.forks import fork_group
+
+LONG = ("capacity", "fewer_numbers", "imputation", "methods", "trained_methods")
+
+
+@pytest.mark.parametrize(
+    "study", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in STUDIES]
+)
+def test_a_study_publishes_its_tables_and_resumes(
+    study: str, finished: Callable[[str], Path], words: Path, tiny_bert: Path, seq2seq: dict[str, Path]
+) -> None:
+    folder = finished(study)
+    results = folder / "results"
+    tables = {name for name in published(results) if not name.endswith(".svg")}
+    assert tables == set(STUDIES[study].tables.split())
+    measured = [*folder.rglob("*.json"), *folder.rglob("*.safetensors")]
+    measured = [file for file in measured if file.parent != results and file.name != "config.json"]
+    before = {file: file.stat().st_mtime_ns for file in measured}
+    assert before
+    run(study, **study_flags(study, words, tiny_bert, seq2seq, folder))
+    assert before == {file: file.stat().st_mtime_ns for file in measured}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("study", [name for name, small in STUDIES.items() if small.shared])
+def test_two_processes_finish_a_study(
+    study: str, words: Path, tiny_bert: Path, seq2seq: dict[str, Path], tmp_path: Path
+) -> None:
+    """The first reports. The other shared scripts have tests of their own."""
+    flags = study_flags(study, words, tiny_bert, seq2seq, tmp_path)
+    group = fork_group(tmp_path / "log", 2, launched, study, flags, ACCELERATE_USE_CPU="true")
+    ended = [process.ended() for process in group]
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert ["Report: " in said for _, said in ended] == [True, False]
+
+
+def launched(study: str, flags: dict[str, object]) -> None:
+    run(study, **flags)
