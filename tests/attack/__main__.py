@@ -8,11 +8,9 @@ import math
 import os
 import sys
 import time
-from pathlib import Path
 
 os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 os.environ["ATTACK_FULL"] = "1"
-sys.path.append(str(Path(__file__).parents[2] / "experiments"))  # as a launched script has it
 
 import torch
 
@@ -20,7 +18,6 @@ from tests.attack.clients import CLIENTS
 from tests.attack.harness import OUTCOMES, tally
 from tests.attack.indexes import INDEXES
 from tests.attack.strangers import STRANGERS
-from tests.attack.trainings import TRAININGS
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser("python -m tests.attack", description=__doc__)
@@ -30,7 +27,7 @@ if __name__ == "__main__":
     settings = parser.parse_args()
     gc.freeze()  # or each fork copies what it collects
     torch.set_num_threads(1)  # a fork of a process whose OpenMP threads have run hangs
-    attacks = STRANGERS | INDEXES | CLIENTS | TRAININGS
+    attacks = STRANGERS | INDEXES | CLIENTS
     attacks = {name: attack for name, attack in attacks.items() if settings.only in name}
     each, bad = settings.tries / sum(1 / attack.cost for attack in attacks.values()), 0
     print("| attack | tries |", " | ".join(OUTCOMES), "| seconds |\n|---|" + "---:|" * (2 + len(OUTCOMES)))

@@ -64,11 +64,9 @@ def number(draw: random.Random, most: float) -> int:
 
 def alignment(draw: random.Random) -> str:
     k, share = number(draw, 1e9), draw.random()
-    buckets = f"planes={number(draw, 12)}, repetitions={number(draw, 1 << 20)}, seed={number(draw, 1e19)}"
-    pool = f"PoolTopK(k={draw.choice([k, share])})"
+    buckets = f"Buckets(planes={number(draw, 12)}, repetitions={number(draw, 1 << 20)})"
     entropic = f"Entropic(k={k}, eps={share}, iterations={number(draw, 1000)})"
-    every = ["AllPairs()", "DocumentToQuery()", f"TopK(k={k})", f"TopP(p={share})", pool, entropic]
-    return draw.choice([*every, f"Buckets({buckets}, fill={draw.random() < 0.5})"])
+    return draw.choice([f"TopK(k={k})", f"PoolTopK(k={k})", f"TopP(p={share})", entropic, buckets])
 
 
 def text(draw: random.Random) -> str:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 OUTCOMES = ("refused", "harmless", "obscure", "silent", "lost", "crashed")
-PATIENCE = 300  # seconds until a try counts as hanging
+PATIENCE = 420  # seconds until a try counts as hanging
 
 
 class Silent(Exception):
@@ -48,7 +48,6 @@ class Attack(NamedTuple):
     named: tuple[str, ...] = ()  # what an error may name beside the folder of the try
     fast: int = 12  # tries in `make test-all`
     cost: int = 1  # tries of `make attack` that one of these takes the time of
-    seconds: int = 0  # that a try of `make attack` may take beside PATIENCE
 
 
 def attempt(attack: Attack, draw: random.Random, sound: Path) -> str:
@@ -101,7 +100,7 @@ def _forked(attack: Attack, seeds: list[int], sound: Path) -> Iterator[str]:
     done = 0
     try:
         while done < len(seeds):
-            ready = select.select([read], [], [], PATIENCE + attack.seconds)[0]
+            ready = select.select([read], [], [], PATIENCE)[0]
             if not ready or not (data := os.read(read, 1)):
                 print(f"crashed: seed {seeds[done]}", file=sys.stderr)
                 yield "crashed"
@@ -118,13 +117,12 @@ def _forked(attack: Attack, seeds: list[int], sound: Path) -> Iterator[str]:
 class Process:
     """A process that does `work`, and is killed where the block ends."""
 
-    def __init__(self, work: Callable[[], object], limit: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, work: Callable[[], object]) -> None:
         self._read, write = os.pipe()
         self.child = os.fork()
         if not self.child:
             said = b""
             try:
-                limit()
                 work()
             except BaseException as error:
                 with suppress(BaseException):

@@ -8,7 +8,6 @@ import json
 import math
 import os
 import random
-import resource
 import shutil
 import signal
 import time
@@ -90,30 +89,6 @@ def sound_index(folder: Path, kind: str) -> None:
 
 def files(folder: Path) -> list[Path]:
     return sorted(file for file in folder.rglob("*") if file.is_file())
-
-
-# --- one writer that is stopped -----------------------------------------------------------------------
-
-
-def limited(most: int) -> None:
-    """Limit the size of every file that this process writes."""
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-
-
-def stopped_build(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
-    """kill -9 or a full disk during a build; then the same again: the bytes that an undisturbed one makes."""
-    folder, full = work / "index", draw.random() < 0.5
-    most = draw.randrange(1, 6000)
-    with Process(lambda: build(folder, kind), lambda: full and limited(most)) as child:
-        if not full:
-            time.sleep(draw.random() * 0.06)
-        error = child.error() if full else None
-    build(folder, kind)
-    if [file.read_bytes() for file in files(folder)] != [f.read_bytes() for f in files(sound / "index")]:
-        raise Lost("other bytes than of a build that ended")
-    if error:
-        raise error
 
 
 def changes_of(draw: random.Random, kind: str) -> list[Callable[[Store], Store]]:
@@ -216,9 +191,6 @@ def changed(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
         raise error
 
 
-# --- several writers and readers ----------------------------------------------------------------------
-
-
 def two_builds(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
     """Two processes build different documents into one folder, which then holds one of the two, whole."""
     folder = work / "index"
@@ -287,13 +259,12 @@ SUSTAINED = 120  # seconds of each kind of index: ten minutes together
 
 INDEXES: dict[str, Attack] = {
     f"{title}, {kind}": Attack(
-        partial(sound_index, kind=kind), partial(attempt, kind=kind), fast=1, cost=cost, seconds=seconds
+        partial(sound_index, kind=kind), partial(attempt, kind=kind), fast=1, cost=cost
     )
-    for title, attempt, cost, seconds in (
-        ("stopped build", stopped_build, 3, 0),
-        ("stopped changes", changed, 3, 0),
-        ("two builds", two_builds, 3, 0),
-        ("two writers and two readers", crowd, 1000, SUSTAINED),
+    for title, attempt, cost in (
+        ("stopped changes", changed, 3),
+        ("two builds", two_builds, 3),
+        ("two writers and two readers", crowd, 1000),
     )
     for kind in KINDS
 }
