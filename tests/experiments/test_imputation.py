@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from papers.implicit_idf.floors import NDCG, Corpus, Floor, Ranker, chosen, floored, floors_of
+from papers.implicit_idf.floors import NDCG, Corpus, Floor, Ranker, chosen, floors_of
 
 from paradigms import PARADIGMS
 from paradigms.core import similarity
@@ -23,13 +23,6 @@ def test_floors_are_the_largest_values() -> None:
         for values in (row, ordered):  # a sample of an ordered row is of its length
             assert (floors_of(values, counts) == ordered[np.array(counts) - 1]).all()
     assert floors_of(np.append(np.zeros(40_000, np.float32), 1), [2])[0] == 0, "a sample may miss the best"
-
-
-def test_the_soft_edge_lies_above_the_hard_one() -> None:
-    M, tau = np.linspace(-1, 1, 21)[None], np.array([0.1])
-    soft = floored(M, tau, 0.05)
-    assert (soft > floored(M, tau)).all()
-    assert_same(soft, 0.1 + 0.05 * np.log1p(np.exp((M - 0.1) / 0.05)))
 
 
 def test_rankings_are_those_of_imputation(tiny_bert: Path, tmp_path: Path) -> None:

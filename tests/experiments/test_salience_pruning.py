@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import salience_pruning
 from papers.qian2022.pruning_claims import COSTS, ON_DEV, PruningStudy
 from studies.gains import DEV
 from studies.model_runs import some_queries
 
-from paradigms import PARADIGMS, Paradigm
+from paradigms import Paradigm
 from paradigms.data import load_collection
 from paradigms.evaluate import PerQuery, per_query
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED
@@ -43,15 +42,6 @@ def test_a_point_is_what_searching_and_reranking_give(finished: Callable[[str], 
     searching = sum(-(-3 * length // 10) for length in lengths) / len(lengths)
     expected = searching * int(pruned.store.offsets[-1]) * paradigm.encoder.dim
     assert point["search multiply-adds/query"] == pytest.approx(expected)
-
-
-def test_salient_words_are_counted(tiny_bert: Path) -> None:
-    paradigm = PARADIGMS["aligner"](tiny_bert, query_length=12)
-    sorts = salience_pruning.word_kinds(paradigm, "the cat is a dog", "query")
-    assert sorts.tolist() == [-1, 0, 1, 0, 0, 1, -1]
-    found = salience_pruning.advantage(np.array([0.1, 0.9, 0.5, 0.5]), np.array([0, 1, 0, -1]))
-    assert found == pytest.approx(1 - (0.25 + 0.625) / 2)
-    assert salience_pruning.advantage(np.array([0.1, 0.9]), np.array([1, 1])) == 0
 
 
 def planted(

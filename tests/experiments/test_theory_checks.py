@@ -73,19 +73,6 @@ def test_a_broken_statement_of_ours_fails(monkeypatch, tmp_path, module, functio
     assert json.loads((tmp_path / "checks.json").read_text())["theorems"][0]["verdict"] == "FAILS"
 
 
-def test_of_several_seeds_the_worst_counts(monkeypatch, tmp_path, capsys):
-    drawn = iter([0.1, 3.0, 0.2])
-
-    def once(rng, samples):
-        return checks.Evidence(next(drawn), samples, tolerance=1.0)
-
-    monkeypatch.setitem(checks.THEOREMS, "lemma_1", checks.Theorem("s", "source", "none", "", once))
-    assert run(output=tmp_path, only="lemma_1", seed=7, seeds=2) == 1
-    assert "source, lemma_1: off by 3 (seed 8)" in capsys.readouterr().out
-    row = json.loads((tmp_path / "checks.json").read_text())["theorems"][0]
-    assert (row["violation"], row["samples"], row["seed"]) == (3.0, 200, 8)
-
-
 def test_verdicts():
     plain = checks.Theorem("s", "source", "none", "", None, "as printed")
     mended = checks.Theorem("s", "source", "none", "but", None, "as printed")
