@@ -181,7 +181,6 @@ def test_checkpoints_widths_and_alignments_stand_side_by_side(
     assert models["wide"].encoder.dim == 16
     again = ["wide.seed-1", "wide.untrained.seed-1"]
     assert [path.name for path in sorted(tmp_path.glob("*.seed-*"))] == again
-    assert "2 training seeds" in (tmp_path / "table.md").read_text()
 
 
 def test_a_reranker_searches_what_bm25_finds(words: Path, tiny_bert: Path, tmp_path: Path):
@@ -191,7 +190,6 @@ def test_a_reranker_searches_what_bm25_finds(words: Path, tiny_bert: Path, tmp_p
     found, bm25 = (read_run(tmp_path / "out" / "runs" / f"{n}.retrieve.run") for n in ("second", "bm25"))
     assert {q: set(of) for q, of in found.items()} == {q: set(of) for q, of in bm25.items()}
     assert found != bm25
-    assert "second (of BM25's top 20)" in (tmp_path / "out" / "table.md").read_text()
 
 
 @pytest.mark.slow
@@ -202,6 +200,3 @@ def test_two_processes_end_together(words: Path, tiny_bert: Path, tmp_path: Path
     ended = [process.ended() for process in group]
     assert [code for code, _ in ended] == [0, 0], ended
     assert ["Report: " in said for _, said in ended] == [True, False]
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["processes"] == 2
-    assert "steps of 8 queries" in (tmp_path / "out" / "report.html").read_text()

@@ -79,17 +79,16 @@ def test_a_plugin_is_saved_indexed_and_searched_in_other_processes(
     wanted = model.score(model.encode_documents(texts), model.encode_queries([query]))
     assert torch.equal(again.score(again.encode_documents(texts), again.encode_queries([query])), wanted)
 
-    rows = [json.dumps({"_id": id, "title": "", "text": text}) + "\n" for id, text in TEXTS.items()]
-    (tmp_path / "texts.jsonl").write_text("".join(rows))
-    index = ["index", tmp_path / "texts.jsonl", "--model", tmp_path / "saved", "--output", tmp_path / "made"]
-    commanded(tmp_path / "log", *index, "--plugin", file)
-    search = ["search", tmp_path / "made", query, "--format", "jsonl"]
-    found = commanded(tmp_path / "log", *search, "--plugin", file).splitlines()
-    rows = [json.loads(line) for line in found if line.startswith("{")]  # its errors' stream is there too
-    scores = {row["id"]: row["score"] for row in rows}
+    rows = [json.dumps({"_id": id, "text": text}) for id, text in TEXTS.items()]
+    (tmp_path / "texts.jsonl").write_text("\n".join(rows))
+    plugin = ["--plugin", file]
+    made = ["--model", tmp_path / "saved", "--output", tmp_path / "made"]
+    commanded(tmp_path / "log", "index", tmp_path / "texts.jsonl", *made, *plugin)
+    said = commanded(tmp_path / "log", "search", tmp_path / "made", query, "--format", "jsonl", *plugin)
+    ranked = [json.loads(line) for line in said.splitlines() if line.startswith("{")]  # or of the log
     expected = dict(zip(TEXTS, wanted[0].tolist(), strict=True))
     # Means of cosines; the terminal encodes in bf16 where processors compute in it.
-    assert_within_rounding(scores, expected, torch.bfloat16, 1, scale=1)
+    assert_within_rounding({row["id"]: row["score"] for row in ranked}, expected, torch.bfloat16, 1, scale=1)
 
 
 @pytest.mark.slow

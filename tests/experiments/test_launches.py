@@ -25,25 +25,13 @@ def test_the_page_lists_what_several_processes_share() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_two_processes(script: str) -> None:
-    launched = {
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "ACCELERATE_USE_CPU": "true",
-    }
+    launched = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "ACCELERATE_USE_CPU": "true"}
     command = [sys.executable, str(ROOT / "experiments" / script), "--help"]
-    ended = [
-        subprocess.run(
-            command,
-            env=os.environ | launched | {"RANK": rank, "LOCAL_RANK": rank},
-            capture_output=True,
-            text=True,
-        )
-        for rank in "01"
-    ]
+    ended = []
+    for rank in "01":
+        environment = os.environ | launched | {"RANK": rank, "LOCAL_RANK": rank}
+        ended.append(subprocess.run(command, env=environment, capture_output=True, text=True))
     assert [process.returncode for process in ended] == [0, 0]
     assert "runs in one process" in ended[0].stderr or SCRIPTS[script]
     assert all("--help" in process.stdout for process in ended[: 2 if SCRIPTS[script] else 1])
     assert SCRIPTS[script] or (ended[1].stdout, ended[1].stderr) == ("", "")
-
-
-# Studies that train pairs, and the flags with which the other studies are small.

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 import sentencepiece
-import torch
-from transformers import MT5Config, MT5ForConditionalGeneration
+from transformers import MT5Config
 
 from paradigms.encoder.backbone import load_tokenizer
-from tests.tiny import HEADS, LAYERS, WIDTH
 
 PADDED = 12  # entries of the model beyond the tokenizer's, as mT5 has
 LAKES = {
@@ -40,20 +38,10 @@ def pieces() -> bytes:
 
 @pytest.fixture(scope="module")
 def mt5(pieces: bytes, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Encoder and decoder, and spiece.model without a tokenizer.json."""
+    """A configuration, and spiece.model without a tokenizer.json."""
     folder = tmp_path_factory.mktemp("mt5")
-    entries = sentencepiece.SentencePieceProcessor(model_proto=pieces).get_piece_size() + PADDED
-    torch.manual_seed(0)
-    size = {"d_model": WIDTH, "d_kv": WIDTH // HEADS, "d_ff": 2 * WIDTH}
-    size |= {"num_layers": LAYERS, "num_heads": HEADS}
-    model = MT5ForConditionalGeneration(
-        MT5Config(vocab_size=entries, dropout_rate=0.0, decoder_start_token_id=0, **size)
-    )
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if weight.ndim == 2:
-                weight.normal_(std=1.0 if "shared" in name else WIDTH**-0.5)
-    model.save_pretrained(folder)
+    entries = sentencepiece.SentencePieceProcessor(model_proto=pieces).get_piece_size()
+    MT5Config(vocab_size=entries + PADDED).save_pretrained(folder)
     (folder / "spiece.model").write_bytes(pieces)
     settings = {"tokenizer_class": "T5Tokenizer", "extra_ids": 0, "pad_token": "<pad>", "eos_token": "</s>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"unk_token": "<unk>"}))

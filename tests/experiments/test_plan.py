@@ -88,34 +88,22 @@ def reduced(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Te
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("shards", "chunk", "recompute", "precision"),
+    "changes",
     [
-        (False, 0, False, "no"),
-        (False, 2, False, "no"),
-        (True, 0, False, "no"),
-        (True, 2, False, "bf16"),
-        (True, 2, True, "no"),
+        {},
+        {"chunk": 2},
+        {"shards": True},
+        {"shards": True, "chunk": 2, "precision": "bf16"},
+        {"shards": True, "chunk": 2, "recompute": True},
     ],
+    ids=str,
 )
 def test_a_step_is_as_planned(
-    processes: int,
-    bert: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    shards: bool,
-    chunk: int,
-    recompute: bool,
-    precision: Any,
+    processes: int, bert: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(in_batch, "CELLS", {})  # tiles as on a GPU
     settings = plan.Settings(
-        model=str(bert),
-        gpus=processes,
-        batch=8 * processes,
-        precision=precision,
-        shards=shards,
-        chunk=chunk,
-        recompute=recompute,
-        **SIZES,
+        model=str(bert), gpus=processes, batch=8 * processes, **{"precision": "no"} | SIZES | changes
     )
     backbone = plan.built(settings.model)
     query, document = (plan.counted(backbone, length, settings) for length in (16, 64))
@@ -124,18 +112,18 @@ def test_a_step_is_as_planned(
     examples = [Example(text, n, (), (n,)) for n in range(8)]
     model = PARADIGMS["colbert"](bert, skip="", **SIZES).train()
     model.encoder.tokens = {}  # as on a GPU
-    objective = Contrastive(model, [text] * 8, examples).configure(TrainingSettings(chunk=chunk))
+    objective = Contrastive(model, [text] * 8, examples).configure(TrainingSettings(chunk=settings.chunk))
     batch = objective.collate(examples)
     whole = sum(weight.nbytes for weight in model.parameters())
     for layer in model.layers:
-        layer.gradient_checkpointing = recompute  # type: ignore[assignment]
+        layer.gradient_checkpointing = settings.recompute  # type: ignore[assignment]
         layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)  # type: ignore[assignment]
     with Living() as living:
         living.ignore(*model.parameters())
         wrapped: torch.nn.Module
-        if shards:
+        if settings.shards:
             where: Any = SimpleNamespace(
-                device=torch.device("cpu"), mixed_precision=precision, is_main_process=True
+                device=torch.device("cpu"), mixed_precision=settings.precision, is_main_process=True
             )
             plugin: Any = SimpleNamespace(reshard_after_forward=True)
             wrapped = parallel._shard(model, plugin, where, "float32")
@@ -155,7 +143,7 @@ def test_a_step_is_as_planned(
         "allgather_": "all-gather of documents",
         "reduce_scatter_": "reduce-scatter of documents' gradients",
     }
-    if shards:
+    if settings.shards:
         names |= {
             "_allgather_base_": "all-gather of weights",
             "_reduce_scatter_base_": "reduce-scatter of gradients",
@@ -165,7 +153,7 @@ def test_a_step_is_as_planned(
     assert calls == {op: planned[name]["calls"] for op, name in names.items()}
     assert sent.bytes == {op: planned[name]["bytes"] for op, name in names.items()}
     parts = plan.parts_of(settings, query, document)
-    copies = 0 if shards else whole  # which `living` ignores
+    copies = 0 if settings.shards else whole  # which `living` ignores
     assert living.peak + copies == pytest.approx(parts["peak"], rel=0.1)
     own = [parallel.own_rows(weight)[0].nbytes for weight in model.parameters()]
     assert 2 * sum(own) == pytest.approx(parts["moments"], rel=0.01)

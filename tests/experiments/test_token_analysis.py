@@ -74,12 +74,9 @@ def test_gold_and_lexical_tokens_are_counted_at_every_rank(
         relevant = {d for d, grade in TEST.judgements[name].items() if grade > 0}
         batch = paradigm.encoder.tokenize([query], "query")
         own, rows = batch.input_ids[0][batch.counts[0]].tolist(), everything(paradigm, index, query)
-        hits = np.array(
-            [
-                [(d in relevant, word == mine, s) for s, d, word in row]
-                for row, mine in zip(rows, own, strict=True)
-            ]
-        ).reshape(len(own), int(index.store.offsets[-1]), 3)
+        hits = np.zeros((len(own), int(index.store.offsets[-1]), 3))
+        for n, (row, mine) in enumerate(zip(rows, own, strict=True)):
+            hits[n] = [(d in relevant, word == mine, s) for s, d, word in row]
         for at, (kind, whole) in enumerate((("gold", GOLD), ("lexical", LEXICAL))):
             for condition, by_query in ranks[kind].items():
                 rank = int(condition.removeprefix("r = "))
@@ -97,17 +94,14 @@ def test_gathered_runs_score_the_candidates_in_full(made: tuple[Paradigm, Index]
     paradigm, index = made
     full = paradigm.with_alignment(QueryToDocument(), "query_tokens")
     for of in token_measures.token_search(paradigm, index, QUERIES, 1000, gather=True):
-        runs = {
-            k: token_measures.best_documents(index, *token_measures.gathered(of, k)) for k in (1, 6, 1000)
-        }
         rows = everything(paradigm, index, QUERIES[of.query])
-        for k, run in runs.items():
+        for k in (1, 6, 1000):
+            run = token_measures.best_documents(index, *token_measures.gathered(of, k))
             candidates = sorted({d for row in rows for _, d, _ in row[:k]})
             assert set(run) == set(candidates)
             if candidates:
-                scores = full.score(
-                    index.store.tokens_of(candidates), paradigm.encode_queries([QUERIES[of.query]])
-                )
+                query = paradigm.encode_queries([QUERIES[of.query]])
+                scores = full.score(index.store.tokens_of(candidates), query)
                 assert_within_rounding(run, dict(zip(candidates, scores[0].tolist(), strict=True)), **SCORES)
                 assert list(run.values()) == sorted(run.values(), reverse=True)
 

@@ -74,7 +74,6 @@ def test_wandb_has_settings_and_measures_and_leaves_the_home_folder_empty(
         run("train", **flags)
     assert not list(home.iterdir())
     first, again = (tmp_path / "out" / "wandb").glob("offline-run-*")
-    # The id; "-1" follows in the name of a run that begins in the same second.
     assert first.name.split("-")[3] == again.name.split("-")[3]
     (config, summary), _ = kept
     assert config["options"]["dim"] == 16

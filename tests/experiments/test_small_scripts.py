@@ -1,0 +1,258 @@
+"""Scripts that are no studies, and small ones: each end to end, and what its results promise."""
+
+import json
+from pathlib import Path
+
+import average
+import build_paper
+import datasets
+import fewer_bytes
+import generate_queries
+import gpu
+import pytest
+import serving_costs
+import torch
+import yaml
+from studies import bucket_recall
+
+from paradigms import PARADIGMS
+from paradigms.data import load_collection
+from paradigms.io.checks import read_json
+from paradigms.io.command_line import folder_name
+from tests import needs
+from tests.experiments.scripts import published, run
+from tests.tiny import WORDS, write_collection
+
+HEADER = "system,stage,query,measure,value\n"
+
+
+def part(folder: Path, values: dict[str, list[float]]) -> str:
+    folder.mkdir()
+    rows = [
+        f"{system},retrieve,q{n},nDCG@10,{value}\n"
+        for system, of in values.items()
+        for n, value in enumerate(of)
+    ]
+    rows += [row.replace("retrieve", "rerank") for row in rows]
+    (folder / "per_query.csv").write_text(HEADER + "".join(rows))
+    return str(folder)
+
+
+def test_parts_weigh_the_same_whatever_their_queries(tmp_path: Path):
+    folders = [
+        part(tmp_path / "android", {"bm25": [1.0, 0.0, 0.5, 0.5], "dpr": [1.0] * 4}),
+        part(tmp_path / "english", {"bm25": [0.0], "dpr": [0.0]}),
+    ]
+    for given in (folders, [str(tmp_path)]):
+        average.main(average.Settings(folders=given, output=str(tmp_path / "out")))
+        rows = (tmp_path / "out" / "table.csv").read_text().splitlines()
+        means = {row.split(",")[1]: float(row.split(",")[3]) for row in rows[1:]}
+        assert means == {"bm25": 0.25, "dpr": 0.5}
+        assert len(rows) == 5  # a header, two systems in two stages
+
+
+def test_what_a_part_lacks_is_named(tmp_path: Path):
+    folders = [part(tmp_path / "a", {"bm25": [1.0], "dpr": [1.0]}), part(tmp_path / "b", {"bm25": [1.0]})]
+    with pytest.raises(SystemExit, match=r"/b has other measures of dpr, retrieve, than .*/a"):
+        average.main(average.Settings(folders=folders))
+    with pytest.raises(SystemExit, match=r"folders: nowhere without per_query.csv"):
+        average.Settings(folders=["nowhere", folders[0]])
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    words = WORDS.split()
+    texts = [" ".join(words[5 * n : 5 * n + 6]) for n in range(10)]
+    return write_collection(tmp_path_factory.mktemp("words"), texts, texts, {"test": range(3)})
+
+
+def test_queries_become_a_training_split(
+    collection: Path, seq2seq: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    settings = {"model": str(seq2seq["t5"]), "collection": str(collection), "output": str(tmp_path)}
+    settings |= {"queries": 2, "rank": 0}
+    monkeypatch.setattr(generate_queries, "BATCH", 4)
+    monkeypatch.setattr(generate_queries, "LENGTH", 8)
+    generate_queries.main(generate_queries.Settings(**settings))
+    made = load_collection(tmp_path / "collection")
+    train = made.split("train")
+    assert train.queries
+    assert made.split("test").judgements == load_collection(collection).split("test").judgements
+    pairs = [json.loads(line) for line in (tmp_path / "pairs.jsonl").read_text().splitlines()]
+    assert [row["query"] for row in pairs] == list(train.queries.values())
+    assert [{row["document"]: 1} for row in pairs] == list(train.judgements.values())
+    file = tmp_path / "written.jsonl"
+    whole = file.read_text()
+    file.write_text("".join(whole.splitlines(keepends=True)[:1]) + whole.splitlines()[1][:9])
+    generate_queries.main(generate_queries.Settings(**settings))
+    assert file.read_text() == whole
+
+
+def test_the_round_trip_keeps_queries_that_find_their_document(collection: Path):
+    corpus = load_collection(collection).corpus
+    good, bad = ("d3", corpus[3]), ("d4", corpus[9])
+    settings = generate_queries.Settings(model="", rank=1)
+    assert generate_queries.found_again(corpus, [good, bad], settings) == [good]
+
+
+CSV = 'system,stage,query,measure,value\nbm25,retrieve,null,nDCG@10,0.5\n"a,b",rerank,1,R@1,1.0\n'
+
+
+def test_a_dataset_of_every_query_is_written_and_pushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    class HfApi:
+        def create_repo(self, *arguments: str, **named: object) -> None:
+            calls.append((arguments, named))
+
+        def upload_folder(self, **named: object) -> None:
+            calls.append(((), named))
+
+    monkeypatch.setattr("huggingface_hub.HfApi", HfApi)
+    (tmp_path / "per_query.csv").write_text(CSV)
+    (tmp_path / "config.json").write_text(json.dumps({"collection": "hf:BeIR/scifact"}))
+    (tmp_path / "table.md").write_text("| system | nDCG@10 |\n")
+    run("share_results", results=tmp_path, push="me/mine", license="mit")
+    created, uploaded = calls
+    assert created == (("me/mine",), {"private": True, "exist_ok": True, "repo_type": "dataset"})
+    assert (uploaded[1]["repo_id"], uploaded[1]["repo_type"]) == ("me/mine", "dataset")
+    folder = tmp_path / "dataset"
+    assert {file.name for file in folder.iterdir()} == {"per_query.parquet", "README.md"}
+    rows = datasets.load_dataset(str(folder), cache_dir=str(tmp_path / "cache"))["train"].to_list()
+    first = {"stage": "retrieve", "system": "bm25", "query": "null", "measure": "nDCG@10", "value": 0.5}
+    assert rows[0].items() >= first.items()  # a query whose id is null is no missing value
+    assert rows[1]["system"] == "a,b"
+    metadata = yaml.safe_load((folder / "README.md").read_text().split("---")[1])
+    assert (metadata["source_datasets"], metadata["license"]) == (["BeIR/scifact"], "mit")
+
+
+def test_tables_and_findings_of_a_page():
+    page = """# A
+## Findings
+
+| finding | page |
+|---|---|
+| One [better](x.md) than two | [page](y.md#z) |
+| Three | [page](y.md) |
+
+<!-- figure: x y -->
+
+## B
+
+| a | b |
+|---|---:|
+| `x` | 1\\|2 |
+|  | 3 |
+
+text
+
+| c |
+|---|
+| |
+"""
+    assert build_paper.findings(page) == ["One better than two.", "Three."]
+    assert build_paper.tables(page)["B"] == [[["a", "b"], ["x", "1|2"], ["", "3"]], [["c"], [""]]]
+
+
+@needs.typst
+@pytest.mark.parametrize("text", ["paper", "imputation"])
+def test_a_paper_is_set(tmp_path, text):
+    run("build_paper", text=text, output=tmp_path / "out" / "paper.pdf")
+    assert (tmp_path / "out" / "paper.pdf").read_bytes().startswith(b"%PDF")
+
+
+CHEAP = {
+    "kernels": "needs a GPU",
+    "in_batch_scores": "passed",
+    "dropout_replay": "passed",
+    "host_waits": "passed",
+}
+
+
+def outcomes(folder: Path) -> dict[str, str]:
+    (file,) = folder.glob("gpu-*.json")
+    return {row["check"]: row["outcome"] for row in read_json(file)["sections"]["checks"]["rows"]}
+
+
+def test_cheap_checks_pass_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are written, and only a check that failed runs again."""
+    calls: list[str] = []
+
+    def broken(place: gpu.Place) -> gpu.Rows:
+        """Does it work?"""
+        calls.append("broken")
+        raise ValueError("no")
+
+    checks = {name: gpu.CHECKS[name] for name in CHEAP} | {"broken": broken}
+    monkeypatch.setattr(gpu, "CHECKS", checks)
+    settings = gpu.Settings(output=str(tmp_path))
+    assert gpu.main(settings) == 1
+    assert outcomes(tmp_path) == CHEAP | {"broken": "failed"}
+    for name in CHEAP:
+        monkeypatch.setitem(checks, name, broken)
+    assert gpu.main(settings) == 1
+    assert calls == ["broken"] * 2
+
+
+def test_all_documents_are_measured_with_quality_and_once(
+    words: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = serving_costs.Settings(
+        collection=str(words), documents=0, queries=0, backbone=str(tiny_bert), bits=[8], rounds=1,
+        threads=1, clock="cpu", engines=False, output=str(tmp_path / "out"),
+        paradigms=["dpr", "coil", "xtr", "bm25"], query_length=8, document_length=16,
+    )  # fmt: skip
+    serving_costs.main(settings)
+    rows = json.loads((tmp_path / "out" / "costs.json").read_text())
+    dense = {"exact": 2, "FAISS": 4, "compressed, 8 bits": 1}  # least bytes of a number
+    expected = {(name, index) for name in ("dpr", "coil", "xtr") for index in dense}
+    expected |= {("bm25", "inverted, 8 bits"), ("bm25", "inverted, 16 bits"), ("xtr", "lemur")}
+    assert {(row["paradigm"], row["engine"]) for row in rows} == expected
+    for row in rows:
+        assert 0 < row["10%"] <= row["ms"] <= row["90%"]
+        assert row["recall@10"] == 1 if row["engine"] == "exact" else 0 < row["recall@10"] <= 1
+        assert row["bytes/document"] > dense.get(row["engine"], 0) * row["vectors"] * row["h"]
+        assert row["nDCG@10"].count(".") == 3  # a mean and its interval
+    (tmp_path / "out" / "measured" / "dpr" / f"{folder_name('compressed, 8 bits')}.json").unlink()
+    serving_costs.main(settings)
+    again = json.loads((tmp_path / "out" / "costs.json").read_text())
+    assert again[:2] == rows[:2]
+    monkeypatch.setattr(serving_costs, "measure_index", lambda *_, **__: pytest.fail("measured again"))
+    serving_costs.main(settings)
+    assert json.loads((tmp_path / "out" / "costs.json").read_text()) == again
+
+
+@pytest.fixture
+def settings(words: Path, tiny_bert: Path, tmp_path: Path) -> fewer_bytes.Settings:
+    torch.manual_seed(0)
+    PARADIGMS["colbert"](tiny_bert, query_length=8, document_length=16).save_pretrained(tmp_path / "model")
+    return fewer_bytes.Settings(
+        collections=[str(words)], documents=30, queries=5, model=str(tmp_path / "model"),
+        output=str(tmp_path / "out"),
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_every_way_is_measured_certified_and_drawn(
+    settings: fewer_bytes.Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket_recall, "DOCUMENTS", 15)
+    monkeypatch.setattr(bucket_recall, "QUERIES", 2)
+    fewer_bytes.main(settings)
+    out = Path(settings.output)
+    own = out / folder_name(settings.collections[0])
+    rows = json.loads((own / "fewer.json").read_text())["answer"]
+    whole = rows[0]
+    assert (whole["certified"], whole["unchanged"]) == (5, 5)
+    assert whole["error"] < 1e-4  # what sums are rounded by
+    for row in rows:
+        assert row["violations"] == 0
+        assert len(row["nDCG@10"]) == row["queries"] == 5
+        assert row["documents"] == 30
+        assert row["bytes/document"] < whole["bytes/document"] or row["kind"] in ("all tokens", "bits")
+    before = {file: file.stat().st_mtime_ns for file in own.rglob("*.json")}
+    fewer_bytes.main(settings)
+    assert before == {file: file.stat().st_mtime_ns for file in own.rglob("*.json")}
+    assert published(out) >= {"fewer", "law", "ways", "recalls"}
