@@ -1,4 +1,4 @@
-"""Claims as rows of printed.yaml: every row can be reproduced and contradicted, and stands on its page."""
+"""Claims as rows of printed.yaml: each can turn and stands on its page; which models training moved."""
 
 import re
 from dataclasses import replace
@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from studies import claims, pages
 from studies.claims import GROUP, PAPERS, Study, listed, printed, terms_of
-from studies.gains import DEV
+from studies.gains import DEV, training_rows, unmoved
+from studies.model_runs import some_queries
 from studies.pages import VALUES, publish
 
+from paradigms.data import Split
 from paradigms.data.assembly import assemble
 from paradigms.evaluate import seeds_interval
 from paradigms.evaluate.claims import CONTRADICTED, NO, REPRODUCED, UNDECIDED, YES, judge
@@ -195,13 +197,10 @@ def test_values_are_judged_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 def test_near_copies_of_training_documents_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     words = "a small library that reads the files of an old game"
     documents = [("train", "", words), ("copy", "", f"{words} again"), ("other", "", "tools for maps")]
-    judged = {
-        "train": [("t", "train", 1)],
-        "test": [("q0", "copy", 1), ("q1", "other", 1), ("q2", "copy", 0)],
-    }
-    queries = [(query, query) for query in ("t", "q0", "q1", "q2")]
+    judged = {"train": [("t", "train", 1)], "test": [("q0", "copy", 1), ("q1", "other", 1)]}
+    queries = [(query, query) for query in ("t", "q0", "q1")]
     copies = judge_script.near_copies(assemble("texts", documents, queries, judged))
-    assert copies == {"q0": True, "q1": False, "q2": False}
+    assert copies == {"q0": True, "q1": False}
 
     row = {"place": "§1", "claim": "c", "measure": "m", "contrast": "A − B"}
     monkeypatch.setattr(claims, "printed", lambda paper: {"claims": {"f": [row]}})
@@ -221,3 +220,42 @@ def test_committed_values_give_the_verdicts_of_the_pages(
     monkeypatch.setitem(unwrap(seeds_interval).__kwdefaults__, "resamples", 10_000)
     assert judge_script.main(judge_script.Settings()) == 0
     assert re.search(r"[1-9]\d* verdicts of [1-9]\d* studies judged again, 0 differ", capsys.readouterr().out)
+
+
+DEV_QUERIES = 60
+
+
+def seeds(gain: float, kept: int | None = 30, count: int = 2) -> list[dict]:
+    """Simulate seeds of a model whose dev queries gain `gain` on average, with noise of .02."""
+    random = np.random.default_rng(0)
+    before = random.random((count, DEV_QUERIES))
+    after = before + gain + 0.02 * random.normal(size=before.shape)
+    sides = [{"untrained": b.tolist(), "trained": a.tolist()} for b, a in zip(before, after, strict=True)]
+    return [{"kept step": kept, DEV: dev} for dev in sides]
+
+
+def test_a_model_is_moved_where_its_dev_queries_gain_significantly() -> None:
+    models = {"up": seeds(0.05), "still": seeds(0.0), "down": seeds(-0.05)}
+    rows = {row["model"]: row for row in training_rows(models)}
+    assert {name: row["moved"] for name, row in rows.items()} == {"up": "yes", "still": "no", "down": "no"}
+    assert float(rows["down"]["p"]) < 0.05
+    assert rows["up"]["gain"].startswith("+0.049 [+0.04")
+    before, after = map(float, rows["up"]["untrained → trained"].split(" → "))
+    assert abs(after - before - 0.05) < 0.01
+
+
+def test_a_claim_names_the_first_model_that_training_did_not_move() -> None:
+    assert unmoved({"up": seeds(0.05)}) == ""
+    assert unmoved({"up": seeds(0.05), "still": seeds(0.0)}) == "still"
+    assert unmoved({"mine": [{"kept step": None, DEV: {}}]}) == ""  # a checkpoint
+    assert unmoved({"blind": [{"kept step": 30, DEV: {}}]}) == "blind, which no training measured"
+
+
+def test_the_first_queries_of_a_draw_come_from_the_whole_split() -> None:
+    names = [f"q{n}" for n in range(400)]  # in the order of their articles
+    split = Split(dict.fromkeys(names, "text"), {name: {"d": 1} for name in names})
+    whole = list(some_queries(split, 0).queries)
+    assert sorted(whole) == sorted(names)
+    assert list(some_queries(split, 40).queries) == whole[:40]
+    assert len({names.index(name) // 40 for name in whole[:40]}) > 7
+    assert not some_queries(Split({}, {}), 3).queries

@@ -26,11 +26,6 @@ LAUNCHES = {
 }
 
 
-def test_no_launch_configuration_is_forgotten() -> None:
-    files = {file.name: yaml.safe_load(file.read_text()) for file in CONFIGS.glob("*.yaml")}
-    assert {name for name, content in files.items() if "distributed_type" in content} == LAUNCHES.keys()
-
-
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_accelerate_takes_it_as_it_is_meant(name: str) -> None:
     config = load_config_from_file(str(CONFIGS / name))

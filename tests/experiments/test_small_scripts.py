@@ -135,9 +135,6 @@ def test_tables_and_findings_of_a_page():
 | finding | page |
 |---|---|
 | One [better](x.md) than two | [page](y.md#z) |
-| Three | [page](y.md) |
-
-<!-- figure: x y -->
 
 ## B
 
@@ -145,15 +142,9 @@ def test_tables_and_findings_of_a_page():
 |---|---:|
 | `x` | 1\\|2 |
 |  | 3 |
-
-text
-
-| c |
-|---|
-| |
 """
-    assert build_paper.findings(page) == ["One better than two.", "Three."]
-    assert build_paper.tables(page)["B"] == [[["a", "b"], ["x", "1|2"], ["", "3"]], [["c"], [""]]]
+    assert build_paper.findings(page) == ["One better than two."]
+    assert build_paper.tables(page)["B"] == [[["a", "b"], ["x", "1|2"], ["", "3"]]]
 
 
 @needs.typst
