@@ -86,11 +86,6 @@ def test_every_claim_of_a_paper_is_on_its_pages(paper: str) -> None:
             assert row.get("claim", "").strip() in told, row["claim"]
 
 
-def test_a_contrast_is_a_sum_of_sides() -> None:
-    assert terms_of("a, at k' = 3 − 2 · b + 1/4 · c-d") == [(1, "a, at k' = 3"), (-2, "b"), (0.25, "c-d")]
-    assert terms_of("− error") == [(-1, "error")]
-
-
 @pytest.mark.parametrize("contrast", ["a - b", "a − 0.5 · b", "a − 2 * b", "a − "])
 def test_a_contrast_that_cannot_be_read_is_refused_with_its_row(contrast: str) -> None:
     row = {"place": "§1", "claim": "c", "measure": "m", "contrast": contrast}
