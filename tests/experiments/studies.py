@@ -57,7 +57,7 @@ STUDIES = {
     "imputation": Small(
         {"search_tokens": "[3, 10]"}, "claims systems corpus k training", several=True, shared=False
     ),
-    "methods": Small({"depth": 20}, "words words-stages", several=True, shared=False),
+    "methods": Small({"depth": 20}, "words-methods words-first-stages", several=True, shared=False),
     "salience_pruning": Small(
         {"methods": json.dumps(GATES), "negatives": 1, "l1": "[0.5, 2]", "depth": 8, "trained_layers": 0},
         "claims document_tokens query_tokens costs gates training",
