@@ -26,7 +26,9 @@ from typing import Any
 
 from paradigms.data.identical import CHOICES
 from paradigms.data.texts import WORDS
-from paradigms.io.flags import add_device, add_plugin, apply, spelled
+from paradigms.io.device import choose_device
+from paradigms.io.flags import add_device, add_plugin, spelled
+from paradigms.io.plugins import load_plugins
 from paradigms.io.terminal import interruptible, shown
 
 OFFLINE = "offline"  # all-MiniLM-L6-v2 as it was trained: one vector per text
@@ -246,7 +248,8 @@ def program() -> str:
 def run(settings: argparse.Namespace) -> None:
     """Import the command and run it. Raises SystemExit with a one-line message if the input is invalid."""
     try:
-        apply(settings.device, settings.plugin)
+        choose_device(settings.device)
+        load_plugins(settings.plugin)
         # Imported after argparse has reported errors, as it takes seconds; `dimensions` needs no torch.
         commands = imported(settings.command if settings.command in ASK_THEORY else "commands")
         if getattr(settings, "precision", "auto") != "auto":
