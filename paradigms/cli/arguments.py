@@ -56,7 +56,8 @@ def port(text: str) -> int:
     return int(text)
 
 
-# Arguments of argparse's `add_argument`, by option or, if one command differs, by "COMMAND option".
+# Arguments of argparse's `add_argument`, by option or, if one command differs, by "COMMAND option". Options
+# that take a string have the default "".
 OPTIONS: dict[str, dict[str, Any]] = {
     "source": {"help": "folder of files, a file, JSON lines, or a collection"},
     "folder": {"help": "folder made by index"},
@@ -72,12 +73,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--output": {"help": "folder to create (default SOURCE.index in the current folder)"},
     "compare --output": {"help": "folder for runs and tables"},
     "--kind": {
-        "default": "",
         "help": f"kind of index: {', '.join(INDEX_KINDS)}, or one of a plug-in (default: compressed, with 4 "
-        "bits a number, for token vectors such as ColBERT's; inverted for terms; else exact)",
+        "bits a number, for token vectors such as ColBERT's; inverted for terms; else exact)"
     },
     "--engine": {
-        "default": "",
         "metavar": "ENGINE:PLACE",
         "help": "store the vectors in clickhouse, lancedb, qdrant_edge, qdrant or postgres, in a folder or "
         "at an address; several addresses of clickhouse, with commas between them, are shards",
@@ -87,26 +86,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "JSON",
         "help": 'more arguments of the engine\'s class, such as \'{"database": "notes"}\'',
     },
-    "--model": {
-        "default": "",
-        "help": f"checkpoint: a folder or a name on the hub (default: {PARADIGM} over {OFFLINE})",
-    },
+    "--model": {"help": f"checkpoint: a folder or a name on the hub (default: {PARADIGM} over {OFFLINE})"},
     "--paradigm": {
-        "default": "",
         "help": "make this paradigm of the model, an encoder: dpr, me_bert, colbert, coil, aligner, xtr, "
-        f"splade, bge_m3, or one of a plug-in (default: the model as it was saved; without one, {PARADIGM})",
+        f"splade, bge_m3, or one of a plug-in (default: the model as it was saved; without one, {PARADIGM})"
     },
-    "dimensions --model": {
-        "default": "",
-        "help": f"checkpoint to compare with linear maps, such as {OFFLINE}",
-    },
+    "dimensions --model": {"help": f"checkpoint to compare with linear maps, such as {OFFLINE}"},
     "--document-model": {
-        "default": "",
         "metavar": "MODEL",
         "help": "the encoder of documents, if the model encodes only queries",
     },
     "--model-layout": {
-        "default": "",
         "choices": FORMAT_NAMES,
         "help": "the model's format, if its files do not identify it",
     },
@@ -162,7 +152,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "serve --split": {"help": "split whose judged queries the page lists, such as test"},
     "--host": {"default": "127.0.0.1", "help": "address to listen on; beyond this machine with --token"},
     "--port": {"type": port, "default": 8765, "help": "port; 0 chooses a free one (default %(default)s)"},
-    "--token": {"default": "", "help": "text that every request must contain"},
+    "--token": {"help": "text that every request must contain"},
     "--fuse": {
         "action": "store_true",
         "help": "add a fusion of all by reciprocal ranks, or with --dev a sum",
@@ -291,5 +281,7 @@ def parser() -> argparse.ArgumentParser:
         add_device(command)
         for option in options.split():
             short = ["-q"] if option == "--query" else []
-            command.add_argument(*short, option, **OPTIONS.get(f"{name} {option}", OPTIONS[option]))
+            kind = OPTIONS.get(f"{name} {option}", OPTIONS[option])
+            string = option.startswith("-") and not kind.keys() & {"action", "type"}
+            command.add_argument(*short, option, **({"default": ""} if string else {}) | kind)
     return root

@@ -296,11 +296,9 @@ def with_judgements(split: Split, corpus: Corpus, runs: Iterable[Run]) -> Split:
     judgements = {}
     for query in split.queries:
         retrieved = sorted({document for run in runs for document in run.get(query, {})})
-        positions = [corpus.position(document) for document in retrieved]
         answers = split.answers.get(query, [])
-        judgements[query] = {
-            corpus.ids[i]: 1 for i in positions if has_answer(body(corpus.titles[i], corpus[i]), answers)
-        }
+        documents = map(corpus.document, retrieved)
+        judgements[query] = {id: 1 for id, title, text in documents if has_answer(body(title, text), answers)}
     return replace(split, judgements=judgements)
 
 

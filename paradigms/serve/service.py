@@ -83,8 +83,7 @@ class Service:
         }
 
     async def document(self, id: str) -> dict[str, str]:
-        title, text = self._document(id)
-        return {"id": id, "title": title, "text": text}
+        return dict(zip(("id", "title", "text"), self.corpus.document(id), strict=True))
 
     async def search(self, request: requests.Search) -> dict[str, Any]:
         check_not_blank(request.queries)
@@ -110,7 +109,7 @@ class Service:
             documents: dict[str, tuple[str, str]] = {}
             size = 0
             for id in dict.fromkeys(id for run in runs for id, _ in run):
-                title, text = self._document(id)
+                _, title, text = self.corpus.document(id)
                 documents[id] = title, text[: request.characters]
                 size += sum(len(text.encode()) for text in documents[id])
                 cost.check_answer(size)
@@ -269,15 +268,11 @@ class Service:
             cost.check_cost(step, sum(beside, self.allowed[system.name]))
 
     def _text(self, request: requests.Explain) -> str:
-        text = self._document(request.document)[1]
+        _, _, text = self.corpus.document(request.document)
         return text if request.text is None else request.text
 
     def _check_rows(self, count: int) -> None:
         cost.check_answer(count * (self._longest_id + 2 * cost.NUMBER))
-
-    def _document(self, id: str) -> tuple[str, str]:
-        position = self.corpus.position(id)
-        return self.corpus.titles[position], self.corpus[position]
 
     def _chosen(self, names: list[str] | None) -> list[ServedSystem]:
         for name in names or ():

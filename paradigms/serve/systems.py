@@ -289,7 +289,7 @@ class ServedSystem:
         if text is None:
             texts = [self.pieces.corpus[self.pieces.corpus.position(id)] for id in self.pieces.of(document)]
         else:
-            title = self.corpus.titles[self.corpus.position(document)]
+            _, title, _ = self.corpus.document(document)
             texts = list(Pieces(Corpus([document], [text], [title]), self.pieces.words).corpus)
         explanations = []
         for passage in texts:
