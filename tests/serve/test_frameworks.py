@@ -13,7 +13,7 @@ from paradigms import PARADIGMS
 from paradigms.align import Cost
 from paradigms.cli.arguments import main
 from tests.near import assert_within_rounding
-from tests.serve.served import CORPUS, QUERY, needed, serving, systems
+from tests.serve.served import CORPUS, QUERY, needed, serving
 from tests.serve.test_service import answered, asked
 from tests.tiny import TERMS
 
@@ -21,17 +21,6 @@ pytestmark = needed
 # The command with the last of this process's folders of packages, where MCP's may lie.
 RUN = "import sys; sys.path.append(sys.argv.pop(1)); from paradigms.cli.arguments import main; main()"
 TEXTS = ["wood fire", "the cold sea and fish", " ", "fish in the sea"]
-
-
-@pytest.fixture(scope="module")
-def retrievers(tiny_bert, seq2seq):
-    return systems(tiny_bert, seq2seq["t5"])
-
-
-@pytest.fixture(scope="module")
-def port(retrievers):
-    with serving(retrievers) as port:
-        yield port
 
 
 @pytest.mark.parametrize("name", ["dpr", "colbert", "aligner", "xtr", "passages", "reranker"])
@@ -72,27 +61,6 @@ def test_one_vector_of_a_text_is_the_models(port, retrievers):
     [only] = answered(port, "/v1/embeddings", {"model": "dpr", "input": TEXTS[0]})["data"]
     assert len(only["embedding"]) == model.encoder.dim
     assert [one["id"] for one in answered(port, "/v1/models")["data"]] == list(retrievers)
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "status", "error"),
-    [
-        ("rerank", {"query": QUERY, "documents": TEXTS}, 400, "model must name one of bm25, dpr"),
-        ("rerank", {"query": QUERY, "documents": TEXTS, "model": "x"}, 404, "unknown system 'x'"),
-        ("rerank", {"query": " ", "documents": TEXTS, "model": "dpr"}, 400, "'query' is blank"),
-        ("rerank", {"query": QUERY, "documents": [3], "model": "dpr"}, 400, "documents[0]=3; it must be str"),
-        ("rerank", {"query": QUERY, "documents": TEXTS, "top_n": 0}, 400, "top_n must be at least 1"),
-        ("rerank", {"query": QUERY, "documents": TEXTS, "model": "fused"}, 400, "fused scores documents of"),
-        ("embeddings", {"model": "colbert", "input": "x"}, 400, "colbert has no single vector"),
-        ("embeddings", {"model": "bm25", "input": "x"}, 400, "bm25 has no single vector"),
-        ("embeddings", {"model": "dpr", "input": [[1, 2]]}, 400, "input[0]=[1, 2]; it must be str"),
-        ("embeddings", {"model": "dpr", "input": "x", "dimensions": 3}, 400, "the vectors of dpr have"),
-    ],
-)
-def test_wrong_requests_get_one_sentence(port, path, body, status, error):
-    answer = asked(port, f"/v1/{path}", body)
-    assert answer[0] == status
-    assert answer[1]["error"].startswith(error)
 
 
 def test_a_text_that_costs_too_much_is_refused(retrievers):

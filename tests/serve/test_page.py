@@ -14,16 +14,15 @@ from paradigms.baselines.bm25 import BM25
 from paradigms.data import Corpus, Split
 from paradigms.retrieve import Indexed
 from tests import browser
-from tests.serve.served import JUDGED, QUERY, SLASH, needed, serving, systems
+from tests.serve.served import JUDGED, QUERY, SLASH, needed, serving
 
 pytestmark = [needed, browser.needed, pytest.mark.slow]
 NAMES = ("bm25", "colbert", "aligner", "fused")
 
 
-@pytest.fixture(scope="module")
-def retrievers(tiny_bert, seq2seq):
-    made = systems(tiny_bert, seq2seq["t5"])
-    return {name: made[name] for name in NAMES}
+@pytest.fixture(scope="module", name="retrievers")
+def four_retrievers(retrievers):
+    return {name: retrievers[name] for name in NAMES}
 
 
 @pytest.fixture(scope="module")
