@@ -55,18 +55,18 @@ def is_text(source: str) -> bool:
     return path.exists() and not collection and _rows(source) is None
 
 
-def words_of(source: str, asked: int | None, length: int | None = None, passages: bool = False) -> int:
+def words_of(source: str, most: int | None, length: int | None = None, passages: bool = False) -> int:
     """Return the maximum words per passage, or 0 if the source is not cut.
 
-    asked: the value of --words; by default `WORDS`, or fewer if the model reads fewer. length: tokens that
+    most: the value of --words; by default `WORDS`, or fewer if the model reads fewer. length: tokens that
     the model reads, for 2 words about 3. passages: whether documents other than text files are split. Raises
     FileNotFoundError if the source does not exist, and ValueError if --words is given for a source that is
     not cut.
     """
     check_source(source)
     if passages or is_text(source):
-        return asked or (WORDS if length is None else max(1, min(WORDS, 2 * length // 3)))
-    if asked:
+        return most or (WORDS if length is None else max(1, min(WORDS, 2 * length // 3)))
+    if most:
         raise ValueError(f"--words is for text files; to split the documents of {source}, add --passages")
     return 0
 

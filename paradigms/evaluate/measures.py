@@ -190,11 +190,7 @@ def seeds_interval(
     interval is too narrow.
     """
     seeds = len(values)
-    means = (
-        _resampled_means(values, resamples, groups)
-        if clusters is None
-        else _resampled_clusters(values, resamples, clusters)
-    )
+    means = _resampled_means(values, resamples, groups, clusters)
     drawn = np.random.default_rng([0, 1]).multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
     low, high = np.quantile((means * drawn).sum(axis=1) / seeds, TAILS)
     return Interval(float(values.mean()), float(low), float(high))
@@ -227,15 +223,23 @@ def _ranks(query: str, scores: dict[str, float]) -> dict[str, float]:
 
 
 def _resampled_means(
-    values: Float[np.ndarray, "rows queries"], resamples: int, groups: Sequence[str] | None = None
+    values: Float[np.ndarray, "rows queries"],
+    resamples: int,
+    groups: Sequence[str] | None = None,
+    clusters: Sequence[str] | None = None,
 ) -> Float[np.ndarray, "resamples rows"]:
-    """Return each row's mean in each resample; queries are drawn within their groups."""
-    rows, queries = values.shape
-    if not rows or not queries:
+    """Return each row's mean in each resample, which draws queries within their groups, or whole clusters."""
+    if not values.size:
         raise ValueError(f"no values to resample: shape {values.shape}")
     if np.isnan(values).any():
         raise ValueError("a value is NaN: the mean is not defined")
     generator = np.random.default_rng(0)
+    if clusters is not None:
+        cluster = np.unique(clusters, return_inverse=True)[1]
+        totals = np.stack([np.bincount(cluster, row) for row in values], axis=1)
+        counts = np.concatenate(list(_draws(len(totals), resamples, generator)))
+        return counts @ totals / (counts @ np.bincount(cluster))[:, None]
+    rows, queries = values.shape
     group = np.zeros(queries) if groups is None else np.unique(groups, return_inverse=True)[1]
     sums = np.zeros((resamples, rows))
     for number in np.unique(group):
@@ -243,19 +247,6 @@ def _resampled_means(
         draws = _draws(inside.shape[1], resamples, generator)
         sums += np.concatenate([counts @ inside.T for counts in draws])
     return sums / queries
-
-
-def _resampled_clusters(
-    values: Float[np.ndarray, "rows queries"], resamples: int, clusters: Sequence[str]
-) -> Float[np.ndarray, "resamples rows"]:
-    """Return each row's mean over the queries in each resample, which draws whole clusters of queries."""
-    if np.isnan(values).any():
-        raise ValueError("a value is NaN: the mean is not defined")
-    numbers = np.unique(clusters, return_inverse=True)[1]
-    sizes = np.bincount(numbers)
-    sums = np.stack([np.bincount(numbers, row) for row in values], axis=1)
-    drawn = np.concatenate(list(_draws(len(sizes), resamples, np.random.default_rng(0))))
-    return drawn @ sums / (drawn @ sizes)[:, None]
 
 
 def _draws(

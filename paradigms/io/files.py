@@ -146,10 +146,10 @@ def _workplace(target: Path) -> Iterator[Path]:
 _LOCKS: dict[Path, tuple[int, int]] = {}  # locked folder -> the process that locked it, and its descriptor
 
 
-def _lock(descriptor: int, how: int) -> bool:
+def _lock(descriptor: int, operation: int) -> bool:
     """Lock a folder; return False if its file system has no locks. Raises BlockingIOError if it is locked."""
     try:
-        fcntl.flock(descriptor, how)
+        fcntl.flock(descriptor, operation)
     except OSError as error:
         if error.errno not in LOCKLESS:
             raise

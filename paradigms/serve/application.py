@@ -221,17 +221,8 @@ def serve(
 
 def server_of(app: Starlette) -> uvicorn.Server:
     """Make the server that runs an application."""
-    return uvicorn.Server(
-        uvicorn.Config(
-            app,
-            http=Patient,
-            ws="none",
-            lifespan="on",
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-        )
-    )
+    silent: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
+    return uvicorn.Server(uvicorn.Config(app, http=Patient, ws="none", lifespan="on", **silent))
 
 
 def listen(host: str, port: int) -> socket.socket:

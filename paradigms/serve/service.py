@@ -203,8 +203,8 @@ class Service:
             raise ValueError(f"{system.name} has no single vector for a text: /encode returns its vectors")
         if request.dimensions not in (None, model.encoder.dim):
             raise ValueError(f"the vectors of {system.name} have {model.encoder.dim} dimensions")
-        asked = requests.Encode(system=system.name, texts=request.input, side=request.input_type)
-        rows = (await self.encode(asked))["texts"]
+        encoding = requests.Encode(system=system.name, texts=request.input, side=request.input_type)
+        rows = (await self.encode(encoding))["texts"]
         vectors = [row["vectors"][0] if row["vectors"] else [0.0] * model.encoder.dim for row in rows]
         embeddings: list[Any] = vectors
         if request.encoding_format == "base64":

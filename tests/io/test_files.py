@@ -321,16 +321,6 @@ def test_many_writers_and_readers_at_once_see_whole_outputs_only(tmp_path):
     assert len({(path / str(part)).read_text() for part in range(3)}) == 1
 
 
-def test_a_killed_writer_of_a_file_leaves_nothing_that_the_next_one_keeps(tmp_path):
-    (tmp_path / ".file.01234567.partial").mkdir()
-    (tmp_path / ".file.01234567.partial" / "fresh").write_text("half")
-    with atomic_text(tmp_path / "file") as stream:
-        stream.write("whole")
-        write_text(tmp_path / "file", "another writer's, which lets this one live")
-    assert names(tmp_path) == ["file"]
-    assert (tmp_path / "file").read_text() == "whole"
-
-
 def test_a_folder_has_one_writer(tmp_path):
     """Who holds it may ask again; another process may not."""
     assert held(tmp_path / "results") == held(tmp_path / "results") == tmp_path / "results"

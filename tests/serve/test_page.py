@@ -130,18 +130,12 @@ def test_another_a_acts_at_once_on_ranks_and_links(page, retrievers):
     run = retrievers["colbert"].search({"q": QUERY}, 100)
     other = Indexed(retrievers["colbert"].index, model).rerank({"q": QUERY}, run)["q"]
     first = [shown(score) for score in list(other.values())[:10]]
-    browser.until(
-        lambda: [score for _, score in column(page, "colbert")] == first, "colbert is not ranked by TopK(k=3)"
-    )
+    said = "colbert is not ranked by TopK(k=3)"
+    browser.until(lambda: [score for _, score in column(page, "colbert")] == first, said)
     page.choose("#normalise", "total")
     page.wait(f"{links}.includes('Z 15')")
-    assert state(page) | {"query": ""} == {
-        "query": "",
-        "document": "7",
-        "judged": "q1",
-        "align": "TopK(k=3)",
-        "normalise": "total",
-    }
+    chosen = {"query": QUERY, "judged": "q1", "document": "7", "align": "TopK(k=3)", "normalise": "total"}
+    assert state(page) == chosen
     page.click("#plain")
     page.wait(f"{links} === {json.dumps(before)}")
     assert "align" not in state(page)
@@ -181,12 +175,8 @@ def test_an_edited_document_changes_its_tokens_and_scores(page):
     page.wait(f"{rel} !== {json.dumps(before)}")
     page.wait("document.querySelectorAll('#systems .card')[3].textContent.includes('its corpus only')")
     page.wait("document.querySelectorAll('#systems .card')[1].textContent.includes('bold')")
-    assert page.texts("#systems .card:nth-child(2) .tokens.document .token")[:4] == [
-        "fish",
-        "fish",
-        "fish",
-        "sea",
-    ]
+    tokens = page.texts("#systems .card:nth-child(2) .tokens.document .token")
+    assert tokens[:4] == ["fish", "fish", "fish", "sea"]
     assert page.count("#systems .token b") == 0
     assert state(page)["text"].startswith("fish fish")
     page.fill("#text", " ")
@@ -327,7 +317,7 @@ def test_nothing_sticks_out_of_a_narrow_window(page, width):
 def hostile() -> list[str]:
     """Texts that a page might run, or be broken by."""
     code = "window.broken = 1"
-    texts = [
+    return [
         f"<script>{code}</script>",
         f"</script><script>{code}</script>",
         f"<img src=x onerror='{code}'>",
@@ -355,8 +345,6 @@ def hostile() -> list[str]:
         "a" * 2000,
         "line\nbreak\ttab\r\nreturn",
     ]
-    assert len(set(texts)) == 26
-    return texts
 
 
 def test_hostile_texts_stay_texts(tab, tiny_bert):
