@@ -45,8 +45,11 @@ TEXTS = [
     "the sea and the river",
     "snow, cold snow on ice",
     "a cat in a house",
+    "bread and milk for the king",
+    "old iron ships",
+    "the moon on the sea",
+    "red wine",
 ]
-TEXTS += ["bread and milk for the king", "old iron ships", "the moon on the sea", "red wine"]
 NAMES = ("dpr", "colbert", "me_bert", "xtr")
 SETTINGS: dict[str, list[Any]] = {
     "pooling": ["cls", "mean", "max"],
@@ -66,13 +69,8 @@ SETTINGS: dict[str, list[Any]] = {
 CONFIG = {"hidden_act": ["gelu", "relu"], "layer_norm_eps": [1e-12, 0.5], "num_attention_heads": [2, 4]}
 FILES: dict[str, list[Any]] = CONFIG | {"words": [["red", "the"], ["the", "red"]], "weights": ["0", "1"]}
 EDITED = ("config.json", "tokenizer.json")
-PARTS = [
-    "",
-    "attention.self.query",
-    "word_embeddings",
-    "output.dense",
-    "LayerNorm",
-]  # of the names of weights
+# Parts of the names of weights.
+PARTS = ["", "attention.self.query", "word_embeddings", "output.dense", "LayerNorm"]
 PLUGIN = """
 import torch
 from dataclasses import replace

@@ -223,7 +223,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         settings.query += rest
     resuming = "the same command resumes the index" if settings.command == "index" else ""
     with interruptible(resuming):
-        run(settings)
+        try:
+            choose_device(settings.device)
+            load_plugins(settings.plugin)
+            # Imported after argparse has reported errors, as it takes seconds; `dimensions` needs no torch.
+            commands = imported(settings.command if settings.command in ASK_THEORY else "commands")
+            if getattr(settings, "precision", "auto") != "auto":
+                from paradigms.encoder.precision import choose_precision  # imports torch
+
+                choose_precision(settings.precision)
+            getattr(commands, f"run_{settings.command}")(settings)
+        except (ValueError, OSError, KeyError, ImportError) as error:
+            raise SystemExit(shown(error.args[0] if isinstance(error, KeyError) else error)) from error
 
 
 def program() -> str:
@@ -233,22 +244,6 @@ def program() -> str:
         return called.name if shutil.which(called.name) == sys.argv[0] else quote(sys.argv[0])
     module = called.parts[-2:] == ("paradigms", "__main__.py")
     return f"{quote(sys.orig_argv[0]) if module else 'python'} -m paradigms"
-
-
-def run(settings: argparse.Namespace) -> None:
-    """Import the command and run it. Raises SystemExit with a one-line message if the input is invalid."""
-    try:
-        choose_device(settings.device)
-        load_plugins(settings.plugin)
-        # Imported after argparse has reported errors, as it takes seconds; `dimensions` needs no torch.
-        commands = imported(settings.command if settings.command in ASK_THEORY else "commands")
-        if getattr(settings, "precision", "auto") != "auto":
-            from paradigms.encoder.precision import choose_precision  # imports torch
-
-            choose_precision(settings.precision)
-        getattr(commands, f"run_{settings.command}")(settings)
-    except (ValueError, OSError, KeyError, ImportError) as error:
-        raise SystemExit(shown(error.args[0] if isinstance(error, KeyError) else error)) from error
 
 
 def imported(name: str) -> ModuleType:

@@ -16,26 +16,25 @@ def documents(source: str, problems: Problems, words: int) -> Iterator[Document]
 
     words: maximum words per passage of a text file. The source must exist (`check_source`).
     """
-    rows = _rows(source)
-    if rows is not None:
-        return _readable(json_lines(rows, problems))
-    if is_text(source):
-        return _readable(text_passages(Path(source), problems, words))
-    collection = load_collection(source)
-    problems.counts = collection.problems.counts
-    problems.examples = collection.problems.examples
-    return _readable(zip(collection.corpus.ids, collection.corpus.titles, collection.corpus, strict=True))
+    file = _rows(source)
+    rows: Iterable[Document]
+    if file is not None:
+        rows = json_lines(file, problems)
+    elif is_text(source):
+        rows = text_passages(Path(source), problems, words)
+    else:
+        collection = load_collection(source)
+        problems.counts = collection.problems.counts
+        problems.examples = collection.problems.examples
+        rows = zip(collection.corpus.ids, collection.corpus.titles, collection.corpus, strict=True)
+    # As when reading corpus.jsonl, lone surrogates are replaced and white space is stripped.
+    return ((id, mended(title).strip(), mended(text).strip()) for id, title, text in rows)
 
 
 def corpus_of(source: str, words: int, problems: Problems | None = None) -> Corpus:
     """Read all `documents` of a source. Raises ValueError if it has none."""
     rows = documents(source, Problems() if problems is None else problems, words)
     return gathered(source, ((n, *row) for n, row in enumerate(rows)))
-
-
-def _readable(rows: Iterable[Document]) -> Iterator[Document]:
-    """Replace lone surrogates and strip white space, as when reading corpus.jsonl."""
-    return ((id, mended(title).strip(), mended(text).strip()) for id, title, text in rows)
 
 
 def check_source(source: str) -> None:

@@ -1,4 +1,7 @@
-"""What the service answers, without HTTP: a method of `Service` for each request."""
+"""What the service answers, without HTTP: a method of `Service` for each request.
+
+Rankings are lists of (document, score), best first, because a JSON object would reorder numeric ids.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +102,8 @@ class Service:
                 runs, seconds = await self._searched(system, texts, request.k)
             else:
                 runs, seconds = await self._each(partial(system.ranked, text, view) for text in texts)
-            by_query = {id: rows(scores, request.k) for id, scores in zip(request.queries, runs, strict=True)}
+            ranked = zip(request.queries, runs, strict=True)
+            by_query = {id: list(scores.items())[: request.k] for id, scores in ranked}
             return {"milliseconds": 1000 * seconds, "run": by_query}
 
         answers = await self._of_each(request.systems, ask)
@@ -131,7 +135,7 @@ class Service:
                 partial(system.rescored, request.queries, {query: documents}, view)
                 for query, documents in run.items()
             )
-            by_query = {id: rows(scores) for one in ranked for id, scores in one.items()}
+            by_query = {id: list(scores.items()) for one in ranked for id, scores in one.items()}
             return {"milliseconds": 1000 * seconds, "run": by_query}
 
         return {"systems": await self._of_each(request.systems, ask)}
@@ -304,11 +308,6 @@ class Service:
             except (ValueError, KeyError) as error:
                 answers[system.name] = {"error": sentence(error)}
         return answers
-
-
-def rows(scores: Mapping[str, float], k: int | None = None) -> list[tuple[str, float]]:
-    """List (document, score) pairs, best first, because a JSON object would reorder numeric ids."""
-    return list(scores.items())[:k]
 
 
 def check_not_blank(queries: Mapping[str, str]) -> None:

