@@ -10,9 +10,10 @@ search reports an unfinished update.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import asdict, replace
 from itertools import chain, compress
@@ -130,7 +131,7 @@ def _engine(settings: argparse.Namespace, former: Origin | None, folder: Path) -
     if not place:
         raise ValueError(f"--engine {settings.engine} names no place: write ENGINE:PLACE")
     parts = [urlsplit(one) for one in place.split(",")] if "://" in place else []
-    named = chain(_names(options), *(parse_qs(part.query) for part in parts))
+    named = chain(re.findall(r'"([^"]*)":', json.dumps(options)), *(parse_qs(part.query) for part in parts))
     if any(part.password for part in parts) or any(map(SECRET.search, named)):
         raise ValueError(
             "--engine or its options have a password or a key, which would be stored: give it by an "
@@ -141,16 +142,6 @@ def _engine(settings: argparse.Namespace, former: Origin | None, folder: Path) -
     if name in COLLECTIONS:
         options = {COLLECTIONS[name]: re.sub(r"\W", "_", folder.stem)} | options
     return f"{name}:{place}", options
-
-
-def _names(value: Any) -> Iterator[str]:
-    """Yield the names in a JSON value, at any depth."""
-    if isinstance(value, dict):
-        yield from value
-        value = list(value.values())
-    if isinstance(value, list):
-        for part in value:
-            yield from _names(part)
 
 
 def _fill_engine(

@@ -19,7 +19,6 @@ from paradigms.data.collection import best_first, body, ranked
 from paradigms.io.checks import Range, check_type
 
 MEASURES = ("nDCG@10", "RR@10", "R@1", "R@10", "R@100")
-TAILS = (0.025, 0.975)  # quantiles of 95% intervals
 CUTOFFS = (1, 2, 5, 10, 20, 50, 100)
 RESAMPLES = 10_000
 COUNTED = {"cutoff", "rel"}  # parameters of measures that compiled code reads unchecked
@@ -61,10 +60,7 @@ class PerQuery:
 
     def intervals(self) -> "dict[str, Interval]":
         """Map each measure to its mean's bootstrap interval, over queries and over any training seeds."""
-        if self.seeds is not None:
-            return {m: seeds_interval(self.by_seed(m), groups=self.groups) for m in self.seeds}
-        rows = np.stack([self.weighted(measure) for measure in self.values])
-        return dict(zip(self.values, bootstrap_intervals(rows, groups=self.groups), strict=True))
+        return {m: seeds_interval(self.by_seed(m), groups=self.groups) for m in self.values}
 
 
 def over_seeds(results: Sequence[PerQuery]) -> PerQuery:
@@ -162,19 +158,6 @@ def cutoff_curve(run: Run, split: Split, measure: str) -> dict[int, float]:
     return {k: results.mean(f"{measure}@{k}") for k in CUTOFFS}
 
 
-def bootstrap_intervals(
-    values: Float[np.ndarray, "rows queries"], *, groups: Sequence[str] | None = None
-) -> list[Interval]:
-    """Return the 95% percentile bootstrap interval of each row's mean; queries are drawn with replacement.
-
-    All rows (such as measures) share the drawn queries. groups: each query's group; queries are drawn within
-    groups, and `values` are `PerQuery.weighted`. Raises ValueError if a value is NaN or there are no values.
-    """
-    means = _resampled_means(values, RESAMPLES, groups)
-    low, high = np.quantile(means, TAILS, axis=0)
-    return [Interval(*map(float, row)) for row in zip(values.mean(axis=1), low, high, strict=True)]
-
-
 def seeds_interval(
     values: Float[np.ndarray, "seeds queries"],
     *,
@@ -182,17 +165,18 @@ def seeds_interval(
     clusters: Sequence[str] | None = None,
     resamples: int = RESAMPLES,
 ) -> Interval:
-    """Return the 95% interval of the mean over training seeds and queries, both drawn with replacement.
+    """Return the 95% bootstrap interval of the mean over training seeds and queries, drawn with replacement.
 
+    groups: each query's group; queries are drawn within groups, and `values` are `PerQuery.weighted`.
     clusters: each query's cluster, such as the article that the query asks about. Whole clusters are drawn,
     because queries within a cluster are not independent. All drawn seeds share the drawn queries. With S
     seeds, resampling reflects only (S − 1)/S of the variance between seeds, so with very few seeds the
-    interval is too narrow.
+    interval is too narrow. Raises ValueError if a value is NaN or there are no values.
     """
     seeds = len(values)
     means = _resampled_means(values, resamples, groups, clusters)
     drawn = np.random.default_rng([0, 1]).multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
-    low, high = np.quantile((means * drawn).sum(axis=1) / seeds, TAILS)
+    low, high = np.quantile((means * drawn).sum(axis=1) / seeds, (0.025, 0.975))
     return Interval(float(values.mean()), float(low), float(high))
 
 

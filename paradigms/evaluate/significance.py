@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 from jaxtyping import Float
 
-from paradigms.evaluate.measures import PerQuery, bootstrap_intervals
+from paradigms.evaluate.measures import PerQuery, seeds_interval
 
 BETTER, WORSE = "†", "‡"
 RISES, FALLS, STAYS = "↗", "↘", "→"  # marks for training: significantly better, worse, or neither
@@ -175,18 +175,15 @@ def _tested(
 
     marks: the marks for no significant difference, for better and for worse.
     """
-    if not pairs or not measures:
-        return []
     tested = [
         (system, baseline, measure, a.weighted(measure), b.weighted(measure))
         for system, baseline, a, b in pairs
         for measure in measures
     ]
     p_values = [paired_test(a, b) for *_, a, b in tested]
-    differences = np.array([a - b for *_, a, b in tested])
-    intervals = bootstrap_intervals(differences, groups=pairs[0][2].groups)
     rows = []
-    for row, interval, p, adjusted in zip(tested, intervals, p_values, holm(p_values), strict=True):
+    for (system, baseline, measure, a, b), p, adjusted in zip(tested, p_values, holm(p_values), strict=True):
+        interval = seeds_interval((a - b)[None], groups=pairs[0][2].groups)
         mark = marks[0] if adjusted >= ALPHA else marks[1] if interval.mean > 0 else marks[2]
-        rows.append(Comparison(*row[:3], *interval, p, adjusted, mark))
+        rows.append(Comparison(system, baseline, measure, *interval, p, adjusted, mark))
     return rows
