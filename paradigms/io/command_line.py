@@ -150,7 +150,7 @@ def command_line(
     if os.environ.get("RANK", "0") == "0":
         logging.getLogger("paradigms").setLevel(logging.INFO)
     try:
-        choose_device(values.pop("device", ""))
+        choose_device(values.pop("device") if device else "")
         load_plugins(values.pop("plugin"))
     except (FileNotFoundError, ValueError) as error:
         parser.error(str(error))
