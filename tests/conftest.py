@@ -15,6 +15,7 @@ import torch
 from accelerate.state import AcceleratorState
 
 from paradigms.encoder.backbone import PACKAGED, Packaged
+from tests import browser
 from tests.experiments.scripts import write_words
 from tests.near import compute_throughout_in_float64
 from tests.tiny import DECODERS, FAMILIES, SEQ2SEQ, write_checkpoint, write_seq2seq
@@ -178,3 +179,11 @@ def own_accelerate_state():
     for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
         del os.environ[name]
     os.environ.update(before)
+
+
+@pytest.fixture(scope="module")
+def tab():
+    """A page in a real browser, for tests that need one (`browser.needed`)."""
+    page = browser.Page()
+    yield page
+    page.close()

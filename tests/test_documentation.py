@@ -128,7 +128,7 @@ def test_commands_are_understood(page, tmp_path, monkeypatch):
         (tmp_path / "results/cqa" / part).mkdir(parents=True)
         (tmp_path / "results/cqa" / part / "per_query.csv").touch()
     monkeypatch.syspath_prepend(ROOT / "experiments/benchmarks")
-    monkeypatch.setattr("paradigms.io.flags.choose_device", lambda name: None)  # for this process
+    monkeypatch.setattr("paradigms.io.command_line.choose_device", lambda name: None)  # for this process
     for command in commands(page):
         script, *arguments = shlex.split(command)
         with patch.dict(PARADIGMS), patch.dict(ALIGNMENTS):  # plug-ins

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -234,49 +235,35 @@ ANSWERED: dict[str, tuple[Callable[[Tried], Any], int]] = {
 # A call -> the error, and what its sentence says to write.
 REFUSED: dict[str, tuple[Callable[[Tried], Any], type[Exception], str]] = {
     "model.encode('text')": (lambda x: x.model.encode(QUERY), TypeError, "must be a list of strings"),
-    "encode(is_query=True)": (lambda x: x.model.encode(LIST, is_query=True), TypeError, "side='query'"),
-    "encode(convert_to_tensor=True)": (
-        lambda x: x.model.encode(LIST, convert_to_tensor=True),
-        TypeError,
-        "encode_documents",
-    ),
-    "encode(show_progress_bar=True)": (
-        lambda x: x.model.encode(LIST, show_progress_bar=True),
-        TypeError,
-        "progress=True",
-    ),
-    "encode(normalize_embeddings=True)": (
-        lambda x: x.model.encode(LIST, normalize_embeddings=True),
-        TypeError,
-        "setting normalize",
-    ),
     "model.score(texts, texts)": (lambda x: x.model.score(LIST, LIST), TypeError, "encode_documents"),
-    "model.predict(pairs)": (lambda x: x.model.predict([(QUERY, LIST[0])]), AttributeError, r"rank\(query"),
-    "model.embed_documents(texts)": (
-        lambda x: x.model.embed_documents(LIST),
-        AttributeError,
-        "encode_document",
-    ),
-    "model.search('text', texts)": (lambda x: x.model.search(QUERY, LIST), AttributeError, "Index.build"),
-    "model.index(texts)": (lambda x: x.model.index(collection=LIST), AttributeError, "Index.build"),
-    "model.fit(pairs)": (lambda x: x.model.fit([]), AttributeError, "train"),
-    "model.tokenizer": (lambda x: x.model.tokenizer, AttributeError, "encoder.tokenizer"),
-    "model.config": (lambda x: x.model.config, AttributeError, "description"),
-    "Paradigm.from_pretrained('name')": (
-        lambda x: Paradigm.from_pretrained("offline"),
-        FileNotFoundError,
-        "load",
-    ),
+    "from_pretrained('name')": (lambda x: Paradigm.from_pretrained("offline"), FileNotFoundError, "load"),
     "Index(model, texts)": (lambda x: Index(x.model, LIST), TypeError, "Index.build"),
-    "index.add(texts)": (lambda x: x.index.add(LIST), AttributeError, "store.add"),
-    "index.retrieve('text')": (lambda x: x.index.retrieve(QUERY), AttributeError, r"search\(query"),
-    "index.save(folder)": (lambda x: x.index.save(x.folder), AttributeError, "Index.build.*folder"),
-    "index.ntotal": (lambda x: x.index.ntotal, AttributeError, "len"),
     "index.rerank('text', texts)": (lambda x: x.index.rerank(QUERY, LIST), TypeError, "dict, id → text"),
     "index.search(vectors)": (lambda x: x.index.search(np.eye(8)), TypeError, "a string is needed"),
-    "bm25.get_scores(words)": (lambda x: x.bm25.get_scores(["cat"]), AttributeError, r"search\(query"),
-    "bm25.retrieve('text')": (lambda x: x.bm25.retrieve("cat"), AttributeError, r"search\(query"),
     "BM25('text')": (lambda x: BM25("a cat"), TypeError, "list of strings"),
+}
+# An attribute that another library has -> what to write.
+ATTRIBUTES = {
+    "model.predict": r"rank\(query",
+    "model.embed_documents": "encode_document",
+    "model.search": "Index.build",
+    "model.index": "Index.build",
+    "model.fit": "train",
+    "model.tokenizer": "encoder.tokenizer",
+    "model.config": "description",
+    "index.add": "store.add",
+    "index.retrieve": r"search\(query",
+    "index.save": "Index.build.*folder",
+    "index.ntotal": "len",
+    "bm25.get_scores": r"search\(query",
+    "bm25.retrieve": r"search\(query",
+}
+# An argument of encode that another library has -> what to write.
+ARGUMENTS = {
+    "is_query": "side='query'",
+    "convert_to_tensor": "encode_documents",
+    "show_progress_bar": "progress=True",
+    "normalize_embeddings": "setting normalize",
 }
 
 
@@ -296,3 +283,10 @@ def test_a_call_of_another_library_is_answered(tried, call):
 def test_a_call_of_another_library_says_what_to_write(tried, call):
     guess, kind, remedy = REFUSED[call]
     refused(lambda: guess(tried), remedy, kind)
+
+
+def test_an_attribute_or_argument_of_another_library_says_what_to_write(tried):
+    for name, remedy in ATTRIBUTES.items():
+        refused(lambda name=name: attrgetter(name)(tried), remedy, AttributeError)
+    for name, remedy in ARGUMENTS.items():
+        refused(lambda name=name: tried.model.encode(LIST, **{name: True}), remedy)

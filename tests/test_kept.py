@@ -14,10 +14,11 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
@@ -44,8 +45,11 @@ TEXTS = [
     "the sea and the river",
     "snow, cold snow on ice",
     "a cat in a house",
+    "bread and milk for the king",
+    "old iron ships",
+    "the moon on the sea",
+    "red wine",
 ]
-TEXTS += ["bread and milk for the king", "old iron ships", "the moon on the sea", "red wine"]
 NAMES = ("dpr", "colbert", "me_bert", "xtr")
 SETTINGS: dict[str, list[Any]] = {
     "pooling": ["cls", "mean", "max"],
@@ -65,13 +69,8 @@ SETTINGS: dict[str, list[Any]] = {
 CONFIG = {"hidden_act": ["gelu", "relu"], "layer_norm_eps": [1e-12, 0.5], "num_attention_heads": [2, 4]}
 FILES: dict[str, list[Any]] = CONFIG | {"words": [["red", "the"], ["the", "red"]], "weights": ["0", "1"]}
 EDITED = ("config.json", "tokenizer.json")
-PARTS = [
-    "",
-    "attention.self.query",
-    "word_embeddings",
-    "output.dense",
-    "LayerNorm",
-]  # of the names of weights
+# Parts of the names of weights.
+PARTS = ["", "attention.self.query", "word_embeddings", "output.dense", "LayerNorm"]
 PLUGIN = """
 import torch
 from dataclasses import replace
@@ -119,45 +118,23 @@ def read(files: Path, name: str, settings: tuple[tuple[str, Any], ...], plugin: 
     return PARADIGMS[name](files, **dict(settings))
 
 
-def in_place(weights: list[nn.Parameter], noise: list[torch.Tensor]) -> None:
-    with torch.no_grad():
-        for p, change in zip(weights, noise, strict=True):
-            p.add_(change)
+def step(
+    weight: nn.Parameter, change: torch.Tensor, kind: type[torch.optim.Optimizer], **options: Any
+) -> None:
+    """Change a weight by a step of an optimizer."""
+    weight.grad = -change
+    kind([weight], **options).step()
+    weight.grad = None
 
 
-def by_data(weights: list[nn.Parameter], noise: list[torch.Tensor]) -> None:
-    for p, change in zip(weights, noise, strict=True):
-        p.data.add_(change)
-
-
-def other_data(weights: list[nn.Parameter], noise: list[torch.Tensor]) -> None:
-    for p, change in zip(weights, noise, strict=True):
-        p.data = p.data + change
-
-
-def by_numpy(weights: list[nn.Parameter], noise: list[torch.Tensor]) -> None:
-    for p, change in zip(weights, noise, strict=True):
-        p.detach().numpy()[...] += change.numpy()
-
-
-def by_optimizer(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> Callable[..., None]:
-    def step(weights: list[nn.Parameter], noise: list[torch.Tensor]) -> None:
-        for p, change in zip(weights, noise, strict=True):
-            p.grad = -change
-        make(weights).step()
-        for p in weights:
-            p.grad = None
-
-    return step
-
-
-WAYS = {
-    "in place": in_place,
-    "by .data": by_data,
-    "other .data": other_data,
-    "by numpy": by_numpy,
-    "by SGD": by_optimizer(lambda weights: torch.optim.SGD(weights, lr=1.0)),
-    "by fused AdamW": by_optimizer(lambda weights: torch.optim.AdamW(weights, lr=0.3, fused=True)),
+# How a weight is changed by a tensor, without gradients.
+WAYS: dict[str, Callable[[nn.Parameter, torch.Tensor], Any]] = {
+    "in place": lambda weight, change: weight.add_(change),
+    "by .data": lambda weight, change: weight.data.add_(change),
+    "other .data": lambda weight, change: setattr(weight, "data", weight.data + change),
+    "by numpy": lambda weight, change: np.add(weight.numpy(), change.numpy(), out=weight.numpy()),
+    "by SGD": partial(step, kind=torch.optim.SGD, lr=1.0),
+    "by fused AdamW": partial(step, kind=torch.optim.AdamW, lr=0.3, fused=True),
 }
 
 
@@ -188,7 +165,7 @@ class Kept:
 
     def anew(self) -> Any:
         """What one that is made anew of them answers."""
-        return self.world.anew().encode(list(self.texts.values()))
+        return self.world.anew().encode(list(self.world.texts.values()))
 
 
 class InMemory(Kept):
@@ -222,11 +199,8 @@ class OnDisk(Kept):
 
     def anew(self) -> Any:
         model = self.world.anew()
-        dim = min(model.encoder.dim, self.dim())
+        dim = min(model.encoder.dim, self.store().dim)
         return Indexed.build(model, self.texts, dim=dim, kind=self.kind).search(QUERIES)
-
-    def dim(self) -> int:
-        return open_index(self.folder).store.dim
 
     def store(self) -> Store:
         return open_index(self.folder).store
@@ -254,9 +228,6 @@ class Unkept(OnDisk):
     def opened(self) -> Indexed:
         return Indexed(self.index, self.world.model)
 
-    def dim(self) -> int:
-        return self.store().dim
-
     def store(self) -> Store:
         return self.index.store
 
@@ -281,9 +252,6 @@ class States(Kept):
         texts = list(self.world.texts.values())
         keep_states(model, 1, self.folder, {"document": texts}, self.world.accelerator, untrained=True)
         return model.encode(texts)
-
-    def anew(self) -> Any:
-        return self.world.anew().encode(list(self.world.texts.values()))
 
 
 class Read(States):
@@ -405,8 +373,10 @@ class World(RuleBasedStateMachine):
         """Other weights in memory."""
         self.changed(f"weights {way}")
         generator = torch.Generator().manual_seed(self.version)
-        weights = [p for name, p in self.model.named_parameters() if part in name]
-        WAYS[way](weights, [0.3 * torch.randn(p.shape, generator=generator) for p in weights])
+        for name, weight in self.model.named_parameters():
+            if part in name:
+                with torch.no_grad():
+                    WAYS[way](weight, 0.3 * torch.randn(weight.shape, generator=generator))
         self.weights = f"changed {self.version}"
 
     @rule(data=st.data(), settings=st.booleans())

@@ -65,7 +65,7 @@ from paradigms.encoder.backbone import load_backbone, load_tokenizer, packaged
 from paradigms.encoder.exported import INPUTS
 from paradigms.encoder.precision import PRECISIONS, autocast, native_precision
 from paradigms.evaluate import on_split
-from paradigms.evaluate.measures import bootstrap_intervals
+from paradigms.evaluate.measures import seeds_interval
 from paradigms.io.command_line import folder_name
 from paradigms.io.device import processor
 from paradigms.io.files import held
@@ -328,7 +328,7 @@ def quality(settings: Settings, collection: Collection, name: str, folder: Path,
         values[precision] = np.array(measured_once(file, question, partial(values_of, precision)))
     rows = []
     for precision in NARROW:
-        [interval] = bootstrap_intervals((values[precision] - values["no"])[None])
+        interval = seeds_interval((values[precision] - values["no"])[None])
         row: dict[str, Any] = {"collection": collection.name, "paradigm": name, "precision": precision}
         row |= {"documents": len(corpus), "queries": len(values["no"]), "float32": values["no"].mean()}
         row["difference"] = "{:+.4f} [{:+.4f}, {:+.4f}]".format(*interval)

@@ -26,7 +26,9 @@ from typing import Any
 
 from paradigms.data.identical import CHOICES
 from paradigms.data.texts import WORDS
-from paradigms.io.flags import add_device, add_plugin, apply, spelled
+from paradigms.io.device import choose_device
+from paradigms.io.flags import add_device, add_plugin, spelled
+from paradigms.io.plugins import load_plugins
 from paradigms.io.terminal import interruptible, shown
 
 OFFLINE = "offline"  # all-MiniLM-L6-v2 as it was trained: one vector per text
@@ -54,7 +56,8 @@ def port(text: str) -> int:
     return int(text)
 
 
-# Arguments of argparse's `add_argument`, by option or, if one command differs, by "COMMAND option".
+# Arguments of argparse's `add_argument`, by option or, if one command differs, by "COMMAND option". Options
+# that take a string have the default "".
 OPTIONS: dict[str, dict[str, Any]] = {
     "source": {"help": "folder of files, a file, JSON lines, or a collection"},
     "folder": {"help": "folder made by index"},
@@ -70,12 +73,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--output": {"help": "folder to create (default SOURCE.index in the current folder)"},
     "compare --output": {"help": "folder for runs and tables"},
     "--kind": {
-        "default": "",
         "help": f"kind of index: {', '.join(INDEX_KINDS)}, or one of a plug-in (default: compressed, with 4 "
-        "bits a number, for token vectors such as ColBERT's; inverted for terms; else exact)",
+        "bits a number, for token vectors such as ColBERT's; inverted for terms; else exact)"
     },
     "--engine": {
-        "default": "",
         "metavar": "ENGINE:PLACE",
         "help": "store the vectors in clickhouse, lancedb, qdrant_edge, qdrant or postgres, in a folder or "
         "at an address; several addresses of clickhouse, with commas between them, are shards",
@@ -85,26 +86,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "JSON",
         "help": 'more arguments of the engine\'s class, such as \'{"database": "notes"}\'',
     },
-    "--model": {
-        "default": "",
-        "help": f"checkpoint: a folder or a name on the hub (default: {PARADIGM} over {OFFLINE})",
-    },
+    "--model": {"help": f"checkpoint: a folder or a name on the hub (default: {PARADIGM} over {OFFLINE})"},
     "--paradigm": {
-        "default": "",
         "help": "make this paradigm of the model, an encoder: dpr, me_bert, colbert, coil, aligner, xtr, "
-        f"splade, bge_m3, or one of a plug-in (default: the model as it was saved; without one, {PARADIGM})",
+        f"splade, bge_m3, or one of a plug-in (default: the model as it was saved; without one, {PARADIGM})"
     },
-    "dimensions --model": {
-        "default": "",
-        "help": f"checkpoint to compare with linear maps, such as {OFFLINE}",
-    },
+    "dimensions --model": {"help": f"checkpoint to compare with linear maps, such as {OFFLINE}"},
     "--document-model": {
-        "default": "",
         "metavar": "MODEL",
         "help": "the encoder of documents, if the model encodes only queries",
     },
     "--model-layout": {
-        "default": "",
         "choices": FORMAT_NAMES,
         "help": "the model's format, if its files do not identify it",
     },
@@ -160,7 +152,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "serve --split": {"help": "split whose judged queries the page lists, such as test"},
     "--host": {"default": "127.0.0.1", "help": "address to listen on; beyond this machine with --token"},
     "--port": {"type": port, "default": 8765, "help": "port; 0 chooses a free one (default %(default)s)"},
-    "--token": {"default": "", "help": "text that every request must contain"},
+    "--token": {"help": "text that every request must contain"},
     "--fuse": {
         "action": "store_true",
         "help": "add a fusion of all by reciprocal ranks, or with --dev a sum",
@@ -231,7 +223,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         settings.query += rest
     resuming = "the same command resumes the index" if settings.command == "index" else ""
     with interruptible(resuming):
-        run(settings)
+        try:
+            choose_device(settings.device)
+            load_plugins(settings.plugin)
+            # Imported after argparse has reported errors, as it takes seconds; `dimensions` needs no torch.
+            commands = imported(settings.command if settings.command in ASK_THEORY else "commands")
+            if getattr(settings, "precision", "auto") != "auto":
+                from paradigms.encoder.precision import choose_precision  # imports torch
+
+                choose_precision(settings.precision)
+            getattr(commands, f"run_{settings.command}")(settings)
+        except (ValueError, OSError, KeyError, ImportError) as error:
+            raise SystemExit(shown(error.args[0] if isinstance(error, KeyError) else error)) from error
 
 
 def program() -> str:
@@ -241,21 +244,6 @@ def program() -> str:
         return called.name if shutil.which(called.name) == sys.argv[0] else quote(sys.argv[0])
     module = called.parts[-2:] == ("paradigms", "__main__.py")
     return f"{quote(sys.orig_argv[0]) if module else 'python'} -m paradigms"
-
-
-def run(settings: argparse.Namespace) -> None:
-    """Import the command and run it. Raises SystemExit with a one-line message if the input is invalid."""
-    try:
-        apply(settings.device, settings.plugin)
-        # Imported after argparse has reported errors, as it takes seconds; `dimensions` needs no torch.
-        commands = imported(settings.command if settings.command in ASK_THEORY else "commands")
-        if getattr(settings, "precision", "auto") != "auto":
-            from paradigms.encoder.precision import choose_precision  # imports torch
-
-            choose_precision(settings.precision)
-        getattr(commands, f"run_{settings.command}")(settings)
-    except (ValueError, OSError, KeyError, ImportError) as error:
-        raise SystemExit(shown(error.args[0] if isinstance(error, KeyError) else error)) from error
 
 
 def imported(name: str) -> ModuleType:
@@ -288,5 +276,7 @@ def parser() -> argparse.ArgumentParser:
         add_device(command)
         for option in options.split():
             short = ["-q"] if option == "--query" else []
-            command.add_argument(*short, option, **OPTIONS.get(f"{name} {option}", OPTIONS[option]))
+            kind = OPTIONS.get(f"{name} {option}", OPTIONS[option])
+            string = option.startswith("-") and not kind.keys() & {"action", "type"}
+            command.add_argument(*short, option, **({"default": ""} if string else {}) | kind)
     return root

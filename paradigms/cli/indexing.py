@@ -10,9 +10,10 @@ search reports an unfinished update.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import asdict, replace
 from itertools import chain, compress
@@ -130,7 +131,7 @@ def _engine(settings: argparse.Namespace, former: Origin | None, folder: Path) -
     if not place:
         raise ValueError(f"--engine {settings.engine} names no place: write ENGINE:PLACE")
     parts = [urlsplit(one) for one in place.split(",")] if "://" in place else []
-    named = chain(_names(options), *(parse_qs(part.query) for part in parts))
+    named = chain(re.findall(r'"([^"]*)":', json.dumps(options)), *(parse_qs(part.query) for part in parts))
     if any(part.password for part in parts) or any(map(SECRET.search, named)):
         raise ValueError(
             "--engine or its options have a password or a key, which would be stored: give it by an "
@@ -141,16 +142,6 @@ def _engine(settings: argparse.Namespace, former: Origin | None, folder: Path) -
     if name in COLLECTIONS:
         options = {COLLECTIONS[name]: re.sub(r"\W", "_", folder.stem)} | options
     return f"{name}:{place}", options
-
-
-def _names(value: Any) -> Iterator[str]:
-    """Yield the names in a JSON value, at any depth."""
-    if isinstance(value, dict):
-        yield from value
-        value = list(value.values())
-    if isinstance(value, list):
-        for part in value:
-            yield from _names(part)
 
 
 def _fill_engine(
@@ -222,7 +213,7 @@ def update(
         )
     encoded = after.only(set(after.ids).difference(same))
     digest = Digest()
-    write_corpus(digest.passing(_row(after, id) for id in (*same, *encoded.ids)), folder / FRESH)
+    write_corpus(digest.passing(map(after.document, (*same, *encoded.ids))), folder / FRESH)
     fingerprint = digest.hexdigest()
     stays = {piece for pieces in same.values() for piece in pieces}
     if fingerprint != former.fingerprint or indexed != stays:
@@ -253,13 +244,9 @@ def _unchanged(pieces: Pieces, after: Corpus, indexed: set[str]) -> dict[str, li
     """Return the documents that are the same before and after, with their indexed passages."""
     before = pieces.source
     ids = set(after.ids)
-    passages = {id: pieces.of(id) for id in before.ids if id in ids and _row(after, id) == _row(before, id)}
-    return {id: of for id, of in passages.items() if indexed.issuperset(of)}
-
-
-def _row(corpus: Corpus, id: str) -> Document:
-    position = corpus.position(id)
-    return id, corpus.titles[position], corpus[position]
+    same = [id for id in before.ids if id in ids and after.document(id) == before.document(id)]
+    passages = {id: pieces.of(id) for id in same}
+    return {id: names for id, names in passages.items() if indexed.issuperset(names)}
 
 
 def _settle(folder: Path, fingerprint: str | None) -> Origin:
@@ -297,10 +284,12 @@ def _check_origin(folder: Path, former: Origin, origin: Origin) -> None:
 
     The source and the model may have other names, because their contents are compared.
     """
-    pairs = {name: (getattr(former, name), getattr(origin, name)) for name in ("kind", "words", "passages")}
-    pairs["engine"] = former.engine, origin.engine
-    pairs["engine options"] = former.engine_options, origin.engine_options
-    changed = [f"{name} ({old}, not {new})" for name, (old, new) in pairs.items() if old != new]
+    changed = []
+    for name in ("kind", "words", "passages", "engine", "engine_options"):
+        old = getattr(former, name)
+        new = getattr(origin, name)
+        if old != new:
+            changed.append(f"{name.replace('_', ' ')} ({old}, not {new})")
     if changed:
         raise FileExistsError(
             f"{folder} was made with other {', '.join(changed)}: choose another --output, or add --anew to "

@@ -72,15 +72,15 @@ class Question:
         of_query = of_query if salience is None else salience
         return maxima(self.tokens, self.owners, query, self.kinds, self.asked, of_tokens, of_query)[0]
 
-    def answer(self, rows: np.ndarray, known: np.ndarray | None = None) -> Answer:
+    def answer(self, rows: np.ndarray, start: np.ndarray | None = None) -> Answer:
         """Return whether some query vectors rank the documents `rows` above all others.
 
-        known [N, h]: query vectors to try after the model's, with equal saliences.
+        start [N, h]: query vectors to try after the model's, with equal saliences.
         """
         if separates(self.scores(self.query), rows):
             return Answer(True, query=self.query)
-        if known is not None and separates(self.scores(known, np.ones(len(known))), rows):
-            return Answer(True, query=known)
+        if start is not None and separates(self.scores(start, np.ones(len(start))), rows):
+            return Answer(True, query=start)
         if self.kinds is not None and not len(self.query):
             return Answer(False)  # no document has a token of the query: all scores are 0
         if self.kinds is None and self.salience is None and len(self.query) <= 1:
@@ -147,8 +147,8 @@ def run_oracle(settings: argparse.Namespace) -> None:
 def check(model: Paradigm, longest: int) -> None:
     """Raise ValueError unless each query token is aligned with one token of a `longest`-token document."""
     align = model.recipe.align
-    kept = align.kept(torch.tensor(longest))
-    if not isinstance(align, PoolTopK) and (kept is None or int(kept) > 1):
+    aligned = align.kept(torch.tensor(longest))
+    if not isinstance(align, PoolTopK) and (aligned is None or int(aligned) > 1):
         raise ValueError(
             f"{model.name} aligns by {align}: oracle supports alignments of each query token with one token "
             "of a document (dpr, me_bert, colbert, coil, aligner with TopK(k=1), and xtr with all tokens "
@@ -205,23 +205,23 @@ def drawn(
 def outcomes(
     tokens: Stored,
     model: Paradigm,
-    asked: Sequence[tuple[str, np.ndarray]],
-    known: Sequence[np.ndarray | None] = (),
+    queries: Sequence[tuple[str, np.ndarray]],
+    starts: Sequence[np.ndarray | None] = (),
 ) -> Iterator[Outcome]:
     """Yield the outcome of each query from `drawn`.
 
-    known: full-width query vectors to try for each query, such as solutions found on fewer axes.
+    starts: full-width query vectors to try for each query, such as solutions found on fewer axes.
     """
-    encoded = model.encode_queries([text for text, _ in asked])
+    encoded = model.encode_queries([text for text, _ in queries])
     left = {True: VERIFIED, False: VERIFIED}  # answers to verify
-    for n, (_, rows) in enumerate(asked):
+    for n, (_, rows) in enumerate(queries):
         question = question_of(tokens, encoded, n, model.recipe.align)
         scores = question.scores(question.query)
         best = np.argsort(-scores, kind="stable")[: len(rows)]
-        solution = known[n] if known else None
-        if solution is not None:
-            solution = projected(solution, tokens.axes, tokens.unit)
-        answer = question.answer(rows, solution)
+        start = starts[n] if starts else None
+        if start is not None:
+            start = projected(start, tokens.axes, tokens.unit)
+        answer = question.answer(rows, start)
         checked = question.verify(answer, rows) if left[bool(answer.answerable)] else None
         left[bool(answer.answerable)] -= checked is not None
         yield Outcome(answer, separates(scores, rows), float(np.isin(best, rows).mean()), checked)

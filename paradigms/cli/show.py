@@ -43,7 +43,7 @@ def results(queries: Mapping[str, str], run: Run, corpus: Corpus | None, form: s
                 continue
             number = score if isfinite(score) else None
             row = {"query": query, "text": text, "rank": rank, "id": id, "score": number}
-            print(json.dumps(row | ({} if corpus is None else {"document": _document(id, corpus)[1]})))
+            print(json.dumps(row | ({} if corpus is None else {"document": corpus.document(id)[2]})))
 
 
 def side_by_side(queries: Mapping[str, str], runs: Mapping[str, Run]) -> None:
@@ -107,7 +107,7 @@ def _tokens(tokens: list[str], colours: Mapping[int, str]) -> Text:
 def _listed(query: str, documents: Mapping[str, float], corpus: Corpus | None) -> Group:
     lines: list[RenderableType] = [Text(query, "bold")]
     for rank, (id, score) in enumerate(documents.items(), 1):
-        title, text = ("", "") if corpus is None else _document(id, corpus)
+        _, title, text = ("", "", "") if corpus is None else corpus.document(id)
         heading = "" if id.startswith(title) else f"  {title}"
         lines.append(Text.assemble(f"{rank:>3}. ", (id, "cyan"), heading, (f"  {score:.4f}", "dim")))
         shown = " ".join(body(title, text).split())
@@ -115,8 +115,3 @@ def _listed(query: str, documents: Mapping[str, float], corpus: Corpus | None) -
             cut = shown if len(shown) <= SNIPPET else shown[: SNIPPET - 1] + "…"
             lines.append(Padding(Text(cut), (0, 0, 0, 5), expand=False))
     return Group(*lines, "" if documents else "  nothing found")
-
-
-def _document(id: str, corpus: Corpus) -> tuple[str, str]:
-    position = corpus.position(id)
-    return corpus.titles[position], corpus[position]

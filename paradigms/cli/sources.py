@@ -16,26 +16,25 @@ def documents(source: str, problems: Problems, words: int) -> Iterator[Document]
 
     words: maximum words per passage of a text file. The source must exist (`check_source`).
     """
-    rows = _rows(source)
-    if rows is not None:
-        return _readable(json_lines(rows, problems))
-    if is_text(source):
-        return _readable(text_passages(Path(source), problems, words))
-    collection = load_collection(source)
-    problems.counts = collection.problems.counts
-    problems.examples = collection.problems.examples
-    return _readable(zip(collection.corpus.ids, collection.corpus.titles, collection.corpus, strict=True))
+    file = _rows(source)
+    rows: Iterable[Document]
+    if file is not None:
+        rows = json_lines(file, problems)
+    elif is_text(source):
+        rows = text_passages(Path(source), problems, words)
+    else:
+        collection = load_collection(source)
+        problems.counts = collection.problems.counts
+        problems.examples = collection.problems.examples
+        rows = zip(collection.corpus.ids, collection.corpus.titles, collection.corpus, strict=True)
+    # As when reading corpus.jsonl, lone surrogates are replaced and white space is stripped.
+    return ((id, mended(title).strip(), mended(text).strip()) for id, title, text in rows)
 
 
 def corpus_of(source: str, words: int, problems: Problems | None = None) -> Corpus:
     """Read all `documents` of a source. Raises ValueError if it has none."""
     rows = documents(source, Problems() if problems is None else problems, words)
     return gathered(source, ((n, *row) for n, row in enumerate(rows)))
-
-
-def _readable(rows: Iterable[Document]) -> Iterator[Document]:
-    """Replace lone surrogates and strip white space, as when reading corpus.jsonl."""
-    return ((id, mended(title).strip(), mended(text).strip()) for id, title, text in rows)
 
 
 def check_source(source: str) -> None:
@@ -55,18 +54,18 @@ def is_text(source: str) -> bool:
     return path.exists() and not collection and _rows(source) is None
 
 
-def words_of(source: str, asked: int | None, length: int | None = None, passages: bool = False) -> int:
+def words_of(source: str, most: int | None, length: int | None = None, passages: bool = False) -> int:
     """Return the maximum words per passage, or 0 if the source is not cut.
 
-    asked: the value of --words; by default `WORDS`, or fewer if the model reads fewer. length: tokens that
+    most: the value of --words; by default `WORDS`, or fewer if the model reads fewer. length: tokens that
     the model reads, for 2 words about 3. passages: whether documents other than text files are split. Raises
     FileNotFoundError if the source does not exist, and ValueError if --words is given for a source that is
     not cut.
     """
     check_source(source)
     if passages or is_text(source):
-        return asked or (WORDS if length is None else max(1, min(WORDS, 2 * length // 3)))
-    if asked:
+        return most or (WORDS if length is None else max(1, min(WORDS, 2 * length // 3)))
+    if most:
         raise ValueError(f"--words is for text files; to split the documents of {source}, add --passages")
     return 0
 

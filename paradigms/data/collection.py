@@ -109,6 +109,11 @@ class Corpus(Sequence[str]):
         except KeyError:
             raise KeyError(f"no document {id!r} among the {len(self)} of this corpus") from None
 
+    def document(self, id: str) -> Document:
+        """Return (id, title, text). Raises KeyError if the id is unknown."""
+        position = self.position(id)
+        return id, self.titles[position], self[position]
+
     @cached_property
     def copies(self) -> dict[str, str]:
         """Map each document whose text an earlier document has to the first document with this text."""

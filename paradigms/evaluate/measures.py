@@ -19,7 +19,6 @@ from paradigms.data.collection import best_first, body, ranked
 from paradigms.io.checks import Range, check_type
 
 MEASURES = ("nDCG@10", "RR@10", "R@1", "R@10", "R@100")
-TAILS = (0.025, 0.975)  # quantiles of 95% intervals
 CUTOFFS = (1, 2, 5, 10, 20, 50, 100)
 RESAMPLES = 10_000
 COUNTED = {"cutoff", "rel"}  # parameters of measures that compiled code reads unchecked
@@ -61,10 +60,7 @@ class PerQuery:
 
     def intervals(self) -> "dict[str, Interval]":
         """Map each measure to its mean's bootstrap interval, over queries and over any training seeds."""
-        if self.seeds is not None:
-            return {m: seeds_interval(self.by_seed(m), groups=self.groups) for m in self.seeds}
-        rows = np.stack([self.weighted(measure) for measure in self.values])
-        return dict(zip(self.values, bootstrap_intervals(rows, groups=self.groups), strict=True))
+        return {m: seeds_interval(self.by_seed(m), groups=self.groups) for m in self.values}
 
 
 def over_seeds(results: Sequence[PerQuery]) -> PerQuery:
@@ -162,19 +158,6 @@ def cutoff_curve(run: Run, split: Split, measure: str) -> dict[int, float]:
     return {k: results.mean(f"{measure}@{k}") for k in CUTOFFS}
 
 
-def bootstrap_intervals(
-    values: Float[np.ndarray, "rows queries"], *, groups: Sequence[str] | None = None
-) -> list[Interval]:
-    """Return the 95% percentile bootstrap interval of each row's mean; queries are drawn with replacement.
-
-    All rows (such as measures) share the drawn queries. groups: each query's group; queries are drawn within
-    groups, and `values` are `PerQuery.weighted`. Raises ValueError if a value is NaN or there are no values.
-    """
-    means = _resampled_means(values, RESAMPLES, groups)
-    low, high = np.quantile(means, TAILS, axis=0)
-    return [Interval(*map(float, row)) for row in zip(values.mean(axis=1), low, high, strict=True)]
-
-
 def seeds_interval(
     values: Float[np.ndarray, "seeds queries"],
     *,
@@ -182,21 +165,18 @@ def seeds_interval(
     clusters: Sequence[str] | None = None,
     resamples: int = RESAMPLES,
 ) -> Interval:
-    """Return the 95% interval of the mean over training seeds and queries, both drawn with replacement.
+    """Return the 95% bootstrap interval of the mean over training seeds and queries, drawn with replacement.
 
+    groups: each query's group; queries are drawn within groups, and `values` are `PerQuery.weighted`.
     clusters: each query's cluster, such as the article that the query asks about. Whole clusters are drawn,
     because queries within a cluster are not independent. All drawn seeds share the drawn queries. With S
     seeds, resampling reflects only (S − 1)/S of the variance between seeds, so with very few seeds the
-    interval is too narrow.
+    interval is too narrow. Raises ValueError if a value is NaN or there are no values.
     """
     seeds = len(values)
-    means = (
-        _resampled_means(values, resamples, groups)
-        if clusters is None
-        else _resampled_clusters(values, resamples, clusters)
-    )
+    means = _resampled_means(values, resamples, groups, clusters)
     drawn = np.random.default_rng([0, 1]).multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
-    low, high = np.quantile((means * drawn).sum(axis=1) / seeds, TAILS)
+    low, high = np.quantile((means * drawn).sum(axis=1) / seeds, (0.025, 0.975))
     return Interval(float(values.mean()), float(low), float(high))
 
 
@@ -227,15 +207,23 @@ def _ranks(query: str, scores: dict[str, float]) -> dict[str, float]:
 
 
 def _resampled_means(
-    values: Float[np.ndarray, "rows queries"], resamples: int, groups: Sequence[str] | None = None
+    values: Float[np.ndarray, "rows queries"],
+    resamples: int,
+    groups: Sequence[str] | None = None,
+    clusters: Sequence[str] | None = None,
 ) -> Float[np.ndarray, "resamples rows"]:
-    """Return each row's mean in each resample; queries are drawn within their groups."""
-    rows, queries = values.shape
-    if not rows or not queries:
+    """Return each row's mean in each resample, which draws queries within their groups, or whole clusters."""
+    if not values.size:
         raise ValueError(f"no values to resample: shape {values.shape}")
     if np.isnan(values).any():
         raise ValueError("a value is NaN: the mean is not defined")
     generator = np.random.default_rng(0)
+    if clusters is not None:
+        cluster = np.unique(clusters, return_inverse=True)[1]
+        totals = np.stack([np.bincount(cluster, row) for row in values], axis=1)
+        counts = np.concatenate(list(_draws(len(totals), resamples, generator)))
+        return counts @ totals / (counts @ np.bincount(cluster))[:, None]
+    rows, queries = values.shape
     group = np.zeros(queries) if groups is None else np.unique(groups, return_inverse=True)[1]
     sums = np.zeros((resamples, rows))
     for number in np.unique(group):
@@ -243,19 +231,6 @@ def _resampled_means(
         draws = _draws(inside.shape[1], resamples, generator)
         sums += np.concatenate([counts @ inside.T for counts in draws])
     return sums / queries
-
-
-def _resampled_clusters(
-    values: Float[np.ndarray, "rows queries"], resamples: int, clusters: Sequence[str]
-) -> Float[np.ndarray, "resamples rows"]:
-    """Return each row's mean over the queries in each resample, which draws whole clusters of queries."""
-    if np.isnan(values).any():
-        raise ValueError("a value is NaN: the mean is not defined")
-    numbers = np.unique(clusters, return_inverse=True)[1]
-    sizes = np.bincount(numbers)
-    sums = np.stack([np.bincount(numbers, row) for row in values], axis=1)
-    drawn = np.concatenate(list(_draws(len(sizes), resamples, np.random.default_rng(0))))
-    return drawn @ sums / (drawn @ sizes)[:, None]
 
 
 def _draws(
@@ -296,11 +271,9 @@ def with_judgements(split: Split, corpus: Corpus, runs: Iterable[Run]) -> Split:
     judgements = {}
     for query in split.queries:
         retrieved = sorted({document for run in runs for document in run.get(query, {})})
-        positions = [corpus.position(document) for document in retrieved]
         answers = split.answers.get(query, [])
-        judgements[query] = {
-            corpus.ids[i]: 1 for i in positions if has_answer(body(corpus.titles[i], corpus[i]), answers)
-        }
+        documents = map(corpus.document, retrieved)
+        judgements[query] = {id: 1 for id, title, text in documents if has_answer(body(title, text), answers)}
     return replace(split, judgements=judgements)
 
 

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 from jaxtyping import Float
 
-from paradigms.evaluate.measures import PerQuery, bootstrap_intervals
+from paradigms.evaluate.measures import PerQuery, seeds_interval
 
 BETTER, WORSE = "†", "‡"
 RISES, FALLS, STAYS = "↗", "↘", "→"  # marks for training: significantly better, worse, or neither
@@ -134,16 +134,11 @@ def compare(
     if baseline is not None and baseline not in systems:
         raise ValueError(f"the baseline {baseline!r} is not among the systems: {', '.join(systems)}")
     if baseline is None:
-        pairs = [(name, before) for n, name in enumerate(systems) for before in list(systems)[:n]]
+        names = [(name, before) for n, name in enumerate(systems) for before in list(systems)[:n]]
     else:
-        pairs = [(name, baseline) for name in systems if name != baseline]
+        names = [(name, baseline) for name in systems if name != baseline]
     _check_queries(systems, measures)
-    tested = [
-        (a, b, measure, systems[a].weighted(measure), systems[b].weighted(measure))
-        for a, b in pairs
-        for measure in measures
-    ]
-    return _tested(tested, ("", BETTER, WORSE), next(iter(systems.values())).groups)
+    return _tested([(a, b, systems[a], systems[b]) for a, b in names], measures, ("", BETTER, WORSE))
 
 
 def compare_training(
@@ -156,13 +151,8 @@ def compare_training(
     """
     both = {name: trained[name] for name in untrained}
     _check_queries(both | {f"{name}, {UNTRAINED}": row for name, row in untrained.items()}, measures)
-    tested = [
-        (name, UNTRAINED, measure, both[name].weighted(measure), before.weighted(measure))
-        for name, before in untrained.items()
-        for measure in measures
-    ]
-    groups = next(iter(both.values())).groups if both else None
-    return _tested(tested, (STAYS, RISES, FALLS), groups)
+    pairs = [(name, UNTRAINED, both[name], before) for name, before in untrained.items()]
+    return _tested(pairs, measures, (STAYS, RISES, FALLS))
 
 
 def _check_queries(systems: Mapping[str, PerQuery], measures: Sequence[str]) -> None:
@@ -179,21 +169,21 @@ def _check_queries(systems: Mapping[str, PerQuery], measures: Sequence[str]) -> 
 
 
 def _tested(
-    tested: Sequence[tuple[str, str, str, np.ndarray, np.ndarray]],
-    marks: tuple[str, str, str],
-    groups: Sequence[str] | None,
+    pairs: Sequence[tuple[str, str, PerQuery, PerQuery]], measures: Sequence[str], marks: tuple[str, str, str]
 ) -> list[Comparison]:
-    """Test pairs, with Holm's correction over all of them.
+    """Test pairs (system, baseline, values of both) on measures, with Holm's correction over all tests.
 
-    tested: (system, baseline, measure, the system's values, the baseline's values) for each pair. marks: the
-    marks for no significant difference, for better and for worse.
+    marks: the marks for no significant difference, for better and for worse.
     """
-    if not tested:
-        return []
+    tested = [
+        (system, baseline, measure, a.weighted(measure), b.weighted(measure))
+        for system, baseline, a, b in pairs
+        for measure in measures
+    ]
     p_values = [paired_test(a, b) for *_, a, b in tested]
-    intervals = bootstrap_intervals(np.array([a - b for *_, a, b in tested]), groups=groups)
     rows = []
-    for row, interval, p, adjusted in zip(tested, intervals, p_values, holm(p_values), strict=True):
+    for (system, baseline, measure, a, b), p, adjusted in zip(tested, p_values, holm(p_values), strict=True):
+        interval = seeds_interval((a - b)[None], groups=pairs[0][2].groups)
         mark = marks[0] if adjusted >= ALPHA else marks[1] if interval.mean > 0 else marks[2]
-        rows.append(Comparison(*row[:3], *interval, p, adjusted, mark))
+        rows.append(Comparison(system, baseline, measure, *interval, p, adjusted, mark))
     return rows

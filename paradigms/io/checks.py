@@ -84,45 +84,33 @@ def check_type(name: str, value: Any, kind: Any) -> None:
     kind: a class, a Literal, a list or mapping, whose entries are checked, too, a union, or an Annotated type
     with a `Range`, `OneLine` or `Most`.
     """
+    origin = get_origin(kind)
     if kind is Any:
         return
-    if get_origin(kind) is Annotated:
+    if origin is Annotated:
         plain, *bounds = get_args(kind)
         check_type(name, value, plain)
         for bound in bounds:
             bound.check(name, value)
-    elif get_origin(kind) is Literal:
+        return
+    if origin is Literal:
         if value not in get_args(kind):
             raise ValueError(f"{name}={value!r:.200}; there are {', '.join(get_args(kind))}")
-    elif not any(_is(value, part) for part in _parts(kind)):
-        allowed = " or ".join("null" if part is NoneType else part.__name__ for part in _parts(kind))
-        raise ValueError(f"{name}={value!r:.200}; it must be {allowed}")
-    elif isinstance(value, int) and not LEAST_INT <= value <= MOST_INT:
+        return
+    members = get_args(kind) if origin in (Union, UnionType) else (kind,)
+    classes = [get_origin(member) or member for member in members]  # list[str] counts as list
+    if not any(_is(value, allowed) for allowed in classes):
+        names = " or ".join("null" if allowed is NoneType else allowed.__name__ for allowed in classes)
+        raise ValueError(f"{name}={value!r:.200}; it must be {names}")
+    if isinstance(value, int) and not LEAST_INT <= value <= MOST_INT:
         raise ValueError(f"{name} is a whole number of more than 64 bits")
-    else:
-        for part in _members(kind):
-            if get_origin(part) is type(value):
-                _check_entries(name, value, *get_args(part))
-
-
-def _check_entries(name: str, values: list[Any] | dict[Any, Any], *kinds: Any) -> None:
-    """Check the entries of a list, or the keys and entries of a dict, against their types."""
-    if isinstance(values, dict):
-        for key in values:
-            check_type(f"a key of {name}", key, kinds[0])
-    pairs = values.items() if isinstance(values, dict) else enumerate(values)
-    for key, entry in pairs:
-        check_type(f"{name}[{key!r:.80}]", entry, kinds[-1])
-
-
-def _members(kind: Any) -> tuple[Any, ...]:
-    """Return the types of a union, or the type itself."""
-    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-
-
-def _parts(kind: Any) -> tuple[Any, ...]:
-    """Return the classes of a union, or the class itself; list[str] counts as list."""
-    return tuple(get_origin(part) or part for part in _members(kind))
+    for member in members:
+        if get_origin(member) is not type(value):
+            continue
+        for key, entry in value.items() if isinstance(value, dict) else enumerate(value):
+            if isinstance(value, dict):
+                check_type(f"a key of {name}", key, get_args(member)[0])
+            check_type(f"{name}[{key!r:.80}]", entry, get_args(member)[-1])
 
 
 def _is(value: Any, kind: type) -> bool:

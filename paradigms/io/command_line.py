@@ -44,7 +44,9 @@ from typing import (
 import yaml  # type: ignore[import-untyped]
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, get_loader, set_parsing_settings
 
-from paradigms.io.flags import add_device, add_plugin, apply, spell, spelled
+from paradigms.io.device import choose_device
+from paradigms.io.flags import add_device, add_plugin, spell, spelled
+from paradigms.io.plugins import load_plugins
 from paradigms.io.terminal import shown
 
 Settings = TypeVar("Settings")
@@ -94,20 +96,30 @@ class Parser(ArgumentParser):
         print(f"{shown(message)}\nAll options: --help", file=sys.stderr)
         raise SystemExit(2) from ex
 
-    def check_structures(self, arguments: Sequence[str]) -> None:
-        """Check that --config files and the values of list and mapping fields are JSON or YAML."""
+    def structured(self, arguments: Sequence[str]) -> list[str]:
+        """Add missing brackets to list values: `dpr,colbert` becomes `[dpr,colbert]`.
+
+        Then check that --config files and the values of list and mapping fields are JSON or YAML.
+        """
+        words: list[str] = []
         for before, word in pairwise(["", *arguments]):
-            name, _, value = word.partition("=") if word.startswith("--") else (before, "", word)
-            field = name.removeprefix("--").partition(".")[0].rstrip("+")
+            flag, equals, value = word.partition("=") if word.startswith("--") else (before, "", word)
+            bare = flag.startswith("--") and value[:1] not in ("", "[", "{") and value != "null"
+            if bare and list in _structures(self.hints.get(flag.removeprefix("--"))):
+                value = f"[{value}]"
+                word = f"{flag}={value}" if equals else value
+            words.append(word)
+            field = flag.removeprefix("--").partition(".")[0].rstrip("+")
             if field == "config" and Path(value).is_file():
-                name = value
+                flag = value
                 value = Path(value).read_text(encoding="utf-8", errors="replace")
-            elif not _structured(self.hints.get(field)):
+            elif not _structures(self.hints.get(field)):
                 continue
             try:
                 yaml.safe_load(value)
             except (yaml.YAMLError, RecursionError, ValueError) as error:
-                self.error(f"{spell(name, '-')}: not JSON or YAML: {' '.join(str(error).split())}")
+                self.error(f"{spell(flag, '-')}: not JSON or YAML: {' '.join(str(error).split())}")
+        return words
 
 
 def command_line(
@@ -132,14 +144,14 @@ def command_line(
     parser.add_class_arguments(kind)
     for action in parser._actions:
         action.option_strings = [spell(word, "-") for word in action.option_strings]
-    words = bracketed(spelled(sys.argv[1:] if arguments is None else arguments, "_"), hints)
-    parser.check_structures(words)
-    values = parser.parse_args(words).as_dict()
+    words = spelled(sys.argv[1:] if arguments is None else arguments, "_")
+    values = parser.parse_args(parser.structured(words)).as_dict()
     logging.basicConfig(format="%(message)s")
     if os.environ.get("RANK", "0") == "0":
         logging.getLogger("paradigms").setLevel(logging.INFO)
     try:
-        apply(values.pop("device") if device else "", values.pop("plugin"))
+        choose_device(values.pop("device") if device else "")
+        load_plugins(values.pop("plugin"))
     except (FileNotFoundError, ValueError) as error:
         parser.error(str(error))
     for file in reversed([file for file in values.pop("config", None) or [] if file is not None]):
@@ -161,31 +173,13 @@ def _check_signs(kind: type, values: Mapping[str, Any]) -> None:
             raise SystemExit(f"{option.name} must be at least 0, got {value}")
 
 
-def bracketed(arguments: Sequence[str], hints: Mapping[str, Any]) -> list[str]:
-    """Add missing brackets to list values: `dpr,colbert` becomes `[dpr,colbert]`."""
-    words: list[str] = []
-    for before, word in pairwise(["", *arguments]):
-        flag, _, value = word.partition("=") if word.startswith("--") else (before, "", word)
-        hint = hints.get(flag.removeprefix("--"))
-        if flag.startswith("--") and value[:1] not in ("", "[", "{") and value != "null" and _listed(hint):
-            word = f"[{value}]" if word == value else f"{flag}=[{value}]"
-        words.append(word)
-    return words
-
-
-def _listed(hint: Any) -> bool:
-    """Return whether values of this type are lists and never strings."""
-    return _structured(hint) and any(
-        part is list or get_origin(part) is list for part in (hint, *get_args(hint))
-    )
-
-
-def _structured(hint: Any) -> bool:
-    """Return whether values of this type are lists or mappings and never strings."""
-    origin = get_origin(hint) or hint
-    if origin in (Union, UnionType):
-        return str not in get_args(hint) and any(map(_structured, get_args(hint)))
-    return isinstance(origin, type) and issubclass(origin, Collection) and origin is not str
+def _structures(hint: Any) -> list[type]:
+    """Return the classes of lists and mappings that a field takes; [] if it also takes strings."""
+    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    classes = [get_origin(part) or part for part in parts]
+    if str in classes:
+        return []
+    return [kind for kind in classes if isinstance(kind, type) and issubclass(kind, Collection)]
 
 
 def _described(hint: Any) -> str:

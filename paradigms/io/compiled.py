@@ -27,12 +27,15 @@ def cached_njit(**options: Any) -> Callable[[Any], Any]:
     """Decorate a function with `numba.njit(cache=True, **options)`, for code of the present sources.
 
     The code is kept in `NUMBA_CACHE_DIR`, beside the source or in the user's cache, whichever is the first to
-    be writable. If none is, each process compiles into a temporary folder.
+    be writable. If none is, each process compiles anew.
     """
 
     def compiled(function: Any) -> Any:
         configured = CONFIG.CACHE_DIR
-        CONFIG.CACHE_DIR = str(_folder(function.__module__, function.__code__.co_filename, configured))
+        folder = _folder(function.__module__, function.__code__.co_filename, configured)
+        if folder is None:
+            return numba.njit(**options)(function)
+        CONFIG.CACHE_DIR = str(folder)
         try:
             return numba.njit(cache=True, **options)(function)
         finally:
@@ -42,8 +45,11 @@ def cached_njit(**options: Any) -> Callable[[Any], Any]:
 
 
 @cache
-def _folder(module: str, source: str, configured: str) -> Path:
-    """Create the folder for a module's compiled code, and delete the code of its former sources."""
+def _folder(module: str, source: str, configured: str) -> Path | None:
+    """Create the folder for a module's compiled code, and delete the code of its former sources.
+
+    Return None if no place is writable.
+    """
     file = Path(source).absolute()
     user = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     of_file = f"{file.stem}-{hashlib.sha256(os.fsencode(file)).hexdigest()[:8]}"
@@ -61,12 +67,7 @@ def _folder(module: str, source: str, configured: str) -> Path:
             if former != folder:
                 shutil.rmtree(former, ignore_errors=True)
         return folder
-    return Path(_temporary().name) / of_file
-
-
-@cache
-def _temporary() -> Any:
-    return tempfile.TemporaryDirectory(prefix="paradigms-")  # deleted with this object, when Python exits
+    return None
 
 
 def digest(module: str) -> str:

@@ -9,8 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from paradigms.io.device import HELP, choose_device
-from paradigms.io.plugins import load_plugins
+from paradigms.io.device import HELP
 
 FLAG = re.compile(r"--\w[\w-]*")
 
@@ -44,9 +43,3 @@ def add_plugin(parser: argparse.ArgumentParser) -> None:
 def add_device(parser: argparse.ArgumentParser) -> None:
     """Add --device."""
     parser.add_argument("--device", default="", help=HELP)
-
-
-def apply(device: str, plugins: Sequence[str]) -> None:
-    """Choose the device and import the plug-ins. Raises FileNotFoundError or ValueError if this fails."""
-    choose_device(device)
-    load_plugins(plugins)

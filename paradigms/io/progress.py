@@ -11,12 +11,6 @@ from paradigms.io.terminal import Terminal
 class _Silent(Progress):
     """A progress bar that displays nothing, for searches that take milliseconds."""
 
-    def __enter__(self) -> "_Silent":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
     def add_task(self, *args: Any, **kwargs: Any) -> TaskID:
         return TaskID(0)
 

@@ -9,13 +9,13 @@ requests to /systems, /documents/ID, /queries and /openapi.json, which describes
 
 from __future__ import annotations
 
+import json
 import socket
 import sys
 from asyncio import FIRST_COMPLETED, ensure_future, wait
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from ipaddress import ip_address
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -132,16 +132,7 @@ class FiniteJSON(JSONResponse):
         try:
             return super().render(content)
         except ValueError:  # for example −inf, the score of documents without tokens
-            return super().render(finite(content))
-
-
-def finite(value: Any) -> Any:
-    """Replace numbers that are not finite with null (None)."""
-    if isinstance(value, dict):
-        return {key: finite(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(part) for part in value]
-    return None if isinstance(value, float) and not isfinite(value) else value
+            return super().render(json.loads(json.dumps(content), parse_constant=lambda _: None))
 
 
 async def body_of(http: Http) -> bytes:
@@ -221,17 +212,8 @@ def serve(
 
 def server_of(app: Starlette) -> uvicorn.Server:
     """Make the server that runs an application."""
-    return uvicorn.Server(
-        uvicorn.Config(
-            app,
-            http=Patient,
-            ws="none",
-            lifespan="on",
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-        )
-    )
+    silent: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
+    return uvicorn.Server(uvicorn.Config(app, http=Patient, ws="none", lifespan="on", **silent))
 
 
 def listen(host: str, port: int) -> socket.socket:

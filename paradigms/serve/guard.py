@@ -23,14 +23,8 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-store",
 }
-ASSETS = (
-    "/",
-    "/page.js",
-    "/page.css",
-    "/cards.js",
-    "/cards.css",
-    "/openapi.json",
-)  # no token is required, since these contain no data
+# No token is required, since these contain no data.
+ASSETS = ("/", "/page.js", "/page.css", "/cards.js", "/cards.css", "/openapi.json")
 
 
 class Guard:

@@ -36,8 +36,8 @@ def mcp_server(service: Service) -> MCPServer:
     async def search(query: str, k: int = 5) -> list[Document]:
         """Find the k documents that answer a query best, best first; `document` returns a whole text."""
         with told():
-            asked = requests.Search(queries={"query": query}, k=k, systems=[name], characters=CHARACTERS)
-            answer = await service.search(asked)
+            request = requests.Search(queries={"query": query}, k=k, systems=[name], characters=CHARACTERS)
+            answer = await service.search(request)
             results = answer["systems"][name]
             if "error" in results:
                 raise ValueError(results["error"])

@@ -15,11 +15,6 @@ REFUSAL = (
 )
 
 
-def most_connections() -> int:
-    """Return the number of connections to accept: half of the process's descriptors remain for files."""
-    return min(CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
-
-
 class Patient(H11Protocol):
     """A connection that ends if the service has waited for the client for `PATIENCE` seconds.
 
@@ -28,7 +23,8 @@ class Patient(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        if len(self.connections) > most_connections():
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if len(self.connections) > min(CONNECTIONS, descriptors // 2):  # the other half is for files
             transport.write(REFUSAL % (len(BUSY), BUSY))
             transport.close()
             return

@@ -1,4 +1,7 @@
-"""What the service answers, without HTTP: a method of `Service` for each request."""
+"""What the service answers, without HTTP: a method of `Service` for each request.
+
+Rankings are lists of (document, score), best first, because a JSON object would reorder numeric ids.
+"""
 
 from __future__ import annotations
 
@@ -83,8 +86,7 @@ class Service:
         }
 
     async def document(self, id: str) -> dict[str, str]:
-        title, text = self._document(id)
-        return {"id": id, "title": title, "text": text}
+        return dict(zip(("id", "title", "text"), self.corpus.document(id), strict=True))
 
     async def search(self, request: requests.Search) -> dict[str, Any]:
         check_not_blank(request.queries)
@@ -100,7 +102,8 @@ class Service:
                 runs, seconds = await self._searched(system, texts, request.k)
             else:
                 runs, seconds = await self._each(partial(system.ranked, text, view) for text in texts)
-            by_query = {id: rows(scores, request.k) for id, scores in zip(request.queries, runs, strict=True)}
+            ranked = zip(request.queries, runs, strict=True)
+            by_query = {id: list(scores.items())[: request.k] for id, scores in ranked}
             return {"milliseconds": 1000 * seconds, "run": by_query}
 
         answers = await self._of_each(request.systems, ask)
@@ -110,7 +113,7 @@ class Service:
             documents: dict[str, tuple[str, str]] = {}
             size = 0
             for id in dict.fromkeys(id for run in runs for id, _ in run):
-                title, text = self._document(id)
+                _, title, text = self.corpus.document(id)
                 documents[id] = title, text[: request.characters]
                 size += sum(len(text.encode()) for text in documents[id])
                 cost.check_answer(size)
@@ -132,7 +135,7 @@ class Service:
                 partial(system.rescored, request.queries, {query: documents}, view)
                 for query, documents in run.items()
             )
-            by_query = {id: rows(scores) for one in ranked for id, scores in one.items()}
+            by_query = {id: list(scores.items()) for one in ranked for id, scores in one.items()}
             return {"milliseconds": 1000 * seconds, "run": by_query}
 
         return {"systems": await self._of_each(request.systems, ask)}
@@ -204,8 +207,8 @@ class Service:
             raise ValueError(f"{system.name} has no single vector for a text: /encode returns its vectors")
         if request.dimensions not in (None, model.encoder.dim):
             raise ValueError(f"the vectors of {system.name} have {model.encoder.dim} dimensions")
-        asked = requests.Encode(system=system.name, texts=request.input, side=request.input_type)
-        rows = (await self.encode(asked))["texts"]
+        encoding = requests.Encode(system=system.name, texts=request.input, side=request.input_type)
+        rows = (await self.encode(encoding))["texts"]
         vectors = [row["vectors"][0] if row["vectors"] else [0.0] * model.encoder.dim for row in rows]
         embeddings: list[Any] = vectors
         if request.encoding_format == "base64":
@@ -269,15 +272,11 @@ class Service:
             cost.check_cost(step, sum(beside, self.allowed[system.name]))
 
     def _text(self, request: requests.Explain) -> str:
-        text = self._document(request.document)[1]
+        _, _, text = self.corpus.document(request.document)
         return text if request.text is None else request.text
 
     def _check_rows(self, count: int) -> None:
         cost.check_answer(count * (self._longest_id + 2 * cost.NUMBER))
-
-    def _document(self, id: str) -> tuple[str, str]:
-        position = self.corpus.position(id)
-        return self.corpus.titles[position], self.corpus[position]
 
     def _chosen(self, names: list[str] | None) -> list[ServedSystem]:
         for name in names or ():
@@ -309,11 +308,6 @@ class Service:
             except (ValueError, KeyError) as error:
                 answers[system.name] = {"error": sentence(error)}
         return answers
-
-
-def rows(scores: Mapping[str, float], k: int | None = None) -> list[tuple[str, float]]:
-    """List (document, score) pairs, best first, because a JSON object would reorder numeric ids."""
-    return list(scores.items())[:k]
 
 
 def check_not_blank(queries: Mapping[str, str]) -> None:

@@ -102,7 +102,7 @@ class ServedSystem:
         model = inner.model if isinstance(inner, Indexed | Reranking) else None
         self.model = model if isinstance(model, Paradigm) else None
         self.encoded = Remembered(self._encoded)
-        self.candidates = Remembered(self._candidates)
+        self.candidates = Remembered(lambda query: self.search([query], CANDIDATES)[0])
         self.ranked = Remembered(self._ranked)
         self.explained = Remembered(self._explained_without_model)
         self._indexed = lru_cache(1)(self._encoded_candidates)
@@ -115,11 +115,11 @@ class ServedSystem:
             return described | {"align": None, "normalise": None, "salience": False, "alignments": []}
         settings = self.model.encoder.settings
         recipe = self.model.recipe
-        lacking = {"statistics"} if self._has_ids else {"statistics", "ids"}  # whose knob is no number
+        reads = self.model.reads
+        lacking = {"statistics"} if "ids" in reads else {"statistics", "ids"}  # whose knob is no number
         allowed = [name for name, kind in ALIGNMENTS.items() if not lacking & kind.reads]
-        salient = settings.weighs
         described |= {"align": str(recipe.align), "normalise": recipe.normalise}
-        return described | {"salience": salient, "alignments": allowed, "reads": sorted(self.model.reads)}
+        return described | {"salience": settings.weighs, "alignments": allowed, "reads": sorted(reads)}
 
     @property
     def editable(self) -> bool:
@@ -239,18 +239,10 @@ class ServedSystem:
         assert self.model is not None
         return self.model.tokens([text], side)
 
-    def _candidates(self, query: str) -> dict[str, float]:
-        return self.search([query], CANDIDATES)[0]
-
     def _encoded_candidates(self, ids: tuple[str, ...]) -> Indexed:
         """Encode the candidates of a system that only reranks."""
         assert self.model is not None
         return Indexed.build(self.model, self.corpus.only(ids), precision=self.inner.precision)
-
-    @property
-    def _has_ids(self) -> bool:
-        assert self.model is not None
-        return "ids" in self.model.reads
 
     def _recipe(self, view: View) -> Recipe:
         assert self.model is not None
@@ -289,7 +281,7 @@ class ServedSystem:
         if text is None:
             texts = [self.pieces.corpus[self.pieces.corpus.position(id)] for id in self.pieces.of(document)]
         else:
-            title = self.corpus.titles[self.corpus.position(document)]
+            _, title, _ = self.corpus.document(document)
             texts = list(Pieces(Corpus([document], [text], [title]), self.pieces.words).corpus)
         explanations = []
         for passage in texts:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from itertools import islice, product
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,8 +97,9 @@ def explanations_of(interaction: Interaction) -> list[Explanation]:
         for t in (interaction.similarity, interaction.alignment, interaction.normaliser, interaction.rel)
     )
     explanations = []
-    for b, n in [(b, n) for b in range(A.shape[0]) for n in range(A.shape[1])][:PAIRS]:
-        query, document = [f"q{j}" for j in range(A.shape[3])], [f"d{i}" for i in range(A.shape[2])]
+    query = [f"q{j}" for j in range(A.shape[3])]
+    document = [f"d{i}" for i in range(A.shape[2])]
+    for b, n in islice(product(range(A.shape[0]), range(A.shape[1])), PAIRS):
         links = [(i, j, float(S[b, n, i, j]), float(A[b, n, i, j])) for i, j in A[b, n].nonzero().tolist()]
         rest = 0.0 if interaction.rest is None else float(interaction.rest[b, n])
         name = f"query {b}, document {n}"

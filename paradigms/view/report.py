@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paradigms.evaluate.measures import Interval
 from paradigms.evaluate.table import ResultTable
@@ -147,16 +147,13 @@ def recall_picture(curves: dict[str, dict[int, float]], measure: str = "Recall")
     lines = []
     for index, (system, curve) in enumerate(drawn.items()):
         ks = sorted(curve)
-        look = PALETTE[index % len(PALETTE)], DASHES[index // len(PALETTE) % len(DASHES)]
-        (line,) = axes.plot(ks, [curve[k] for k in ks], color=look[0], linestyle=look[1], marker="o", ms=3.5)
+        colour = PALETTE[index % len(PALETTE)]
+        dashes = DASHES[index // len(PALETTE) % len(DASHES)]
+        (line,) = axes.plot(ks, [curve[k] for k in ks], color=colour, linestyle=dashes, marker="o", ms=3.5)
         lines.append((curve[ks[-1]], shortened(system, 24), line))
     lines.sort(key=lambda row: -row[0])
     names = [f"{last:.3f} {name}" for last, name, _ in lines]
-    legend = axes.legend(
-        [line for *_, line in lines], names, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False
-    )
-    for text in legend.get_texts():
-        text.set_parse_math(False)
+    _legend(axes, [line for *_, line in lines], names, loc="center left", bbox_to_anchor=(1, 0.5))
     cutoffs = sorted({k for curve in drawn.values() for k in curve})
     axes.set_xscale("log")
     axes.set_xticks(cutoffs, [str(k) for k in cutoffs])
@@ -192,14 +189,10 @@ def cost_picture(
     for row, (kind, systems) in zip(panels, quality.items(), strict=True):
         for axes, values in zip(row, costs.values(), strict=True):
             points = sorted((value, name) for name in systems if (value := values.get(name)))
-            best = best_so_far([systems[name].mean for _, name in points])
-            axes.step(
-                [points[n][0] for n in best],
-                [systems[points[n][1]].mean for n in best],
-                where="post",
-                color="0.8",
-                zorder=0,
-            )
+            means = [systems[name].mean for _, name in points]
+            best = best_so_far(means)
+            cheapest = [points[n][0] for n in best]
+            axes.step(cheapest, [means[n] for n in best], where="post", color="0.8", zorder=0)
             for value, name in points:
                 mean, low, high = systems[name]
                 colour, marker = looks[name]
@@ -211,16 +204,16 @@ def cost_picture(
             axes.grid(color="0.92")
             axes.set_title(shortened(kind, 60), fontsize=9, loc="left", parse_math=False)
         row[0].set_ylabel(measure)
-    legend = figure.legend(
-        [drawn[name] for name in names if name in drawn],
-        [shortened(name, 24) for name in names if name in drawn],
-        loc="outside right center",
-        frameon=False,
-        fontsize=9,
-    )
-    for text in legend.get_texts():
-        text.set_parse_math(False)
+    shown = [name for name in names if name in drawn]
+    labels = [shortened(name, 24) for name in shown]
+    _legend(figure, [drawn[name] for name in shown], labels, loc="outside right center", fontsize=9)
     return figure
+
+
+def _legend(owner: Any, handles: list[Any], labels: list[str], **place: Any) -> None:
+    """Add a legend to a figure or axes; labels are shown as they are, without mathematics."""
+    for text in owner.legend(handles, labels, frameon=False, **place).get_texts():
+        text.set_parse_math(False)
 
 
 def best_so_far(values: Sequence[float]) -> list[int]:

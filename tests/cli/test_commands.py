@@ -78,17 +78,18 @@ def refused(*arguments):
     return str(stopped.value)
 
 
-def interrupts(*arguments):
-    with pytest.raises(SystemExit) as stopped:
-        main([str(word) for word in arguments])
-    assert stopped.value.code == 130
-
-
-def interrupted(*arguments):
-    """Interrupt the build of an index by Ctrl-C."""
+def interrupted(owner, name, *arguments):
+    """Run a command that Ctrl-C ends where it calls a function."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Store, "build", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
-        interrupts(*arguments)
+        patch.setattr(owner, name, lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert refused(*arguments) == "130"
+
+
+def change(source):
+    """Change a text, delete another and add one."""
+    (source / "fire.txt").write_text("a warm sea")
+    (source / "snow.txt").unlink()
+    (source / "new.txt").write_text("ice and wood")
 
 
 def write_rows(path, texts):
@@ -108,9 +109,9 @@ def index(source, model, *more):
     main(["index", str(source), "--model", str(model), *map(str, more)])
 
 
-def trec(capsys, command, *arguments):
-    """The last document of each query in what a command prints as a TREC run."""
-    out, _ = printed(capsys, command, "--format", "trec", *arguments)
+def trec(capsys, *arguments):
+    """The last document of each query in what a search prints as a TREC run."""
+    out, _ = printed(capsys, "search", "--format", "trec", *arguments)
     return {line.split()[0]: line.split()[2] for line in out.splitlines()}
 
 
@@ -131,6 +132,9 @@ def test_index_then_search(source, models, capsys):
     assert rows[0]["id"] == "fish.txt:1"
     assert rows[0]["document"] == TEXTS["fish.txt"]
     assert rows[0]["score"] >= rows[1]["score"]
+    out, _ = printed(capsys, "search", "notes.index", "fire and warm wood", "cold snow on ice")
+    assert out.index("1. fire.txt:1") < out.index("1. snow.txt:1")
+    assert out.count("fire and warm wood") == 3  # as a query, and as a text for each
 
 
 @pytest.mark.parametrize(
@@ -170,14 +174,8 @@ def test_printed_commands_are_called_as_this_program_was(monkeypatch):
     assert program() == "paradigms"
 
 
-def test_results_to_read(indexed, capsys):
-    out, _ = printed(capsys, "search", indexed, "fire and warm wood", "cold snow on ice")
-    assert out.index("1. fire.txt:1") < out.index("1. snow.txt:1")
-    assert out.count("fire and warm wood") == 3  # as a query, and as a text for each
-
-
 def test_queries_follow_options_or_come_from_the_standard_input(indexed, capsys, monkeypatch):
-    search, best = ["search", indexed, "-k", "1"], {"1": "snow.txt:1", "2": "fire.txt:1"}
+    search, best = [indexed, "-k", "1"], {"1": "snow.txt:1", "2": "fire.txt:1"}
     assert trec(capsys, *search, "cold snow on ice", "fire and warm wood") == best
     monkeypatch.setattr(sys, "stdin", io.StringIO("cold snow on ice\n\n fire and warm wood \n"))
     assert trec(capsys, *search) == best
@@ -190,7 +188,6 @@ ERRORS = {
     "search notes x": "; notes.index is one",
     "serve nowhere": "nowhere is not an index",
     "mcp nowhere": "nowhere is not an index",  # whatever packages are there
-    "index notes --model {colbert} --output notes": "is not an index",
     "index notes --model {dsi}": "search a generative model's folder",
     "index notes --model {cross_attention}": "use a reranker with rerank",
     "index notes --model ColBERT": "colbert is a paradigm: --paradigm colbert",
@@ -225,14 +222,12 @@ def test_wrong_arguments_are_told(indexed, source, models):
 def test_indexing_again_brings_an_index_up_to_date(source, models, capsys, kind):
     command = "index", "notes", "--model", models["colbert"], "--kind", kind
     main([str(word) for word in command])
-    (source / "fire.txt").write_text("a warm sea")
-    (source / "snow.txt").unlink()
-    (source / "new.txt").write_text("ice and wood")
+    change(source)
     assert "1 added, 1 encoded again, 1 deleted" in printed(capsys, *command)[1]
     assert "up to date" not in printed(capsys, *command)[1]
     main([*map(str, command), "--output", "fresh.index"])
-    names = "notes.index", "fresh.index"
-    again, fresh = (open_folder(name).retriever.search({"1": "a warm sea"}, 10)["1"] for name in names)
+    again = answers("notes.index")
+    fresh = answers("fresh.index")
     assert again.keys() == fresh.keys() == {"fish.txt:1", "fire.txt:1", "new.txt:1"}
     if kind == "exact":
         assert again == pytest.approx(fresh)
@@ -260,15 +255,11 @@ def test_an_index_is_searchable_while_an_update_stops_anywhere(source, models, c
     build = "index", "notes", "--model", models["colbert"], "--kind", "exact"
     printed(capsys, *build)
     states = [answers("notes.index")]
-    (source / "fire.txt").write_text("a warm sea")
-    (source / "snow.txt").unlink()
-    (source / "new.txt").write_text("ice and wood")
+    change(source)
     printed(capsys, *build, "--output", "fresh.index")
     states.append(answers("fresh.index"))
     assert states[1].keys() == {"fish.txt:1", "fire.txt:1", "new.txt:1"}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(owner, name, lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
-        interrupts(*build)
+    interrupted(owner, name, *build)
     assert answers("notes.index") == pytest.approx(states[ended])
     (source / "fire.txt").write_text(TEXTS["fire.txt"])  # is encoded again if it was updated
     printed(capsys, *build)
@@ -325,7 +316,7 @@ def test_a_build_that_was_interrupted_goes_on(source, models, monkeypatch, capsy
     """A search tells by which command. The index may lie inside its source, and is not indexed itself."""
     monkeypatch.chdir(source)
     build = "index", ".", "--model", models["colbert"]
-    interrupted(*build)
+    interrupted(Store, "build", *build)
     assert "interrupted; the same command resumes the index" in capsys.readouterr().err
     said, command = refused("search", "notes.index", "x").split(" resume it: python -m paradigms ")
     assert "the build of notes.index has not ended" in said
@@ -379,10 +370,8 @@ def judged(source):
 def test_compare_measures_judged_queries(judged, models, capsys):
     for name in ("colbert", "dpr"):
         index(judged, models[name], "--output", name)
-    assert (
-        "bm25"
-        in printed(capsys, "compare", *["colbert", "dpr", "--split", "test", "--output", "compared"])[0]
-    )
+    compare = ["compare", "colbert", "dpr", "--split", "test", "--output", "compared"]
+    assert "bm25" in printed(capsys, *compare)[0]
     written = {file.name for file in (judged.parent / "compared").iterdir()}
     assert written == {"bm25.run", "colbert.run", "dpr.run", "table.csv", "table.md"}
     best = {q: next(iter(found)) for q, found in read_run("compared/colbert.run").items()}
@@ -392,17 +381,16 @@ def test_compare_measures_judged_queries(judged, models, capsys):
 def test_fusion_at_the_terminal(judged, models, capsys, source):
     index(judged, models["colbert"], "--output", "one")
     (judged / "qrels" / "dev.tsv").write_text((judged / "qrels" / "test.tsv").read_text())
-    main(["compare", "one", "--split", "test", "--fuse", "--output", "rrf"])
+    compare = ["compare", "one", "--split", "test"]
+    main([*compare, "--fuse", "--output", "rrf"])
     runs = [read_run(f"rrf/{name}.run") for name in ("bm25", "one")]
     assert read_run("rrf/fused.run") == fuse(runs)
-    _, err = printed(
-        capsys, "compare", *["one", "--split", "test", "--fuse", "--dev", "dev", "--output", "sum"]
-    )
+    _, err = printed(capsys, *compare, "--fuse", "--dev", "dev", "--output", "sum")
     assert "weights chosen on dev: bm25 " in err
     rows = found_by(capsys, "search", "one", "--split", "test", "--hybrid")
     found = [(row["query"], row["id"], row["score"]) for row in rows]
     assert found == [(q, d, s) for q, scores in fuse(runs[::-1]).items() for d, s in scores.items()]
-    assert "--dev chooses the weights" in refused("compare", "one", "--split", "test", "--dev", "dev")
+    assert "--dev chooses the weights" in refused(*compare, "--dev", "dev")
 
 
 @pytest.mark.parametrize(
@@ -427,9 +415,7 @@ def test_an_engine_takes_the_place_of_an_index(source, models, capsys, tmp_path_
     assert not Path("engine.index/index").exists()
     (source / "fire.txt").write_text("a warm sea")
     (source / "snow.txt").unlink()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Store, "build", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
-        interrupts(*command)
+    interrupted(Store, "build", *command)
     assert "has not ended" in refused("search", "engine.index", query)
     assert "1 encoded, 0 deleted" in printed(capsys, *command)[1]
     index("notes", models[name], "--kind", "exact")
@@ -453,9 +439,7 @@ def test_an_engine_takes_the_place_of_an_index(source, models, capsys, tmp_path_
     found = ranked("engine.index")
     elsewhere = refused(*command, "--engine", address, "--engine-options", '{"database": "x"}')
     assert "other engine options" in elsewhere
-    refused(
-        "index", "notes", "--model", models["dpr"], "--output", "engine.index", "--engine", address, "--anew"
-    )
+    refused(*command, "--model", models["dpr"], "--engine", address, "--anew")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(indexing, "write_corpus", lambda *_: (_ for _ in ()).throw(OSError("no space")))
         assert "no space" in refused(*command)
@@ -588,7 +572,7 @@ def test_an_index_is_searched_from_any_folder(source, models, capsys, monkeypatc
     monkeypatch.chdir(models["colbert"].parent)
     index(source, "colbert", "--output", source.parent / "x")
     monkeypatch.chdir(source)
-    assert trec(capsys, "search", "../x", "cold snow on ice", "-k", 1) == {"1": "snow.txt:1"}
+    assert trec(capsys, "../x", "cold snow on ice", "-k", 1) == {"1": "snow.txt:1"}
     index(".", models["colbert"], "--output", "../x")  # the same, by other names
 
 

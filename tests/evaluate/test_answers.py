@@ -1,11 +1,7 @@
-"""Answers in passages against a readable twin; what follows: accuracy, macro-averages, their intervals."""
-
-import unicodedata
+"""Answers in passages by hand; what follows: accuracy, macro-averages, their intervals."""
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from paradigms.data import Corpus, Split
 from paradigms.evaluate import (
@@ -22,30 +18,6 @@ from paradigms.evaluate import (
 )
 
 
-def tokens(text: str) -> list[str]:
-    """Runs of letters, digits and marks; any other visible character alone. By category, without a regex."""
-    found: list[str] = []
-    within = False
-    for character in unicodedata.normalize("NFD", text):
-        kind = unicodedata.category(character)[0]
-        if kind in "LNM":
-            found[-1:] = [found[-1] + character] if within else [*found[-1:], character]
-        elif kind not in "ZC":
-            found.append(character)
-        within = kind in "LNM"
-    return [token.lower() for token in found]
-
-
-def slowly(text: str, answers: list[str]) -> bool:
-    """The twin: every window of the text's tokens beside the answer's."""
-    words = tokens(text)
-    return any(
-        wanted and words[i : i + len(wanted)] == wanted
-        for wanted in map(tokens, answers)
-        for i in range(len(words) - len(wanted) + 1)
-    )
-
-
 @pytest.mark.parametrize(
     ("text", "answers", "found"),
     [
@@ -59,7 +31,9 @@ def slowly(text: str, answers: list[str]) -> bool:
         ("the U.S. dollar", ["U. S."], True),
         ("the US dollar", ["U.S."], False),
         ("cost 1,000 in 1969", ["000", "x"], True),
+        ("cost 1000 in 1969", ["000"], False),
         ("anything", ["", " ", "\u200b"], False),  # an answer without a token
+        ("a\u200bnd", ["a nd"], True),  # a character that shows nothing ends a word
         ("anything", [], False),
         ("", ["a"], False),
         ("東京都は日本の首都", ["東京"], False),  # no spaces: the sentence is one token, as in DPR's code
@@ -71,16 +45,6 @@ def slowly(text: str, answers: list[str]) -> bool:
 )
 def test_whether_a_text_has_an_answer(text, answers, found):
     assert has_answer(text, answers) is found
-    assert slowly(text, answers) is found
-
-
-TEXTS = st.text(alphabet="abAB1é\u0301ü ,.'-_\n\u00a0京तिः\u200bİΣ", max_size=14)
-
-
-@given(TEXTS, st.lists(TEXTS, max_size=2), st.integers(0, 14), st.integers(0, 14))
-def test_answers_are_found_as_the_twin_finds_them(text, others, start, end):
-    for answers in (others, [text[start:end].swapcase()]):
-        assert has_answer(text, answers) is slowly(text, answers)
 
 
 CORPUS = Corpus(
@@ -146,11 +110,6 @@ def test_the_interval_of_a_macro_average_draws_within_groups():
     error = np.sqrt((0.25 / 30 + 0.16 / 10) / 4)  # of the mean of two independent means
     assert mean == pytest.approx(0.35)
     assert (high - low) / (2 * 1.96 * error) == pytest.approx(1, abs=0.08)
-    rng = np.random.default_rng(7)  # the twin: each group resampled by itself
-    draws = [
-        np.mean([rng.choice(values[:30], 30).mean(), rng.choice(values[30:], 10).mean()]) for _ in range(4000)
-    ]
-    assert (low, high) == pytest.approx(np.quantile(draws, [0.025, 0.975]), abs=0.02)
 
 
 def test_a_comparison_of_macro_averages_is_of_their_difference():

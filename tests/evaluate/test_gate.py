@@ -33,13 +33,6 @@ def test_a_gate_is_flat_below_a_tenth_of_its_mean(spread, flat):
     assert ("the gate is flat" in str(gate)) == flat
 
 
-def test_scaling_all_salience_changes_no_share():
-    salience, offsets = np.random.default_rng(1).random(20), np.array([0, 8, 20])
-    one, thrice = measure_gate(salience, offsets), measure_gate(3 * salience, offsets)
-    assert_same([thrice.relative, thrice.sparsity], [one.relative, one.sparsity])
-    assert_same([thrice.mean, thrice.deviation], [3 * one.mean, 3 * one.deviation])
-
-
 def test_nothing_to_measure_is_flat():
     for salience, offsets in ((np.zeros(0), np.array([0])), (np.zeros(4), np.array([0, 4]))):
         assert measure_gate(salience, offsets).flat

@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from paradigms.data import Run, Split
 from paradigms.evaluate.tuning import curve, scale, tune_raw, tune_weights
@@ -44,22 +42,6 @@ def test_weights_are_tried_around_the_ratio_of_the_spreads():
         tune_raw(DENSE, flat, DEV)
     with pytest.raises(ValueError, match="the dense scores"):
         tune_raw(flat, SPARSE, DEV)
-
-
-@settings(max_examples=15)
-@given(st.floats(0.01, 100), st.floats(0.01, 100), st.integers(0, 5))
-def test_the_choice_does_not_depend_on_units(dense, sparse, seed):
-    """Dense scores times a and sparse scores times b give the same ranking, with λ times a / b."""
-    generator = np.random.default_rng(seed)
-    runs: list[Run] = [{q: {d: float(generator.normal()) for d in "abcdef"} for q in "xyz"} for _ in range(2)]
-    dev = Split(dict.fromkeys("xyz", "a query"), {q: {"a": 1} for q in "xyz"})
-    scaled = [
-        {q: {d: unit * score for d, score in row.items()} for q, row in run.items()}
-        for unit, run in zip((dense, sparse), runs, strict=True)
-    ]
-    assert tune_raw(*scaled, dev) == pytest.approx(tune_raw(*runs, dev) * dense / sparse)
-    one, other = curve(*runs, dev), curve(*scaled, dev)
-    assert list(other.values()) == pytest.approx(list(one.values()))
 
 
 def test_dev_chooses_the_weights_of_a_sum():

@@ -1,7 +1,5 @@
 """`paradigms serve` as a process: what it serves, how it ends, and which arguments it refuses."""
 
-import http.client
-import json
 import os
 import re
 import signal
@@ -14,6 +12,7 @@ import torch
 from paradigms import PARADIGMS
 from paradigms.cli.arguments import main
 from tests.serve.served import needed
+from tests.serve.test_service import answer_to
 from tests.tiny import write_collection
 
 pytestmark = needed
@@ -45,18 +44,10 @@ def started(folders, *arguments):
     raise AssertionError("".join(lines))
 
 
-def systems(port):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request("GET", "/systems")
-    answer = json.load(connection.getresponse())
-    connection.close()
-    return answer
-
-
 def test_the_command_serves_and_ends_cleanly(folders):
     arguments = ["--bm25", "--model", folders / "model", "--fuse", "--split", "test"]
     process, port = started(folders, *arguments)
-    answer = systems(port)
+    answer = answer_to(port, "/systems")
     assert [system["name"] for system in answer["systems"]] == ["small.index", "bm25", "model", "fused"]
     assert (answer["documents"], answer["queries"]) == (3, 3)
     os.kill(process.pid, signal.SIGINT)

@@ -13,8 +13,8 @@ from paradigms import PARADIGMS
 from paradigms.align import Cost
 from paradigms.cli.arguments import main
 from tests.near import assert_within_rounding
-from tests.serve.served import CORPUS, QUERY, needed, serving, systems
-from tests.serve.test_service import answered, asked
+from tests.serve.served import CORPUS, QUERY, needed, serving
+from tests.serve.test_service import answer_to, request
 from tests.tiny import TERMS
 
 pytestmark = needed
@@ -23,23 +23,12 @@ RUN = "import sys; sys.path.append(sys.argv.pop(1)); from paradigms.cli.argument
 TEXTS = ["wood fire", "the cold sea and fish", " ", "fish in the sea"]
 
 
-@pytest.fixture(scope="module")
-def retrievers(tiny_bert, seq2seq):
-    return systems(tiny_bert, seq2seq["t5"])
-
-
-@pytest.fixture(scope="module")
-def port(retrievers):
-    with serving(retrievers) as port:
-        yield port
-
-
 @pytest.mark.parametrize("name", ["dpr", "colbert", "aligner", "xtr", "passages", "reranker"])
 def test_texts_are_ranked_as_by_the_model(port, retrievers, name):
     inner = getattr(retrievers[name], "retriever", retrievers[name])
     ranked = inner.model.rank(QUERY, TEXTS)
     body = {"model": name, "query": QUERY, "documents": TEXTS, "top_n": 3, "user": "someone"}
-    results = answered(port, "/v1/rerank", body)["results"]
+    results = answer_to(port, "/v1/rerank", body)["results"]
     assert [one["index"] for one in results] == [int(result.id) for result in ranked[:3]]
     for one, result in zip(results, ranked, strict=False):
         assert one["relevance_score"] == pytest.approx(result.score, abs=1e-5)
@@ -53,7 +42,7 @@ def test_bm25_and_a_reader_of_pairs_rank_texts(port, retrievers):
         "cross": retrievers["cross"].model.score_texts([(QUERY, text) for text in TEXTS]),
     }
     for name, expected in scores.items():
-        results = answered(port, "/v2/rerank", body | {"model": name})["results"]
+        results = answer_to(port, "/v2/rerank", body | {"model": name})["results"]
         assert [one["document"]["text"] for one in results] == [TEXTS[one["index"]] for one in results]
         got = {one["index"]: one["relevance_score"] for one in results}
         assert [got[n] for n in range(len(TEXTS))] == pytest.approx(expected, abs=1e-5)
@@ -65,42 +54,21 @@ def test_one_vector_of_a_text_is_the_models(port, retrievers):
         expected = np.concatenate(model.encode(TEXTS, side))
         for form in ("float", "base64"):
             body = {"model": "dpr", "input": TEXTS, "encoding_format": form, "input_type": side}
-            rows = [one["embedding"] for one in answered(port, "/v1/embeddings", body)["data"]]
+            rows = [one["embedding"] for one in answer_to(port, "/v1/embeddings", body)["data"]]
             if form == "base64":
                 rows = [np.frombuffer(base64.b64decode(row), "<f4") for row in rows]
             assert_within_rounding(np.stack(rows), expected, torch.float32, TERMS)
-    [only] = answered(port, "/v1/embeddings", {"model": "dpr", "input": TEXTS[0]})["data"]
+    [only] = answer_to(port, "/v1/embeddings", {"model": "dpr", "input": TEXTS[0]})["data"]
     assert len(only["embedding"]) == model.encoder.dim
-    assert [one["id"] for one in answered(port, "/v1/models")["data"]] == list(retrievers)
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "status", "error"),
-    [
-        ("rerank", {"query": QUERY, "documents": TEXTS}, 400, "model must name one of bm25, dpr"),
-        ("rerank", {"query": QUERY, "documents": TEXTS, "model": "x"}, 404, "unknown system 'x'"),
-        ("rerank", {"query": " ", "documents": TEXTS, "model": "dpr"}, 400, "'query' is blank"),
-        ("rerank", {"query": QUERY, "documents": [3], "model": "dpr"}, 400, "documents[0]=3; it must be str"),
-        ("rerank", {"query": QUERY, "documents": TEXTS, "top_n": 0}, 400, "top_n must be at least 1"),
-        ("rerank", {"query": QUERY, "documents": TEXTS, "model": "fused"}, 400, "fused scores documents of"),
-        ("embeddings", {"model": "colbert", "input": "x"}, 400, "colbert has no single vector"),
-        ("embeddings", {"model": "bm25", "input": "x"}, 400, "bm25 has no single vector"),
-        ("embeddings", {"model": "dpr", "input": [[1, 2]]}, 400, "input[0]=[1, 2]; it must be str"),
-        ("embeddings", {"model": "dpr", "input": "x", "dimensions": 3}, 400, "the vectors of dpr have"),
-    ],
-)
-def test_wrong_requests_get_one_sentence(port, path, body, status, error):
-    answer = asked(port, f"/v1/{path}", body)
-    assert answer[0] == status
-    assert answer[1]["error"].startswith(error)
+    assert [one["id"] for one in answer_to(port, "/v1/models")["data"]] == list(retrievers)
 
 
 def test_a_text_that_costs_too_much_is_refused(retrievers):
     with serving({"colbert": retrievers["colbert"]}, most=Cost(1 << 20, 10**6)) as port:
         body = {"query": "fish", "documents": ["fish " * 500] * 400}
-        assert len(answered(port, "/v1/rerank", body)["results"]) == 400  # in batches that are allowed
+        assert len(answer_to(port, "/v1/rerank", body)["results"]) == 400  # in batches that are allowed
     with serving({"xtr": retrievers["xtr"]}, most=Cost(1 << 20, 10**6)) as port:
-        assert "are allowed" in asked(port, "/v1/rerank", body)[1]["error"]
+        assert "are allowed" in request(port, "/v1/rerank", body)[1]["error"]
 
 
 def test_a_framework_reranks_and_embeds(port, retrievers):

@@ -14,29 +14,21 @@ from paradigms.baselines.bm25 import BM25
 from paradigms.data import Corpus, Split
 from paradigms.retrieve import Indexed
 from tests import browser
-from tests.serve.served import JUDGED, QUERY, SLASH, needed, serving, systems
+from tests.serve.served import JUDGED, QUERY, SLASH, needed, serving
 
 pytestmark = [needed, browser.needed, pytest.mark.slow]
 NAMES = ("bm25", "colbert", "aligner", "fused")
 
 
-@pytest.fixture(scope="module")
-def retrievers(tiny_bert, seq2seq):
-    made = systems(tiny_bert, seq2seq["t5"])
-    return {name: made[name] for name in NAMES}
+@pytest.fixture(scope="module", name="retrievers")
+def four_retrievers(retrievers):
+    return {name: retrievers[name] for name in NAMES}
 
 
 @pytest.fixture(scope="module")
 def address(retrievers):
     with serving(retrievers) as port:
         yield f"http://127.0.0.1:{port}/"
-
-
-@pytest.fixture(scope="module")
-def tab():
-    page = browser.Page()
-    yield page
-    page.close()
 
 
 @pytest.fixture
@@ -131,18 +123,12 @@ def test_another_a_acts_at_once_on_ranks_and_links(page, retrievers):
     run = retrievers["colbert"].search({"q": QUERY}, 100)
     other = Indexed(retrievers["colbert"].index, model).rerank({"q": QUERY}, run)["q"]
     first = [shown(score) for score in list(other.values())[:10]]
-    browser.until(
-        lambda: [score for _, score in column(page, "colbert")] == first, "colbert is not ranked by TopK(k=3)"
-    )
+    said = "colbert is not ranked by TopK(k=3)"
+    browser.until(lambda: [score for _, score in column(page, "colbert")] == first, said)
     page.choose("#normalise", "total")
     page.wait(f"{links}.includes('Z 15')")
-    assert state(page) | {"query": ""} == {
-        "query": "",
-        "document": "7",
-        "judged": "q1",
-        "align": "TopK(k=3)",
-        "normalise": "total",
-    }
+    chosen = {"query": QUERY, "judged": "q1", "document": "7", "align": "TopK(k=3)", "normalise": "total"}
+    assert state(page) == chosen
     page.click("#plain")
     page.wait(f"{links} === {json.dumps(before)}")
     assert "align" not in state(page)
@@ -182,12 +168,8 @@ def test_an_edited_document_changes_its_tokens_and_scores(page):
     page.wait(f"{rel} !== {json.dumps(before)}")
     page.wait("document.querySelectorAll('#systems .card')[3].textContent.includes('its corpus only')")
     page.wait("document.querySelectorAll('#systems .card')[1].textContent.includes('bold')")
-    assert page.texts("#systems .card:nth-child(2) .tokens.document .token")[:4] == [
-        "fish",
-        "fish",
-        "fish",
-        "sea",
-    ]
+    tokens = page.texts("#systems .card:nth-child(2) .tokens.document .token")
+    assert tokens[:4] == ["fish", "fish", "fish", "sea"]
     assert page.count("#systems .token b") == 0
     assert state(page)["text"].startswith("fish fish")
     page.fill("#text", " ")
@@ -328,36 +310,23 @@ def test_nothing_sticks_out_of_a_narrow_window(page, width):
 def hostile() -> list[str]:
     """Texts that a page might run, or be broken by."""
     code = "window.broken = 1"
-    texts = [
+    return [
         f"<script>{code}</script>",
         f"</script><script>{code}</script>",
         f"<img src=x onerror='{code}'>",
         f"<iframe srcdoc='<script>parent.{code}</script>'></iframe>",
-        f"<a href='javascript:{code}'>click</a>",
-        f"<input autofocus onfocus='{code}'>",
         f"<style>@import 'javascript:{code}'; * {{ display: none }}</style>",
-        f"<base href='https://evil.example/'><script src=x.js>{code}</script>",
         "<meta http-equiv=refresh content='0;url=https://evil.example/'>",
-        f"<form action='javascript:{code}'><button>x</button></form>",
-        f"<!--><script>{code}</script>-->",
         f"'\"><script>{code}</script>",
         f'" onmouseover="{code}',
-        f"`${{{code}}}`",
-        "{{ 7 * 7 }}",
-        f"javascript:{code}",
         "&amp;&lt;&quot;&#39;",
         "__proto__",
-        "NaN",
-        "*/ } * { display: none } /*",
         "\u2028line\u2029separators",
         "\x00nul\x1b[31mescape\x07",
         "\u202eright to left\u202c \u2066isolate",
         "👩‍🔬🧪 e\u0301 漢字",
-        "a" * 2000,
-        "line\nbreak\ttab\r\nreturn",
+        "a" * 2000 + "\nline\ttab\r\nreturn",
     ]
-    assert len(set(texts)) == 26
-    return texts
 
 
 def test_hostile_texts_stay_texts(tab, tiny_bert):
@@ -377,7 +346,7 @@ def test_hostile_texts_stay_texts(tab, tiny_bert):
         before = tab.script(elements)
         tab.fill("#k", "100")
         tab.fill("#query", "fish")
-        tab.wait("document.querySelectorAll('.entry').length === 78")
+        tab.wait(f"document.querySelectorAll('.entry').length === {3 * len(texts)}")
         for name in (texts[0], texts[2], "__proto__"):
             assert name in tab.texts(".column h3")
         seen = set(tab.script("[...document.querySelectorAll('.entry')].map((one) => one.dataset.id)"))

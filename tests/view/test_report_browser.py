@@ -33,13 +33,6 @@ def report(tmp_path_factory):
     return file
 
 
-@pytest.fixture(scope="module")
-def tab():
-    page = browser.Page()
-    yield page
-    page.close()
-
-
 def show(tab: browser.Page, report: Path, state: str = "") -> None:
     tab.open(f"{report.as_uri()}{state}")
     tab.wait("document.querySelectorAll('#systems .card').length")

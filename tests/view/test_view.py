@@ -50,7 +50,7 @@ def test_an_interaction_shows_what_rel_sums():
 
 @pytest.mark.slow
 @browser.needed
-def test_a_picture_has_a_grid_of_its_patches(tmp_path):
+def test_a_picture_has_a_grid_of_its_patches(tmp_path, tab):
     """Patches lie over the picture, row by row, and a query token shades those that it is aligned to."""
     dot = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
     names = ["<bos>", *(f"[{n // 3 + 1}, {n % 3 + 1}]" for n in range(6)), "describe"]
@@ -58,22 +58,18 @@ def test_a_picture_has_a_grid_of_its_patches(tmp_path):
     drawn = Picture(dot, 300, 200, 3, 2, list(range(1, 7)))
     pair = Explanation("colpali", "S", ["fish", "sea"], names, links, 1.0, 1.4, picture=drawn)
     (tmp_path / "page.html").write_text(page([card_data(pair)], "fish sea"), encoding="utf-8")
-    tab = browser.Page()
-    try:
-        tab.open((tmp_path / "page.html").as_uri())
-        assert tab.count(".patches .token") == 6
-        every = "[...document.querySelectorAll('.picture, .patches .token')]"
-        boxes = tab.script(f"{every}.map((one) => one.getBoundingClientRect().toJSON())")
-        frame, first, fifth = boxes[0], boxes[1], boxes[5]  # [2, 2] is the middle of the second row
-        assert frame["width"] / frame["height"] == pytest.approx(1.5, rel=0.02)
-        assert (first["x"], first["y"]) == pytest.approx((frame["x"], frame["y"]), abs=2)
-        middle = fifth["x"] + fifth["width"] / 2, fifth["y"]
-        half = frame["x"] + frame["width"] / 2, frame["y"] + frame["height"] / 2
-        assert middle == pytest.approx(half, abs=2)
-        weights = f"{every}.slice(1).map((one) => +one.style.getPropertyValue('--weight'))"
-        assert tab.script(weights) == pytest.approx([0, 0, 0, 0, 1, 0])
-        tab.click(".tokens.query .token:nth-of-type(2)")
-        assert tab.script(weights) == [0] * 6
-        assert tab.errors == []
-    finally:
-        tab.close()
+    tab.open((tmp_path / "page.html").as_uri())
+    assert tab.count(".patches .token") == 6
+    every = "[...document.querySelectorAll('.picture, .patches .token')]"
+    boxes = tab.script(f"{every}.map((one) => one.getBoundingClientRect().toJSON())")
+    frame, first, fifth = boxes[0], boxes[1], boxes[5]  # [2, 2] is the middle of the second row
+    assert frame["width"] / frame["height"] == pytest.approx(1.5, rel=0.02)
+    assert (first["x"], first["y"]) == pytest.approx((frame["x"], frame["y"]), abs=2)
+    middle = fifth["x"] + fifth["width"] / 2, fifth["y"]
+    half = frame["x"] + frame["width"] / 2, frame["y"] + frame["height"] / 2
+    assert middle == pytest.approx(half, abs=2)
+    weights = f"{every}.slice(1).map((one) => +one.style.getPropertyValue('--weight'))"
+    assert tab.script(weights) == pytest.approx([0, 0, 0, 0, 1, 0])
+    tab.click(".tokens.query .token:nth-of-type(2)")
+    assert tab.script(weights) == [0] * 6
+    assert tab.errors == []
