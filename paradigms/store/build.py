@@ -12,7 +12,6 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from glob import escape
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +23,12 @@ from paradigms.identity import Identity
 from paradigms.io.checks import parse_json
 from paradigms.io.files import atomic_folder, check_replaceable, locked
 from paradigms.store.building import (
-    VECTORS,
     Building,
     Launch,
     OneProcess,
     ShardFiles,
+    ShardMemory,
     begun,
-    estimated,
-    grown,
-    in_codes,
-    sampled,
-    trained,
 )
 from paradigms.store.columns import FILES, MANIFEST, ColumnFolder, ColumnMemory, Writer
 from paradigms.store.kind import (
@@ -105,52 +99,18 @@ class Build:
         self.kind.check(manifest)
         return manifest
 
-    @property
-    def _samples(self) -> bool:
-        """Whether a sample trains the quantiser, instead of the first documents."""
-        return self.sample is not None and self.count is not None and self.count > HELD * SHARD
-
     def in_memory(self, derive: Callable[[Writer], None]) -> ColumnMemory:
         """Build the columns in memory. derive: function that writes the kind's derived files."""
         if self.launch.num_processes > 1:
             raise ValueError(
                 "only one process can build a store in memory: give a folder that all processes see"
             )
-        files = ColumnMemory({"documents": 0, "tokens": 0, **self.manifest})
-        rows: Iterator[Rows] = (self._encoded(shard, str(files)) for shard in different(self.shards))
-        codec = None
-        if self.kind.quantiser is not None:
-            first, parts, tokens = self._training(rows, str(files))
-            codec = trained(self.kind.quantiser, files, parts, sum(map(len, parts)), tokens, self.dim)
-            rows = chain(first, rows)
-        for columns in rows:
-            final = in_codes(codec, columns)
-            for name, values in final.items():
-                files.append(name, values)
-            files.commit(**grown(files.manifest, final))
+        files = ColumnMemory(self.manifest)
+        table = ColumnMemory({})
+        work = Building(table, ShardMemory(), table, self.kind.quantiser, self.dim)
+        files.commit(**work.append(files, self._store_shards(work, str(files))))
         derive(files)
         return files
-
-    def _training(self, rows: Iterator[Rows], place: str) -> tuple[list[Rows], list[np.ndarray], int]:
-        """Return the rows read from `rows`, the vectors to train on, and the estimated number of tokens."""
-        assert self.kind.quantiser is not None
-        if self._samples:
-            assert self.sample is not None
-            assert self.count is not None
-            encode = partial(self._encoded, place=place, advance=lambda n: None)
-            _, parts, tokens = sampled(self.kind.quantiser, self.sample, encode, self.count)
-            return [], parts, tokens
-        first: list[Rows] = []
-        documents = taken = 0
-        for columns in rows:
-            first.append(columns)
-            if documents >= HELD * SHARD:  # the shards before this one are enough
-                break
-            documents += len(columns[LENGTHS])
-            taken += 1
-        parts = [columns[VECTORS] for columns in first[:taken]]
-        total = documents if taken == len(first) else self.count
-        return first, parts, estimated(sum(map(len, parts)), documents, total)
 
     def in_folder(self, folder: str | Path, derive: Callable[[Writer], None]) -> None:
         """Encode all shards into files of a hidden folder, using all processes, and make the store.
@@ -194,8 +154,7 @@ class Build:
     def _store_shards(self, work: Building, place: str) -> list[bytes]:
         """Train the quantiser, and store this process's share of the shards; return all shards' sources."""
         launch = self.launch
-        if work.untrained and self._samples:
-            assert self.sample is not None
+        if work.untrained and self.sample is not None and (self.count or 0) > HELD * SHARD:
             assert self.count is not None
             encode = partial(self._encoded, place=place, advance=lambda n: None)
             work.train_on_sample(launch, self.sample, encode, self.count)
