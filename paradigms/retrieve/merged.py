@@ -76,7 +76,7 @@ class Merged:
     @any_queries
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
         runs = [part.search(queries, k, progress=progress) for part in self.parts]
-        return {query: best_first(_joined(runs, query), k) for query in queries}
+        return {query: best_first(joined(runs, query), k) for query in queries}
 
     def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
         check_queries(run, queries)
@@ -88,7 +88,7 @@ class Merged:
             part.rerank(queries, part_run, progress=progress)
             for part, part_run in zip(self.parts, divided, strict=True)
         ]
-        return {query: best_first(_joined(runs, query)) for query in run}
+        return {query: best_first(joined(runs, query)) for query in run}
 
     def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
         [owner] = [n for n, ids in enumerate(self._divided([document])) if ids]
@@ -117,6 +117,6 @@ def _made(part: Indexed) -> dict[str, Any]:
     return stored | {"settings": described(part.model.encoder)} | part.model.recipe.described()
 
 
-def _joined(runs: Sequence[Run], query: str) -> dict[str, float]:
-    """Return the documents that all runs have for a query."""
+def joined(runs: Sequence[Run], query: str) -> dict[str, float]:
+    """Return the documents of all runs for a query."""
     return {id: score for run in runs for id, score in run[query].items()}
