@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import compress
 from pathlib import Path
@@ -29,6 +29,7 @@ class Merged:
     """
 
     parts: Sequence[Indexed]
+    _owners: dict[str, int] = field(default_factory=dict, init=False, repr=False)  # id → its index
 
     def __post_init__(self) -> None:
         if not self.parts:
@@ -38,14 +39,11 @@ class Merged:
             if other := differing(_made(part), _made(first)):
                 stores = f"{part.index.store} and {first.index.store}"
                 raise ValueError(f"{stores} are not of one model ({other}): search each alone")
-        count = sum(len(part.index) for part in self.parts)
-        if len(self._owners) < count:
-            seen: set[str] = set()
-            for part in self.parts:
-                store = part.index.store
-                if twice := next((id for id in store.rows_by_id if id in seen), None):
-                    raise ValueError(f"document {twice!r} of {store} is also in another index: delete it")
-                seen.update(store.rows_by_id)
+        for n, part in enumerate(self.parts):
+            store = part.index.store
+            for id in compress(store.ids, store.living):
+                if self._owners.setdefault(id, n) != n:
+                    raise ValueError(f"document {id!r} of {store} is also in another index: delete it")
 
     @classmethod
     def open(cls, folders: Sequence[str | Path], model: Paradigm, corpus: Corpus | None = None) -> Merged:
@@ -93,12 +91,6 @@ class Merged:
     def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
         [owner] = [n for n, ids in enumerate(self._divided([document])) if ids]
         return self.parts[owner].explain(query, document, self._divided(others)[owner])
-
-    @cached_property
-    def _owners(self) -> dict[str, int]:
-        """Document id → position of its index."""
-        stores = [part.index.store for part in self.parts]
-        return {id: n for n, store in enumerate(stores) for id in compress(store.ids, store.living)}
 
     def _divided(self, ids: Iterable[str]) -> list[list[str]]:
         """Group documents by index, keeping their order. Raises KeyError if a document is unknown."""
