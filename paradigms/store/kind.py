@@ -130,7 +130,7 @@ class Kind:
             raise ValueError(f"dim must be a number from 1 to {WIDEST}, got {dim!r:.40}")
         if not isinstance(names, list) or names[:1] != ["vectors"] or not set(names) <= DTYPES.keys():
             raise ValueError(f"fields must be vectors, and may be ids and salience, got {names!r:.200}")
-        if TokenReduction.of(manifest).pool > 1 and "ids" in names:
+        if TokenReduction.from_manifest(manifest).pool > 1 and "ids" in names:
             raise ValueError("tokens that are compared by their ids cannot be pooled: set pool=1")
         self.codec.columns(dim, names)
         self.derived.check(dim)

@@ -74,7 +74,7 @@ class TokenReduction:
         check_types(self)
 
     @classmethod
-    def of(cls, manifest: Mapping[str, Any]) -> "TokenReduction":
+    def from_manifest(cls, manifest: Mapping[str, Any]) -> "TokenReduction":
         """The reduction that a store's manifest records."""
         return cls(*(manifest[field.name] for field in fields(cls)))
 
