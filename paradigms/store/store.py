@@ -19,7 +19,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from safetensors.numpy import load_file
 
 from paradigms.encoder.precision import AUTO, resolved
 from paradigms.identity import Identity, identity
@@ -27,7 +26,7 @@ from paradigms.io.checks import naming
 from paradigms.io.progress import progress_bar
 from paradigms.model import Paradigm
 from paradigms.store.build import Advance, Build, encoded, lines
-from paradigms.store.building import TRAINED, Launch, OneProcess, ShardFiles, grown, in_codes, put
+from paradigms.store.building import TRAINED, Launch, OneProcess, ShardFiles, grown, in_codes
 from paradigms.store.columns import CHUNK, MANIFEST, ColumnFolder, Files, Writer
 from paradigms.store.kind import DELETED, DOCUMENTS, ERRORS, KEYS, LENGTHS, TEXTS, Codec, Kind, Kinds, kind_of
 from paradigms.store.pruning import TokenReduction, directed_distances
@@ -156,7 +155,7 @@ class Store(View):
 
         keep, pool, pooling: see `build`, but applied to this store's tokens.
         """
-        reduction, before = TokenReduction(keep, pool, pooling), TokenReduction.kept_by(self.manifest)
+        reduction, before = TokenReduction(keep, pool, pooling), TokenReduction.from_manifest(self.manifest)
         living = np.flatnonzero(self.living)
 
         def shards(rows: np.ndarray) -> Iterator[Shard]:
@@ -236,7 +235,7 @@ class Store(View):
         unknown.
         """
         self.check(paradigm)
-        count, reduction = check_ids(ids, texts), TokenReduction.kept_by(self.manifest)
+        count, reduction = check_ids(ids, texts), TokenReduction.from_manifest(self.manifest)
         precision = resolved(paradigm.encoder.device, precision)
         shards = text_shards(
             paradigm, ids, texts, reduction=reduction, batch_size=batch_size, precision=precision
@@ -253,7 +252,7 @@ class Store(View):
 
     def add_from(self, parts: Batches, *, instead_of: Iterable[str] = ()) -> "Store":
         """Store more documents, like `add`, but from batches as in `build_from`."""
-        return self._add(token_shards(parts, TokenReduction.kept_by(self.manifest)), instead_of, {})
+        return self._add(token_shards(parts, TokenReduction.from_manifest(self.manifest)), instead_of, {})
 
     def _add(
         self,
@@ -271,14 +270,13 @@ class Store(View):
             counts = dict(now.manifest)
             codec = now.codec if now.kind.quantiser else None
             for shard in different(shards, now._restricted(left)):
-                file = None if files is None else files.file(shard.source)
-                if file is not None and file.is_file():
-                    columns = load_file(file)
+                if files is not None and files.holds(shard.source):
+                    columns = files.load(shard.source)
                     advance(len(shard.ids))
                 else:
                     columns = encoded(now.kind.codec, shard, now.manifest, str(now), advance)
-                    if file is not None:
-                        put(file, columns)
+                    if files is not None:
+                        files.put(shard.source, columns)
                 for name, rows in in_codes(codec, columns).items():
                     writer.append(name, rows)
                 counts |= grown(counts, columns)
