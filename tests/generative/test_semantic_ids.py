@@ -75,21 +75,13 @@ def test_equal_vectors_are_parted_in_order_and_named() -> None:
 
 def test_threads_change_no_id_and_are_left_as_they_were() -> None:
     vectors = np.random.default_rng(0).normal(size=(1000, 96)).astype(np.float32)  # no clusters: many ties
-    found = []
+    digests = set()
     for count in (1, 2, 4):
         torch.set_num_threads(count)
-        found.append(semantic(vectors, names(1000)).digest)
+        digests.add(semantic(vectors, names(1000)).digest)
         assert torch.get_num_threads() == count
-    assert len(set(found)) == 1
-    assert semantic(vectors, names(1000), seed=1).digest != found[0]
-
-
-def test_unusable_vectors_are_named() -> None:
-    vectors = np.zeros((4, 3))
-    vectors[2, 1] = np.nan
-    vectors[1, 0] = 1e300  # finite, but not in float32
-    with pytest.raises(ValueError, match="2 vectors are not finite, for example the vector of document 'd1'"):
-        semantic(vectors, names(4))
+    assert len(digests) == 1
+    assert semantic(vectors, names(1000), seed=1).digest not in digests
 
 
 def test_a_constant_state_scores_residual_codes_as_dense_retrieval_of_the_quantised_vectors() -> None:
