@@ -80,11 +80,19 @@ def semantic(
     of more than k documents. Digit c is token c + 2 of k + 2. With `position_specific`, digit c at position i
     is token i·k + c + 2 of k·L + 2 (NCI: Wang et al., NeurIPS 2022). Identifiers are unique, and no
     identifier is a prefix of another. Equal vectors are split by order and counted in `problems`. vectors:
-    [documents, features].
+    [documents, features]. Raises ValueError, naming a document, if a vector is not finite in float32.
     """
     if branching < 2:
         raise ValueError(f"branching must be at least 2, got {branching}")
-    X = np.asarray(vectors, dtype=np.float32)
+    with np.errstate(over="ignore"):
+        X = np.asarray(vectors, dtype=np.float32)
+    broken = ~np.isfinite(X).all(1)
+    if broken.any():
+        first = documents[int(broken.argmax())]
+        raise ValueError(
+            f"{int(broken.sum())} vectors are not finite, for example the vector of document {first!r}"
+        )
+
     problems = Problems()
     digits: list[list[int]] = [[] for _ in documents]
     pending = [(np.arange(len(documents)), False)]

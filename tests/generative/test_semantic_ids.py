@@ -84,6 +84,14 @@ def test_threads_change_no_id_and_are_left_as_they_were() -> None:
     assert semantic(vectors, names(1000), seed=1).digest not in digests
 
 
+def test_unusable_vectors_are_named() -> None:
+    vectors = np.zeros((4, 3))
+    vectors[2, 1] = np.nan
+    vectors[1, 0] = 1e300  # finite, but not in float32
+    with pytest.raises(ValueError, match="2 vectors are not finite, for example the vector of document 'd1'"):
+        semantic(vectors, names(4))
+
+
 def test_a_constant_state_scores_residual_codes_as_dense_retrieval_of_the_quantised_vectors() -> None:
     """rel = s(q)ᵀ Σᵢ E_{i,cᵢ}, and the sum nears the document's vector with every level."""
     vectors = np.random.default_rng(0).normal(size=(60, 8))
