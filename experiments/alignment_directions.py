@@ -80,7 +80,7 @@ def rankings(models: list[Any], data: StudyData, pool: Run) -> dict[str, Run]:
     retriever = GenerativeRetriever(generative)
     scorers = list(GENERATIVE.values())
     runs |= zip(GENERATIVE, retriever.rankings(queries, pool, scorers, progress=True), strict=True)
-    (runs[WHOLE],) = retriever.rankings(queries, pool, ["logit"], whole=True, progress=True)
+    (runs[WHOLE],) = retriever.rankings(queries, pool, ["logit"], windows=False, progress=True)
     return runs
 
 

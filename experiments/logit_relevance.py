@@ -93,7 +93,9 @@ def state(model: Generative, data: StudyData, depth: int) -> dict[str, list[floa
     pool = data.pool(depth)
     judgements = data.test.judgements
     retriever = GenerativeRetriever(model)
-    runs = dict(zip(SCORERS, retriever.rankings(data.test.queries, pool, SCORERS, whole=True), strict=True))
+    runs = dict(
+        zip(SCORERS, retriever.rankings(data.test.queries, pool, SCORERS, windows=False), strict=True)
+    )
     lengths = {id: len(model.target(n)) for id, n in model.identifiers.positions.items()}
     values: dict[str, list[float]] = {key: [] for key in ("p", *LOGITS)}
     for query in pool:

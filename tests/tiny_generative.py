@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, BartConfig, BartForConditionalGeneration
 
 from paradigms.data import Problems
-from paradigms.generative.identifiers import END, Identifiers, Targets, make
+from paradigms.generative.identifiers import END, Identifiers, make
 from paradigms.generative.model import Generative
 from paradigms.generative.outputs import ScoreName
 from paradigms.generative.settings import GenerativeSettings
@@ -42,7 +42,7 @@ def generative(folder: Path, identifiers: Identifiers, *more: Any, **settings: A
 def log_p(model: Generative, query: str, sequence: list[int], scorer: ScoreName = "log_probability") -> float:
     """rel of one pair: the sum of the scores of the sequence's tokens."""
     with torch.inference_mode():
-        targets = Targets.pad([[sequence]])
+        targets = model.targets([[sequence]])
         return float(model(model.tokenize([query]), targets, scorer).sum())
 
 

@@ -182,9 +182,9 @@ def trie_costs(settings: Settings) -> tuple[int, int, float]:
     begins = random.integers(0, len(tokens) - LENGTHS[1], MANY)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     drawn = tokens[np.arange(offsets[-1]) + np.repeat(begins - offsets[:-1], lengths)]
-    NGramIndex.build(drawn[: lengths[0]], offsets[:2], whole=True)  # loads and compiles the code
+    NGramIndex.build(drawn[: lengths[0]], offsets[:2], trie=True)  # loads and compiles the code
     before = memory("VmRSS")
-    seconds, trie = timed(lambda: NGramIndex.build(drawn, offsets, whole=True))
+    seconds, trie = timed(lambda: NGramIndex.build(drawn, offsets, trie=True))
     size = sum(array.nbytes for array in vars(trie).values() if isinstance(array, np.ndarray))
     return size, memory("VmHWM") - before, seconds
 

@@ -64,11 +64,10 @@ def beam_search(
 ) -> Hypotheses:
     """Return up to `beams` sequences per query, of up to `length` tokens, with the highest scores.
 
-    A sequence is finished when it has `length` tokens or when no token may follow it. The search ends when no
-    unfinished sequence is left. With log p, finished and unfinished sequences compete for the beams. With
-    other scorers, whose sums may rise with every token, only unfinished sequences take up beams. When every
-    unfinished sequence has exactly one completion, one pass of the decoder completes them all, because none
-    can displace another.
+    A sequence is finished when it has `length` tokens or when no token may follow it. With log p, finished
+    and unfinished sequences compete for the beams. With other scorers, whose sums may rise with every token,
+    only unfinished sequences take up beams. When every unfinished sequence has exactly one completion, one
+    pass of the decoder completes them all, because none can displace another.
 
     keep: return the 2·`beams` best continuations of every step, finished or not (SEAL's keys). Finished
     sequences then take up no beams either.
@@ -90,24 +89,27 @@ def beam_search(
     finished = prefixes[:0]
     steps = [finished]
     with model.evaluating(), torch.inference_mode():
-        decoding = _Decoding(model, scorer, model.memories(sources, scorer), count)
+        memories = model.memories(sources, scorer)
         for step in range(length):
             if not len(prefixes):
                 break
             rests = [] if keep or model.clusters is not None else constraint.rests(prefixes.states)
             if rests:
-                finished = _join([finished, decoding.completed(prefixes, rests)])
+                finished = _join([finished, _completed(model, memories, prefixes, step, rests, scorer)])
                 break
-            scores = decoding.next_scores(prefixes, step)
+            scores = _next_scores(model, memories, prefixes, step, scorer)
             parents, longer = _continue(prefixes, step, scores, table, entry, (1 + apart) * beams, plan)
             steps.append(longer)
             table = _branches(model, constraint, longer.states)
             ended = (np.diff(table.offsets) == 0) | (step + 1 == length)
             finished, entry = _select(finished, longer, ended, beams, apart)
-            slots = prefixes.slots[parents[entry]]
+            slots = prefixes.slots[parents[entry]]  # where the memories contain what each prefix continues
             prefixes = longer[entry]
             if len(prefixes):
-                decoding.reorder(slots, prefixes)
+                rows = np.zeros((count, prefixes.slots.max() + 1), dtype=np.int64)
+                rows[prefixes.queries, prefixes.slots] = slots
+                for memory in memories:
+                    memory.keep(rows)
     if keep:
         every = _join(steps)
         return every[_best_first(every, len(every))]
@@ -133,60 +135,51 @@ def _select(
     return pool[best[closed[best]]], best[~closed[best]] - len(finished)
 
 
-@dataclass(frozen=True)
-class _Decoding:
-    """The decoder's side of a search: the memories contain the unfinished prefixes of `count` queries."""
+def _next_scores(
+    model: Generative, memories: list[Memory], prefixes: Hypotheses, step: int, scorer: ScoreName
+) -> Float[Tensor, "x v"]:
+    """Run one decoder step; return each next token's contribution to each prefix's score."""
+    slots = prefixes.slots
+    written = np.pad(prefixes.tokens[:, :step], ((0, 0), (1, 0)), constant_values=model.start)
+    inputs = np.full((len(memories[0].mask), slots.max() + 1, step + 1), model.start)
+    inputs[prefixes.queries, slots] = written
+    hidden = model.decode(memories, torch.from_numpy(inputs).to(model.device))
+    where = tuple(torch.from_numpy(axis).to(model.device) for axis in (prefixes.queries, slots))
+    readings = [states[where][None] for states in model.readings(hidden, memories, scorer)]
+    return model.next_scores(readings, torch.from_numpy(written).to(model.device)[None], scorer)[0]
 
-    model: Generative
-    scorer: ScoreName
-    memories: list[Memory]
-    count: int
 
-    def next_scores(self, prefixes: Hypotheses, step: int) -> Float[Tensor, "x v"]:
-        """Run one decoder step; return each next token's contribution to each prefix's score."""
-        model = self.model
-        slots = prefixes.slots
-        begun = np.pad(prefixes.tokens[:, :step], ((0, 0), (1, 0)), constant_values=model.start)
-        inputs = np.full((self.count, slots.max() + 1, step + 1), model.start)
-        inputs[prefixes.queries, slots] = begun
-        hidden = model.decode(self.memories, torch.from_numpy(inputs).to(model.device))
-        where = tuple(torch.from_numpy(axis).to(model.device) for axis in (prefixes.queries, slots))
-        readings = [states[where][None] for states in model.readings(hidden, self.memories, self.scorer)]
-        return model.next_scores(readings, torch.from_numpy(begun).to(model.device)[None], self.scorer)[0]
-
-    def reorder(self, slots: Int[np.ndarray, " x"], prefixes: Hypotheses) -> None:
-        """Let each prefix continue what the memories contain at its parent's slot."""
-        rows = np.zeros((self.count, prefixes.slots.max() + 1), dtype=np.int64)
-        rows[prefixes.queries, prefixes.slots] = slots
-        for memory in self.memories:
-            memory.keep(rows)
-
-    def completed(self, prefixes: Hypotheses, rests: list[np.ndarray]) -> Hypotheses:
-        """Append each prefix's completion, cut at the maximum length, and add its score."""
-        model = self.model
-        slots = prefixes.slots
-        written = prefixes.tokens.copy()
-        step = int((written[0] != NOTHING).sum())
-        for row, rest in zip(written, rests, strict=True):
-            row[step : step + len(rest)] = rest[: len(row) - step]
-        lengths = (written != NOTHING).sum(1)
-        ids = np.full((self.count, slots.max() + 1, lengths.max()), NOTHING)
-        ids[prefixes.queries, slots] = written[:, : lengths.max()]
-        tokens = torch.from_numpy(ids).to(model.device)
-        targets = Targets(tokens.clamp(min=0), tokens != NOTHING, model.start)
-        hidden = model.decode(self.memories, targets.inputs)
-        readings = model.readings(hidden, self.memories, self.scorer)
-        scores = prefixes.scores.copy()
-        together = TOKENS.get(model.device.type, MANY_TOKENS)
-        wide = max(1, together // (ids.shape[0] * ids.shape[1]))  # positions at once
-        for first in range(0, ids.shape[2] - step, wide):
-            stop = step + first + wide
-            begun = Targets(targets.ids[..., :stop], targets.mask[..., :stop], model.start)
-            states = [each[:, :, first : first + wide] for each in readings]
-            parts = model.token_parts(states, begun, self.scorer)
-            scores += parts.double().sum(-1).cpu().numpy()[prefixes.queries, slots]
-        after = np.column_stack([prefixes.states[:, :2], lengths])
-        return Hypotheses(prefixes.queries, written, scores, prefixes.ahead, after)[np.isfinite(scores)]
+def _completed(
+    model: Generative,
+    memories: list[Memory],
+    prefixes: Hypotheses,
+    step: int,
+    rests: list[np.ndarray],
+    scorer: ScoreName,
+) -> Hypotheses:
+    """Append each prefix's completion, cut at the maximum length, and add its score."""
+    slots = prefixes.slots
+    written = prefixes.tokens.copy()
+    for row, rest in zip(written, rests, strict=True):
+        row[step : step + len(rest)] = rest[: len(row) - step]
+    lengths = (written != NOTHING).sum(1)
+    ids = np.full((len(memories[0].mask), slots.max() + 1, lengths.max()), NOTHING)
+    ids[prefixes.queries, slots] = written[:, : lengths.max()]
+    tokens = torch.from_numpy(ids).to(model.device)
+    targets = Targets(tokens.clamp(min=0), tokens != NOTHING, model.start)
+    hidden = model.decode(memories, targets.inputs)
+    readings = model.readings(hidden, memories, scorer)
+    scores = prefixes.scores.copy()
+    together = TOKENS.get(model.device.type, MANY_TOKENS)
+    wide = max(1, together // (ids.shape[0] * ids.shape[1]))  # positions at once
+    for first in range(0, ids.shape[2] - step, wide):
+        stop = step + first + wide
+        until = Targets(targets.ids[..., :stop], targets.mask[..., :stop], model.start)
+        states = [each[:, :, first : first + wide] for each in readings]
+        parts = model.token_parts(states, until, scorer)
+        scores += parts.double().sum(-1).cpu().numpy()[prefixes.queries, slots]
+    after = np.column_stack([prefixes.states[:, :2], lengths])
+    return Hypotheses(prefixes.queries, written, scores, prefixes.ahead, after)[np.isfinite(scores)]
 
 
 def _continue(

@@ -19,6 +19,6 @@ def genre(backbone: str | Path, corpus: Corpus, *, title_length: int = 24, **set
 
     title_length: maximum number of tokens in a title, including the end token.
     """
-    named = titles(corpus, load_base_tokenizer(backbone), title_length)
+    identifiers = titles(corpus, load_base_tokenizer(backbone), title_length)
     chosen = GenerativeSettings(**{"name": "genre"} | settings)
-    return Generative.build(chosen, backbone, named, corpus)
+    return Generative.build(chosen, backbone, identifiers, corpus)

@@ -193,41 +193,33 @@ def titles(corpus: Corpus, tokenizer: Any, length: int) -> Identifiers:
         "first words": lambda i: " ".join(corpus[i].split()[:TITLE_WORDS]),
         "id": lambda i: corpus.ids[i],
     }
-    left = list(range(len(corpus)))
+    unnamed = list(range(len(corpus)))
     for source, name in sources.items():
-        for i, tokenized in zip(left, tokenize(tokenizer, map(name, left)), strict=True):
+        for i, tokenized in zip(unnamed, tokenize(tokenizer, map(name, unnamed)), strict=True):
             row = tokenized.ids[: length - 1]
             if not row:
                 continue
-            unknown = tokenizer.unk_token_id in row
-            doubtful = unknown or tokenized.special or is_blank(tokenized.text)
-            if doubtful and source != "id" and not _shows(tokenizer, row):
+            shown = tokenizer.decode([token for token in row if token != tokenizer.unk_token_id])
+            if source != "id" and is_blank(shown.replace(SPACE, " ")):
                 problems.add(f"{source} without a visible, known token (not used)", corpus.ids[i])
                 continue
             oddities = {
                 f"document without a usable title (named by its {source})": source != "title",
                 "title that spells special tokens (left out)": tokenized.special,
                 f"title of more than {length} tokens with the end (cut)": len(tokenized.ids) > length - 1,
-                "title with a token unknown to the tokenizer (kept)": unknown,
+                "title with a token unknown to the tokenizer (kept)": tokenizer.unk_token_id in row,
             }
             for kind in filter(oddities.get, oddities):
                 problems.add(kind, corpus.ids[i])
             rows[i] = row
-        left = [i for i in left if not rows[i]]
-    if left:
+        unnamed = [i for i in unnamed if not rows[i]]
+    if unnamed:
         raise ValueError(
-            f"{len(left)} documents have no token in title, text or id, for example "
-            f"{corpus.ids[left[0]]!r}: they cannot be named"
+            f"{len(unnamed)} documents have no token in title, text or id, for example "
+            f"{corpus.ids[unnamed[0]]!r}: they cannot be named"
         )
-    name_shared(rows, corpus.ids, problems)
     end = int(tokenizer.eos_token_id)
     return make("title", corpus.ids, rows, len(tokenizer), end, problems)
-
-
-def _shows(tokenizer: Any, row: list[int]) -> bool:
-    """Whether a known token shows a character."""
-    known = [token for token in row if token != tokenizer.unk_token_id]
-    return not is_blank(tokenizer.decode(known).replace(SPACE, " "))
 
 
 def atomic(documents: Sequence[str]) -> Identifiers:
@@ -266,7 +258,15 @@ def make(
     problems: Problems,
     starts: Sequence[int] = (),
 ) -> Identifiers:
-    """Build Identifiers from one token sequence per document."""
+    """Build Identifiers from one token sequence per document; count shared ones in `problems`."""
+    if end is not None:
+        sharing: dict[tuple[int, ...], list[str]] = {}
+        for row, id in zip(rows, documents, strict=True):
+            sharing.setdefault(tuple(row), []).append(id)
+        for ids in sharing.values():
+            if len(ids) > 1:
+                more = f" and {len(ids) - 3} more" if len(ids) > 3 else ""
+                problems.add("identifier of several documents (names them all)", ", ".join(ids[:3]) + more)
     offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
     tokens = np.fromiter((token for row in rows for token in row), np.int64, int(offsets[-1]))
     begins = np.array(starts, dtype=np.int64)
@@ -293,17 +293,6 @@ def tokenize(tokenizer: Any, texts: Iterable[str], length: int | None = None) ->
             first = plain[:length]
             ends = [places[n][1] for n in first]
             yield Tokenized(text, [ids[n] for n in first], ends, len(plain) < len(ids))
-
-
-def name_shared(rows: list[list[int]], ids: list[str], problems: Problems) -> None:
-    """Count identifiers that are shared by multiple documents."""
-    holders: dict[tuple[int, ...], list[str]] = {}
-    for row, id in zip(rows, ids, strict=True):
-        holders.setdefault(tuple(row), []).append(id)
-    for shared in holders.values():
-        if len(shared) > 1:
-            more = f" and {len(shared) - 3} more" if len(shared) > 3 else ""
-            problems.add("identifier of several documents (names them all)", ", ".join(shared[:3]) + more)
 
 
 WORD = re.compile(r"\S+")

@@ -15,12 +15,10 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from paradigms.core import Interaction, Tokens, similarity
 from paradigms.encoder.text import Batch
-from paradigms.generative.decoder import Attention, Trace, decode, layers_of
+from paradigms.generative.decoder import Trace, decode, layers_of
 from paradigms.generative.identifiers import Targets
 from paradigms.generative.model import PMI, Generative
 from paradigms.generative.outputs import ScoreName
@@ -59,15 +57,24 @@ def decompose(
             rel = model(sources, targets, scorer).sum(-1)
         else:
             rel = model.token_parts(model.readings([hidden], [memory], scorer), targets, scorer).sum(-1)
+        crossing = [layer.cross_attention for layer in layers_of(model.decoder)]
         if form == "exact":
             *contexts, prefix = gradients
             rest = (inputs * prefix).sum((-2, -1)) + (rel - parts.sum(-1))
-        else:
-            contexts = _residual_path(model, gradients[0], trace, form != "printed")
-        crossing = [layer.cross_attention for layer in layers_of(model.decoder)]
+        else:  # through the residual stream only: ∂rel/∂c^{lh}_i = O_lhᵀ u_i with u_i = g ⊙ ∂rel/∂h_i / rms_i
+            stream = gradients[0]
+            if form != "printed":
+                if trace.scale is None:
+                    raise ValueError(
+                        f"{model.name} normalises after each layer, as BART does: only 'exact' and 'printed' "
+                        "are defined"
+                    )
+                stream = stream * model.decoder.final_layer_norm.weight * trace.scale
+            contexts = [(stream @ a.o.weight).unflatten(-1, (a.heads, -1)) for a in crossing]
         used = range(len(contexts))[-1:] if form in ("last", "printed") else range(len(contexts))
-        D = torch.stack([_vectors(crossing[layer], contexts[layer]) for layer in used], 2)
-        A = torch.stack([trace.attention[layer].transpose(2, 3) for layer in used], 2)  # [b, n, L, H, i, j]
+        values = [a.v.weight.unflatten(0, (a.heads, -1)) for a in crossing]
+        D = torch.stack([torch.einsum("bnihk,hkd->bnhid", contexts[l], values[l]) for l in used], 2)
+        A = torch.stack([trace.attention[l].transpose(2, 3) for l in used], 2)  # [b, n, L, H, i, j]
         mask = targets.mask[:, :, None, None].expand(D.shape[:-1])
         documents = Tokens(D.flatten(2, 4), mask.flatten(2))
         queries = Tokens(states[:, None], sources.attention_mask.bool()[:, None])
@@ -76,26 +83,3 @@ def decompose(
         if form != "exact" or trace.scale is None:
             rest = rel - interaction.rel
         return documents, queries, replace(interaction, rest=rest)
-
-
-def _residual_path(model: Generative, gradient: Tensor, trace: Trace, normed: bool) -> list[Tensor]:
-    """∂rel/∂c^{lh}_i through the residual stream only: O_lhᵀ u_i with u_i = g ⊙ ∂rel/∂h_i / rms_i.
-
-    normed: whether to include the last norm's factor g / rms_i.
-    """
-    stream = gradient
-    if normed:
-        if trace.scale is None:
-            raise ValueError(
-                f"{model.name} normalises after each layer, as BART does: only 'exact' and 'printed' are "
-                "defined"
-            )
-        stream = stream * model.decoder.final_layer_norm.weight * trace.scale
-    crossing = [layer.cross_attention for layer in layers_of(model.decoder)]
-    return [(stream @ a.o.weight).unflatten(-1, (a.heads, -1)) for a in crossing]
-
-
-def _vectors(attention: Attention, gradient: Tensor) -> Float[Tensor, "b n heads m h"]:
-    """D_{lhi} = V_lhᵀ ∂rel/∂c^{lh}_i for one layer."""
-    values = attention.v.weight.unflatten(0, (attention.heads, -1))
-    return torch.einsum("bnihk,hkd->bnhid", gradient, values)

@@ -315,15 +315,11 @@ class Generative(Trainable):
         states = self.decode(memories, targets.inputs)
         parts = [self.token_parts(self.readings(states, memories, name), targets, name) for name in names]
         if documents is not None:
-            set_part = self.set_part(memories[0], documents)[..., None]
+            assert self.sets is not None
+            assert memories[0].states is not None
+            set_part = self.sets.interact(documents, memories[0].states, memories[0].mask).rel[..., None]
             parts = [torch.cat([part, set_part.to(part.dtype)], -1) for part in parts]
         return parts[0] if len(parts) == 1 else torch.stack(parts)
-
-    def set_part(self, memory: Memory, documents: Int[Tensor, "x n"]) -> Float[Tensor, "b n"]:
-        """Compute the set part of rel, for documents given by position. The model must have sets."""
-        assert self.sets is not None
-        assert memory.states is not None
-        return self.sets.interact(documents, memory.states, memory.mask).rel
 
     def set_scores(self, sources: Batch) -> Float[np.ndarray, "b d"] | None:
         """Compute the set part of rel for every document; return None if documents have no sets."""
@@ -426,16 +422,16 @@ class Generative(Trainable):
         tokens = self.target_tokens[slice(*self.identifiers.offsets[document : document + 2])].tolist()
         return tokens if self.identifiers.end is None else [*tokens, self.identifiers.end]
 
-    def names(self, document: int, *, whole: bool = False) -> list[list[int]]:
+    def names(self, document: int, *, windows: bool = True) -> list[list[int]]:
         """Return a document's sequences for reranking: its identifier, or windows of `span` of its tokens.
 
-        whole: use the identifier even if it is a whole text. A document without tokens has no sequence.
+        windows: False for all tokens of a text. A document without tokens has no sequence.
         """
-        if whole or self.identifiers.kind != "text":
-            name = self.target(document)
-            return [name] if name else []
-        windows = self.identifiers.windows(document, self.settings.span)
-        return [self.target_tokens[at].tolist() for at in windows]
+        if windows and self.identifiers.kind == "text":
+            places = self.identifiers.windows(document, self.settings.span)
+            return [self.target_tokens[place].tolist() for place in places]
+        identifier = self.target(document)
+        return [identifier] if identifier else []
 
     def labels(self, tokens: Sequence[int]) -> list[str]:
         """Return readable names of tokens in the decoder's vocabulary."""

@@ -1,13 +1,11 @@
 """{v : p·v is valid} for a prefix p: find the tokens that a beam search may generate next.
 
-The search takes time proportional to the number of these tokens.
-
-The valid n-grams are either all n-grams of a corpus (a suffix array in place of SEAL's FM-index: Bevilacqua
-et al. 2022, arXiv:2204.10628, §3), or only the n-grams at the start of a document: a trie of identifiers (De
-Cao et al. 2021). LCP[r] is the number of tokens that the suffixes of rows r − 1 and r share within a
-document. An n-gram of depth m occurs in rows lo … hi − 1; its successors change at the rows r with LCP[r] = m
-(Abouelhoda et al. 2004, "Replacing suffix trees with enhanced suffix arrays"). These rows are grouped by
-n-gram, so that a set of successors is a slice.
+The search takes time proportional to the number of these tokens. The valid n-grams are either all n-grams of
+a corpus (a suffix array in place of SEAL's FM-index: Bevilacqua et al. 2022, arXiv:2204.10628, §3), or only
+the n-grams at the start of a document: a trie of identifiers (De Cao et al. 2021). LCP[r] is the number of
+tokens that the suffixes of rows r − 1 and r share within a document. An n-gram of depth m occurs in rows lo …
+hi − 1; its successors change at the rows r with LCP[r] = m (Abouelhoda et al. 2004, "Replacing suffix trees
+with enhanced suffix arrays"). These rows are grouped by n-gram, so that a set of successors is a slice.
 """
 
 from bisect import bisect_left, bisect_right
@@ -69,11 +67,11 @@ class NGramIndex:
 
     @classmethod
     def build(
-        cls, tokens: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " d1"], *, whole: bool = False
+        cls, tokens: Int[np.ndarray, " t"], offsets: Int[np.ndarray, " d1"], *, trie: bool = False
     ) -> "NGramIndex":
         """Index the documents tokens[offsets[d]:offsets[d + 1]].
 
-        whole: allow only n-grams at the start of a document; the longest n-grams are whole documents. Raises
+        trie: allow only n-grams at the start of a document; the longest n-grams are whole documents. Raises
         ValueError if all documents are empty.
         """
         from pydivsufsort import divsufsort, kasai
@@ -91,7 +89,7 @@ class NGramIndex:
         rows, shared = rows[len(offsets) - 1 :], shared[len(offsets) - 1 :]  # separators sort first
         until_end = np.repeat(starts[1:] - 1, np.diff(starts)) - np.arange(len(text))
         shared = np.minimum(shared, until_end[rows])
-        if whole:
+        if trie:
             begins = np.flatnonzero(np.isin(rows, starts))
             shared = np.minimum.reduceat(shared[: begins[-1] + 1], np.append(0, begins[:-1] + 1))
             rows = rows[begins]

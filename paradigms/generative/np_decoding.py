@@ -10,7 +10,7 @@ token in order. BASE clusters once, with the pretrained encoder; ASYNC clusters 
 import tempfile
 from collections.abc import Iterator
 from itertools import islice, repeat
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -87,20 +87,17 @@ def cluster_tokens(
 ) -> Clusters:
     """argmin over C, c of Σ_t ‖x_t − C_c(t)‖²: a local minimum, with at most k clusters per surface token.
 
-    encoder: the model that computes x. embeddings: the decoder's input vectors; with `old`, the old
-    centroids. k is `settings.clusters`. The encoder reads `document_length` tokens at a time, including
-    special tokens: a title followed by its document's text, or a text in windows.
+    encoder: the model that computes x, `settings.document_length` tokens at a time, special tokens included.
+    embeddings: the decoder's input vectors; with `old`, the old centroids.
 
-    Without `old` (BASE), k-means++ seeds Lloyd's algorithm, and a surface token with at most k distinct
-    vectors keeps all of them. C is scaled to the root mean square of the embeddings, which is about 100 times
-    larger than the root mean square of x: without scaling, the softmax stays uniform for many steps. START
-    keeps its embedding; END gets the mean vector of </s>. With `old` (ASYNC), the numbers of clusters, the
-    root mean square of C and START's vector are kept, and Lloyd's algorithm starts from the means of the new
-    vectors in each old cluster.
+    Without `old` (BASE), k = `settings.clusters`, and a surface token with at most k distinct vectors keeps
+    all of them. C is scaled to the root mean square of the embeddings, which is about 100 times larger than
+    that of x: without scaling, the softmax stays uniform for many steps. START keeps its embedding; END gets
+    the mean vector of </s>. With `old` (ASYNC), the numbers of clusters, the root mean square of C and
+    START's vector stay as they are, and k-means starts from the means of the new vectors in each old cluster.
 
-    The result does not depend on the number of threads, except for rounding in the encoder. Vectors are
-    written to a temporary file of 4·h bytes per token. Raises ValueError if the identifiers are not text or
-    belong to another corpus.
+    Vectors are written to a temporary file of 4·h bytes per token. Raises ValueError if the identifiers are
+    not text or belong to another corpus.
     """
     _check(identifiers, corpus)
     tokens, group, counts = np.unique(identifiers.tokens, return_inverse=True, return_counts=True)
@@ -120,7 +117,7 @@ def cluster_tokens(
         around = _around(tokenizer)
         step = settings.document_length - sum(map(len, around))
         rows = _windows(tokenizer, corpus, identifiers, step)
-        end = _embed(encoder, rows, around, place, vectors, old is None)
+        end = _embed(encoder, tokenizer, rows, around, place, vectors, old is None)
         starts = np.append(0, counts.cumsum())
         centroids, labels = grouped_kmeans(vectors, starts, sizes, warm, 0, old is None)
     numbers = group * centroids.shape[1] + labels[place]
@@ -147,13 +144,6 @@ def _check(identifiers: Identifiers, corpus: Corpus) -> None:
         )
 
 
-class _Window(NamedTuple):
-    """One input of the encoder."""
-
-    ids: list[int]
-    tokens: slice  # the identifier tokens at the start of `ids`; the rest of `ids` is context
-
-
 def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
     """Special tokens before and after a text: nothing and </s> for T5, [CLS] and [SEP] for BERT."""
     bare = call_tokenizer(tokenizer, "a", add_special_tokens=False)["input_ids"]
@@ -162,47 +152,50 @@ def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
     return closed[:before], closed[before + len(bare) :]
 
 
-def _windows(tokenizer: Any, corpus: Corpus, identifiers: Identifiers, step: int) -> Iterator[_Window]:
-    """Yield identifiers in windows of `step` tokens; the document's text follows a title as context."""
+def _windows(
+    tokenizer: Any, corpus: Corpus, identifiers: Identifiers, step: int
+) -> Iterator[tuple[list[int], slice]]:
+    """Yield up to `step` tokens to encode, and the slice of the identifiers' tokens with which they begin.
+
+    An identifier may take several windows. The document's text follows a title as context.
+    """
     context: Iterator[list[int]] = repeat([])
     if identifiers.kind == "title":
         context = (text.ids for text in tokenize(tokenizer, corpus, step))
     for n, text in zip(range(len(identifiers)), context, strict=False):
-        name, (start, stop) = identifiers[n].tolist(), identifiers.offsets[n : n + 2].tolist()
+        name = identifiers[n].tolist()
+        start, stop = identifiers.offsets[n : n + 2].tolist()
         row = text if text[: len(name)] == name else name + text
         for first in range(start, stop, step):
-            yield _Window(row[first - start :][:step], slice(first, min(first + step, stop)))
+            yield row[first - start :][:step], slice(first, min(first + step, stop))
 
 
 @torch.inference_mode()
 def _embed(
     encoder: Any,
-    windows: Iterator[_Window],
+    tokenizer: Any,
+    windows: Iterator[tuple[list[int], slice]],
     around: tuple[list[int], list[int]],
     place: Int[np.ndarray, " t"],
     vectors: Float[np.ndarray, "t h"],
     progress: bool,
 ) -> Float[Tensor, " h"]:
     """Write the vector of token t to vectors[place[t]]; return the mean vector of the last special token."""
-    device = next(encoder.parameters()).device
-    first = len(around[0])
+    before, after = around
     total = torch.zeros(vectors.shape[1], dtype=torch.float64)
     count = 0
     with progress_bar(progress) as bar:
         task = bar.add_task("embed tokens", total=len(place))
-        while part := sorted(islice(windows, ENCODED * SORTED), key=lambda window: len(window.ids)):
+        while part := sorted(islice(windows, ENCODED * SORTED), key=lambda window: len(window[0])):
             for at in range(0, len(part), ENCODED):
                 batch = part[at : at + ENCODED]
-                rows = [torch.tensor([*around[0], *window.ids, *around[1]]) for window in batch]
-                ids = nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
-                lengths = torch.tensor([len(row) for row in rows], device=device)
-                mask = torch.arange(ids.shape[1], device=device) < lengths[:, None]
-                states = encoder(input_ids=ids, attention_mask=mask.long()).last_hidden_state
-                states = states.float().cpu()
-                for window, row in zip(batch, states, strict=True):
-                    places = place[window.tokens]
-                    vectors[places] = row[first : first + len(places)].numpy()
-                    total += row[first + len(window.ids)]
+                rows = {"input_ids": [[*before, *ids, *after] for ids, _ in batch]}
+                inputs = tokenizer.pad(rows, padding_side="right", return_tensors="pt").to(encoder.device)
+                states = encoder(**inputs).last_hidden_state.float().cpu()
+                for (ids, tokens), row in zip(batch, states[:, len(before) :], strict=True):
+                    places = place[tokens]
+                    vectors[places] = row[: len(places)].numpy()
+                    total += row[len(ids)]
                     bar.advance(task, len(places))
                 count += len(batch)
     return (total / count).float()

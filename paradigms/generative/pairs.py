@@ -1,10 +1,8 @@
 """Make training pairs (source, target) of a text for the encoder and a token sequence for the decoder.
 
-Query side: `retrieval_pairs`, query → identifier, and `span_pairs`, query → spans of a relevant document.
-Document side: `indexing_pairs`, passage → identifier (DSI: Tay et al., NeurIPS 2022, §3.1);
-`generated_pairs`, generated query → identifier (Zhuang et al. 2022, DSI-QG); `document_span_pairs`, span →
-span. Spans are drawn as in SEAL (Bevilacqua et al., NeurIPS 2022) and T5-SEAL (Wu et al. 2024, §6.2). Draws
-depend only on the seed and the ids; `problems` counts inputs that yield no pair.
+Passages to index: DSI (Tay et al., NeurIPS 2022, §3.1). Generated queries: DSI-QG (Zhuang et al. 2022).
+Spans are drawn as in SEAL (Bevilacqua et al., NeurIPS 2022) and T5-SEAL (Wu et al. 2024, §6.2). Draws depend
+only on the seed and the ids; `problems` counts inputs that yield no pair.
 """
 
 import random
@@ -47,13 +45,17 @@ def retrieval_pairs(split: Split, identifiers: Identifiers) -> list[Pair]:
     _check_whole(identifiers)
     position = identifiers.positions
     pairs = []
-    for query, grades in split.judgements.items():
-        for id, grade in grades.items():
-            if grade > 0 and id not in position:
-                raise KeyError(f"document {id!r}, relevant to query {query!r}, has no identifier")
-            if grade > 0:
-                pairs.append(Pair(split.queries[query], position[id]))
+    for query, id in _relevant(split):
+        if id not in position:
+            raise KeyError(f"document {id!r}, relevant to query {query!r}, has no identifier")
+        pairs.append(Pair(split.queries[query], position[id]))
     return pairs
+
+
+def _relevant(split: Split) -> Iterator[tuple[str, str]]:
+    """Yield each query with each of its relevant documents."""
+    for query, grades in split.judgements.items():
+        yield from ((query, id) for id, grade in grades.items() if grade > 0)
 
 
 def indexing_pairs(
@@ -139,10 +141,8 @@ def span_pairs(
     start exists. tokenizer, length: as for `identifiers.text`.
     """
     queries: dict[int, list[str]] = {}
-    for query, grades in split.judgements.items():
-        for id, grade in grades.items():
-            if grade > 0:
-                queries.setdefault(corpus.position(id), []).append(query)
+    for query, id in _relevant(split):
+        queries.setdefault(corpus.position(id), []).append(query)
     pairs = []
     for document, passage in _passages(corpus, sorted(queries), tokenizer, length, problems):
         id = corpus.ids[document]

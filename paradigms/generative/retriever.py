@@ -39,7 +39,7 @@ class GenerativeRetriever:
     def valid(self) -> NGramIndex:
         """Index of the token sequences that a search may generate; built on first use."""
         identifiers = self.model.identifiers
-        return NGramIndex.build(*identifiers.targets, whole=identifiers.end is not None)
+        return NGramIndex.build(*identifiers.targets, trie=identifiers.end is not None)
 
     def size_in_bytes(self) -> int:
         """Size of the weights (without a frozen encoder), the identifiers and `valid`, in bytes."""
@@ -92,12 +92,12 @@ class GenerativeRetriever:
         run: Run,
         scorers: Sequence[ScoreName],
         *,
-        whole: bool = False,
+        windows: bool = True,
         progress: bool = False,
     ) -> list[Run]:
         """Rerank by each scorer, decoding each name only once.
 
-        whole: score a document by its identifiers, not by windows, even if the identifiers are whole texts.
+        windows: score a text by its windows; False: by all of its tokens.
         """
         check_queries(run, queries)
         positions = self.model.identifiers.positions
@@ -108,7 +108,9 @@ class GenerativeRetriever:
         runs: list[Run] = [{query: {} for query in run} for _ in scorers]
         with progress_bar(progress) as bar:
             for batch in bar.track(_batches(run, queries, QUERIES), description=f"rerank {name}"):
-                names = [{id: self.model.names(positions[id], whole=whole) for id in run[q]} for q in batch]
+                names = [
+                    {id: self.model.names(positions[id], windows=windows) for id in run[q]} for q in batch
+                ]
                 sequences = [sorted({tuple(t) for each in by_id.values() for t in each}) for by_id in names]
                 sources = self.model.tokenize([queries[query] for query in batch])
                 scores = self.model.sequence_scores(sources, sequences, *scorers)

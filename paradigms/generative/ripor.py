@@ -19,7 +19,7 @@ from jaxtyping import Float
 from paradigms.data import Corpus, Problems
 from paradigms.generative.dsi import document_vectors
 from paradigms.generative.grouped_kmeans import grouped_kmeans
-from paradigms.generative.identifiers import END, FIRST, Identifiers, make, name_shared
+from paradigms.generative.identifiers import END, FIRST, Identifiers, make
 from paradigms.generative.model import Generative
 from paradigms.generative.settings import GenerativeSettings
 
@@ -40,8 +40,8 @@ def ripor(
     `levels` positions. Raises ValueError if the embedder and the backbone differ in width, or if PAWA is on,
     because PAWA has no output table.
     """
-    options: dict[str, Any] = {"name": "ripor", "tokens": "own", "softmax": "place", "score": "logit"}
-    chosen = GenerativeSettings(**options | settings)
+    defaults: dict[str, Any] = {"name": "ripor", "tokens": "own", "softmax": "place", "score": "logit"}
+    chosen = GenerativeSettings(**defaults | settings)
     if chosen.pawa_rank:
         raise ValueError("PAWA replaces the output vectors, which start as centroids here: set pawa_rank=0")
     vectors = document_vectors(corpus, embedder, chosen.document_length)
@@ -55,9 +55,9 @@ def ripor(
             "choose an embedder of the backbone's width"
         )
     with torch.no_grad():
-        begun = torch.from_numpy(centroids) * model.width**0.5  # unit vectors get a mean square of 1
-        model.embedding[FIRST:] = begun * model.embedding.std()
-        model.table[FIRST:] = begun
+        table = torch.from_numpy(centroids) * model.width**0.5  # unit vectors get a mean square of 1
+        model.embedding[FIRST:] = table * model.embedding.std()
+        model.table[FIRST:] = table
         model.table[:FIRST] = 0.0  # the end token adds nothing to rel
     return model
 
@@ -65,14 +65,11 @@ def ripor(
 def pag(backbone: str | Path, corpus: Corpus, *, set_size: int = 32, **settings: Any) -> Generative:
     """Build PAG over `backbone`: RIPOR's rel plus Σ_{t ∈ T_d} max_j w_tᵀq_j, the set part (`sets`).
 
-    Zeng et al. 2024 (SIGIR, arXiv:2404.14600). The set part is known for all documents before decoding; a
-    beam is scored by its prefix and by the largest set part among the documents whose identifiers begin with
-    the prefix. A search with as many beams as identifiers ranks exactly by rel.
-
-    set_size: number of tokens in a document's set (64 in the paper). settings: further arguments of `ripor`.
+    Zeng et al. 2024 (SIGIR, arXiv:2404.14600). set_size: number of tokens in a document's set (64 in the
+    paper). settings: further arguments of `ripor`.
     """
-    options: dict[str, Any] = {"name": "pag", "set_size": set_size}
-    return ripor(backbone, corpus, **options | settings)
+    defaults: dict[str, Any] = {"name": "pag", "set_size": set_size}
+    return ripor(backbone, corpus, **defaults | settings)
 
 
 def residual(
@@ -89,16 +86,16 @@ def residual(
     Code c at position i is token i·codes + c + 2. A level with fewer distinct residuals than codes leaves
     tokens unused. Documents with equal codes share an identifier and are counted in `problems`.
     """
-    left = np.array(vectors, dtype=np.float32)
+    residuals = np.array(vectors, dtype=np.float32)
     rows: list[list[int]] = [[] for _ in documents]
-    centroids = np.zeros((levels * codes, left.shape[1]), dtype=np.float32)
+    centroids = np.zeros((levels * codes, residuals.shape[1]), dtype=np.float32)
     for level in range(levels):
         first = level * codes
-        fitted, labels = grouped_kmeans(left, np.array([0, len(left)]), np.array([codes]), None, seed)
+        fitted, labels = grouped_kmeans(
+            residuals, np.array([0, len(residuals)]), np.array([codes]), None, seed
+        )
         centroids[first : first + codes] = fitted[0]
-        left -= fitted[0][labels]
+        residuals -= fitted[0][labels]
         for row, label in zip(rows, labels.tolist(), strict=True):
             row.append(FIRST + first + label)
-    problems = Problems()
-    name_shared(rows, list(documents), problems)
-    return make("residual", documents, rows, FIRST + levels * codes, END, problems), centroids
+    return make("residual", documents, rows, FIRST + levels * codes, END, Problems()), centroids

@@ -38,8 +38,8 @@ Scores = dict[int, float]  # number of the indexed text -> score
 
 def seal(backbone: str | Path, corpus: Corpus, **settings: Any) -> Generative:
     """Build SEAL over `backbone`. settings: fields of `GenerativeSettings`."""
-    options: dict[str, Any] = {"name": "seal", "beams": 15}
-    chosen = GenerativeSettings(**options | settings)
+    defaults: dict[str, Any] = {"name": "seal", "beams": 15}
+    chosen = GenerativeSettings(**defaults | settings)
     names = text(corpus, load_base_tokenizer(backbone), chosen.document_length)
     return Generative.build(chosen, backbone, names, corpus)
 
@@ -131,18 +131,18 @@ def seal_scores(
     order = np.lexsort((states[:, 2], states[:, 0], -weights))
     order = order[weights[order] > 0]
     states, weights = states[order], weights[order]
-    offsets, places = ranges(index.rows[states[:, 0]], index.rows[states[:, 0]] + states[:, 2])
-    grams = index.text[places]
+    offsets, at = ranges(index.rows[states[:, 0]], index.rows[states[:, 0]] + states[:, 2])
+    grams = index.text[at]
     occurrences = _occurrences(index, states, np.split(grams, offsets[1:-1]) if len(states) else [])
     documents, firsts = np.unique(occurrences[:, 0], return_index=True)
     bounds = np.append(firsts, len(occurrences))
-    starts = index.starts[documents], index.starts[documents + 1] - 1
+    starts = index.starts[documents]
+    ends = index.starts[documents + 1] - 1
     size = int(index.branches(index.start()).tokens[-1]) + 1
-    occurrences = np.ascontiguousarray(occurrences[:, 1:])
-    from paradigms.generative import compiled
+    places = np.ascontiguousarray(occurrences[:, 1:])
+    from paradigms.generative.compiled import score
 
-    document_parts = bounds, *starts, index.text
-    scores = compiled.score(occurrences, *document_parts, grams, offsets, weights, late, size, BETA)
+    scores = score(places, bounds, starts, ends, index.text, grams, offsets, weights, late, size, BETA)
     return dict(zip(documents.tolist(), scores.tolist(), strict=True))
 
 
@@ -173,8 +173,5 @@ def _occurrences(index: NGramIndex, states: States, grams: list[Any]) -> Int[np.
         texts = np.searchsorted(offsets, hits, side="right") - 1
         parts.append((candidates[texts], np.full(len(hits), n), hits - offsets[texts]))
     documents, keys, begins = (np.concatenate(column).astype(np.int64) for column in zip(*parts, strict=True))
-    count = max(1, len(states))
-    length = int(np.diff(index.starts).max())
-    packed = np.sort((documents * count + keys) * length + begins)  # sorting one integer is faster
-    rows, positions = np.divmod(packed, length)
-    return np.stack([*np.divmod(rows, count), positions], axis=1)
+    order = np.lexsort((begins, keys, documents))
+    return np.column_stack([documents, keys, begins])[order]

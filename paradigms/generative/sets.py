@@ -1,11 +1,9 @@
 """Σ_{t ∈ T_d} max_j w_tᵀq_j: the set part of rel, from the unordered set T_d of tokens that names d.
 
 PAG (Zeng et al. 2024, SIGIR, arXiv:2404.14600) adds the set part to the score of a document's sequence. In
-the formula, the set part is rel with A = `DocumentToQuery` (q←d) and Z = 1: every token of T_d is aligned
-with the query token that fits it best. It requires no decoding, so it is known for all documents before a
-search begins, and its maximum over the documents of a prefix guides the beams (`beam_search`). PAG uses the
-decoder's states and log(1 + max(0, ·)) of the logits; here, Q contains the encoder's states, as in the
-sequence part, and S itself is summed.
+the formula, the set part is rel with A = `DocumentToQuery` (q←d) and Z = 1. It requires no decoding, so its
+maximum over the documents of a prefix guides the beams (`beam_search`). PAG uses the decoder's states and
+log(1 + max(0, ·)) of the logits; here, Q contains the encoder's states, and S itself is summed.
 """
 
 from typing import Any
@@ -69,7 +67,9 @@ def token_sets(encoder: Any, tokenizer: Any, corpus: Corpus, size: int, length: 
     states: an average occurrence of t in a query then adds about 1. PAG takes T_d from a trained sparse
     encoder and w from the language model's head. Special tokens never join a set.
     """
-    sums, counts = torch.zeros(0), torch.zeros(0)
+    vocabulary = encoder.get_input_embeddings().num_embeddings
+    sums = torch.zeros(vocabulary, encoder.config.hidden_size, device=encoder.device)
+    counts = sums.new_zeros(vocabulary)
     terms: list[tuple[np.ndarray, np.ndarray]] = [(np.zeros(0, int),) * 2] * len(corpus)
     parts = by_length([len(text) for text in corpus], rows=BATCH)
     with progress_bar(len(corpus) > BATCH) as bar:
@@ -78,18 +78,15 @@ def token_sets(encoder: Any, tokenizer: Any, corpus: Corpus, size: int, length: 
             rows = call_tokenizer(
                 tokenizer, texts, padding=True, truncation=True, max_length=length, return_tensors="pt"
             )
-            rows = rows.to(encoder.device)
-            ids, mask = rows["input_ids"], rows["attention_mask"]
+            ids = rows["input_ids"].to(encoder.device)
+            mask = rows["attention_mask"].to(encoder.device)
             states = encoder(input_ids=ids, attention_mask=mask).last_hidden_state.float()
-            if not len(sums):
-                sums = states.new_zeros(encoder.get_input_embeddings().num_embeddings, states.shape[-1])
-                counts = sums.new_zeros(len(sums))
             real = ids[mask.bool()]
             sums.index_add_(0, real, states[mask.bool()])
-            counts += torch.bincount(real, minlength=len(counts))
+            counts += torch.bincount(real, minlength=vocabulary)
             for i, row, length_of in zip(part, ids.cpu().numpy(), mask.sum(1).tolist(), strict=True):
                 terms[i] = np.unique(row[:length_of], return_counts=True)
-    frequency = np.bincount(np.concatenate([ids for ids, _ in terms]), minlength=len(counts))
+    frequency = np.bincount(np.concatenate([ids for ids, _ in terms]), minlength=vocabulary)
     idf = np.log(1 + len(corpus) / np.maximum(frequency, 1))
     idf[tokenizer.all_special_ids] = 0
     chosen = [_largest(ids, idf[ids] * n / (n + 1), size) for ids, n in terms]

@@ -92,8 +92,6 @@ def test_rerank_scores_the_given_candidates_and_no_others(bm25):
     assert reranked["q"] == {"a": full["a"], "e": full["e"], "b": 0.0}
     empty = bm25.rerank({"q": ""}, {"q": {"b": 1.0, "a": 0.0}})["q"]
     assert list(empty.items()) == [("a", 0.0), ("b", 0.0)]
-    with pytest.raises(KeyError, match="'nowhere'"):
-        bm25.rerank({"q": "dog"}, {"q": {"nowhere": 1.0}})
 
 
 def test_save_and_load_give_the_same_run(tmp_path):
@@ -127,7 +125,6 @@ def test_terms_are_lower_case_words_without_stop_words():
     [
         (lambda: BM25({"0": "", "1": "the"}), "holds a word"),
         (lambda: BM25({"1": "x"}, ngrams=0), "ngrams"),
-        (lambda: BM25({"1": "x"}).search({"q": "x"}, 0), "k must be"),
     ],
 )
 def test_unusable_input_is_refused(call, message):

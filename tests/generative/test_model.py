@@ -1,9 +1,5 @@
-"""A T5's rel: the decoder against transformers, the exact identity against a slow twin, vectors, files.
+"""A decoder's rel: its states and truncated forms against transformers, the identity, vectors, files."""
 
-`Twin` is the readable decoder, one sequence at a time, which can replay a pass with what it held fixed.
-"""
-
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -13,28 +9,22 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, PegasusConfig
 
 from paradigms.generative.decoder import decode, remember
 from paradigms.generative.identifiers import END, START, Targets
 from paradigms.generative.interaction import Form, decompose
-from paradigms.generative.model import HEADS, Generative
+from paradigms.generative.model import HEADS, PMI, Generative
 from paradigms.generative.np_decoding import Clusters
 from paradigms.generative.outputs import PLACES, Outputs, Pawa, ScoreName
 from paradigms.generative.settings import GenerativeSettings
 from tests.near import assert_same, assert_within_rounding
 from tests.tiny import SEQ2SEQ, TERMS, WIDTH
-from tests.tiny_generative import generative, named, texts, write_bart
+from tests.tiny_generative import generative, named, texts
 
 SCORERS: tuple[ScoreName, ...] = ("log_probability", "logit", "centred_logit")
 QUERIES = ["the lazy dog", "a king lived in the house near that river, so they say", ""]
 ROWS = [[5, 9, 300, 7], [5, 9], [5, 40, 41, 42, 43], [77], [9, 9, 9]]
-
-
-def targets() -> Targets:
-    """The same five sequences for each query, of unlike lengths."""
-    return Targets.pad([[[*row, END] for row in ROWS]] * len(QUERIES))
 
 
 def one_cluster_each(model: Generative) -> Clusters:
@@ -61,202 +51,130 @@ def make_model(kind: str, folder: Path) -> Generative:
     return generative(folder, named(ROWS), *clusters, **KINDS[kind])
 
 
-def written(model: Generative) -> Targets:
-    return Targets.pad([[model.target(n) for n in range(len(ROWS))]] * len(QUERIES))
+def sequences(model: Generative) -> Targets:
+    """Every document's identifier, for each query."""
+    return model.targets([[model.target(n) for n in range(len(ROWS))]] * len(QUERIES))
 
 
 @pytest.mark.parametrize("family", [*SEQ2SEQ, "bart"])
-def test_decoder_equals_transformers(family: str, seq2seq: dict[str, Path], tmp_path: Path) -> None:
-    folder = write_bart(tmp_path, seq2seq["t5"]) if family == "bart" else seq2seq[family]
-    model = generative(folder, named(ROWS))
-    sources, wanted = model.tokenize(QUERIES), model.targets([[[*row, END] for row in ROWS]] * 3)
-    reference = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float64).eval()
-    b, n, _ = wanted.ids.shape
+def test_decoder_equals_transformers(family: str, bases: dict[str, Path]) -> None:
+    model = generative(bases[family], named(ROWS))
+    sources = model.tokenize(QUERIES)
+    targets = model.targets([[[*row, END] for row in ROWS]] * 3)
+    reference = AutoModelForSeq2SeqLM.from_pretrained(bases[family], dtype=torch.float64).eval()
+    b, n, _ = targets.ids.shape
     with torch.no_grad():
-        (states,) = model.decode(model.memories(sources), wanted.inputs)
-        logits = model.outputs(states, wanted.inputs).logits()
+        (states,) = model.decode(model.memories(sources), targets.inputs)
+        logits = model.outputs(states, targets.inputs).logits()
         expected = reference(
             input_ids=sources.input_ids.repeat_interleave(n, 0),
             attention_mask=sources.attention_mask.repeat_interleave(n, 0),
-            decoder_input_ids=wanted.inputs.flatten(0, 1),
+            decoder_input_ids=targets.inputs.flatten(0, 1),
         ).logits
     assert expected.std() > 0.1
     assert_same(logits, expected.unflatten(0, (b, n)))
 
 
-class Twin:
-    """The decoder on one sequence; `replay` does the same with norm scales, patterns and gates of `run`."""
-
-    def __init__(self, decoder: Any) -> None:
-        self.decoder = decoder
-        self.held: list[Tensor] = []
-        self.crossed: list[Tensor] = []  # what each layer's cross-attention added
-
-    def run(self, inputs: Tensor, states: Tensor) -> Tensor:
-        self.held = []
-        return self._pass(inputs, states, lambda value: self.held.append(value) or value)  # type: ignore[func-returns-value]
-
-    def replay(self, inputs: Tensor, states: Tensor) -> Tensor:
-        held: Iterator[Tensor] = iter(self.held)
-        return self._pass(inputs, states, lambda value: next(held))
-
-    def _pass(self, x: Tensor, states: Tensor, hold: Callable[[Tensor], Tensor]) -> Tensor:
-        self.crossed = []
-        first = self.decoder.block[0].layer[0].SelfAttention
-        later = torch.ones(len(x), len(x)).triu(1).bool()
-        bias = first.compute_bias(len(x), len(x))[0].masked_fill(later, -torch.inf)
-
-        def norm(layer: Any, x: Tensor) -> Tensor:
-            return layer.weight * x * hold((x.pow(2).mean(-1, keepdim=True) + layer.variance_epsilon) ** -0.5)
-
-        def attend(attention: Any, x: Tensor, to: Tensor, bias: Tensor | float) -> Tensor:
-            q, k, v = (
-                part(y).unflatten(-1, (attention.n_heads, -1)).transpose(0, 1)
-                for part, y in ((attention.q, x), (attention.k, to), (attention.v, to))
-            )
-            weights = hold((q @ k.mT + bias).softmax(-1))
-            return attention.o((weights @ v).transpose(0, 1).flatten(1))
-
-        for block in self.decoder.block:
-            own, crossing, feed = block.layer
-            normed = norm(own.layer_norm, x)
-            x = x + attend(own.SelfAttention, normed, normed, bias)
-            self.crossed.append(attend(crossing.EncDecAttention, norm(crossing.layer_norm, x), states, 0.0))
-            x = x + self.crossed[-1]
-            normed, dense = norm(feed.layer_norm, x), feed.DenseReluDense
-            if hasattr(dense, "wi_0"):
-                x = x + dense.wo(hold(dense.act(dense.wi_0(normed))) * dense.wi_1(normed))
-            else:
-                linear = dense.wi(normed)
-                x = x + dense.wo(hold((linear > 0).to(linear.dtype)) * linear)
-        return norm(self.decoder.final_layer_norm, x)
-
-
-@pytest.mark.parametrize(("family", "scorer"), list(zip(SEQ2SEQ, SCORERS, strict=True)))
+@pytest.mark.parametrize(("family", "scorer"), [*zip(SEQ2SEQ, SCORERS, strict=True), ("bart", "logit")])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_rel_is_the_formula_plus_the_rest(dtype, family, scorer, seq2seq):
-    model = generative(seq2seq[family], named(ROWS)).to(dtype)
-    sources, wanted = model.tokenize(QUERIES), targets()
-    documents, queries, interaction = decompose(model, sources, wanted, scorer)
-    scores = model(sources, wanted, scorer).sum(-1).detach()
+def test_rel_is_the_formula_plus_the_rest(dtype, family, scorer, bases):
+    model = generative(bases[family], named(ROWS)).to(dtype)
+    sources = model.tokenize(QUERIES)
+    targets = sequences(model)
+    documents, queries, interaction = decompose(model, sources, targets, scorer)
+    scores = model(sources, targets, scorer).sum(-1).detach()
     products = interaction.similarity * interaction.alignment
     scale = float(products.abs().sum((-2, -1)).max() + interaction.rest.abs().max())
     assert_within_rounding(interaction.rel, scores, dtype, 2 * TERMS, scale)  # an encoder and a decoder
     assert documents.vectors.dtype == dtype
     matched = products.sum((-2, -1))
     assert (matched.abs() > 1e-3).all()  # or nothing is tested
+    assert (interaction.rest.abs() > 1e-3).all()
     assert (interaction.normaliser == 1).all()
     S = torch.einsum("bnih,bjh->bnij", documents.vectors, queries.vectors[:, 0])
     valid = documents.mask[..., None] & queries.mask[:, :, None]
     assert_within_rounding(interaction.similarity[valid], S[valid], dtype, WIDTH)
-
-
-@pytest.mark.parametrize("family", SEQ2SEQ)
-def test_rest_is_the_prefixs_part_and_the_formula_the_querys(family: str, seq2seq: dict[str, Path]) -> None:
-    """With fixed patterns, norms and gates, removing encoder states changes only the formula's part."""
-    model = generative(seq2seq[family], named(ROWS))
-    sources, wanted = model.tokenize(QUERIES[:1]), Targets(targets().ids[:1], targets().mask[:1])
-    documents, _, interaction = decompose(model, sources, wanted, "logit")
-    assert (interaction.rest.abs() > 1e-3).all()
-    others = torch.randn(model.begin(sources)[0].shape, dtype=torch.float64)
-    S = torch.einsum("bnih,bjh->bnij", documents.vectors, others)
-    formula = (S * interaction.alignment).sum((-2, -1))
-    table = model.backbone.lm_head.weight.detach()
-    scale = model.width**-0.5 if family == "t5" else 1.0
-    with torch.no_grad():
-        states = model.begin(sources)[0]
-        for n, row in enumerate(ROWS):
-            ids = torch.tensor([*row, END])
-            inputs = model.embed(torch.tensor([START, *row]))
-
-            def logit(hidden: Tensor, ids: Tensor = ids) -> Tensor:
-                return scale * (hidden * table[ids]).sum()
-
-            twin = Twin(model.backbone.decoder)
-            twin.run(inputs, states[0])
-            without = logit(twin.replay(inputs, torch.zeros_like(states[0])))
-            assert_same(interaction.rest[0, n], without)
-            moved = logit(twin.replay(inputs, others[0]))
-            assert_same(interaction.rest[0, n] + formula[0, n], moved)
+    if family == "bart":
+        with pytest.raises(ValueError, match="only 'exact' and 'printed'"):
+            decompose(model, sources, targets, "logit", "last")
 
 
 @pytest.mark.parametrize("family", SEQ2SEQ)
 @pytest.mark.parametrize("form", ["direct", "last", "printed"])
 def test_truncated_forms_follow_the_residual_stream(form, family, seq2seq):
-    """Their formula is s·wᵀ(g ⊙ what cross-attention added)/rms; what it leaves of rel is their rest.
+    """Their formula is s·wᵀ(g ⊙ what cross-attention added)/rms, as transformers computes it.
 
     The printed form has neither g nor rms.
     """
-    model, wanted = generative(seq2seq[family], named(ROWS)), targets()
+    model = generative(seq2seq[family], named(ROWS))
     sources = model.tokenize(QUERIES)
-    documents, _, interaction = decompose(model, sources, wanted, "logit", form)
-    exact = decompose(model, sources, wanted, "logit")[2]
+    targets = sequences(model)
+    documents, _, interaction = decompose(model, sources, targets, "logit", form)
+    exact = decompose(model, sources, targets, "logit")[2]
     assert_same(interaction.rel, exact.rel)
     assert ((interaction.rest - exact.rest).abs() > 1e-3).all()
     decoder = model.backbone.decoder
     layers = len(decoder.block) if form == "direct" else 1
-    assert documents.mask.shape[-1] == layers * decoder.config.num_heads * wanted.ids.shape[-1]
-    scale = model.width**-0.5 if family == "t5" else 1.0
+    assert documents.mask.shape[-1] == layers * decoder.config.num_heads * targets.ids.shape[-1]
+    added = []
+    streams = []
+    for block in decoder.block[-layers:]:
+        block.layer[1].EncDecAttention.register_forward_hook(lambda *call: added.append(call[-1][0]))
+    decoder.final_layer_norm.register_forward_hook(lambda _, inputs, __: streams.append(inputs[0]))
     with torch.no_grad():
-        states = model.begin(sources)[0][0][sources.attention_mask[0].bool()]
-        for n, row in enumerate(ROWS):
-            twin = Twin(decoder)
-            twin.run(model.embed(torch.tensor([START, *row])), states)
-            added = sum(twin.crossed[-layers:])
-            norm = 1 if form == "printed" else decoder.final_layer_norm.weight * twin.held[-1]
-            normed = norm * added
-            expected = scale * (normed * model.backbone.lm_head.weight[[*row, END]]).sum()
-            matched = interaction.rel - interaction.rest
-            assert_same(matched[0, n], expected)
+        n = len(ROWS)
+        inputs = {name: each.repeat_interleave(n, 0) for name, each in sources.inputs().items()}
+        model.backbone(**inputs, decoder_input_ids=targets.inputs.flatten(0, 1))
+    states = sum(added)
+    if form != "printed":
+        rms = (streams[0].square().mean(-1, keepdim=True) + decoder.final_layer_norm.variance_epsilon).sqrt()
+        states = decoder.final_layer_norm.weight * states / rms
+    scale = model.width**-0.5 if family == "t5" else 1.0
+    weights = scale * model.backbone.lm_head.weight.detach()[targets.ids]
+    logits = (states.unflatten(0, (-1, n)) * weights).sum(-1).where(targets.mask, 0)
+    assert_same(interaction.rel - interaction.rest, logits.sum(-1))
 
 
 def test_the_printed_form_has_documents_that_depend_on_neither_query_nor_prefix(seq2seq):
     """Wu et al. 2024, Eq. 11 to 14: its sum is the score query_part."""
-    model, wanted = generative(seq2seq["t5"], named(ROWS)), targets()
+    model = generative(seq2seq["t5"], named(ROWS))
+    targets = sequences(model)
     sources = model.tokenize(QUERIES)
-    documents, _, printed = decompose(model, sources, wanted, "query_part")
+    documents, _, printed = decompose(model, sources, targets, "query_part")
     attention = model.backbone.decoder.block[-1].layer[1].EncDecAttention
     V = attention.v.weight.detach().unflatten(0, (attention.n_heads, -1))
     O = attention.o.weight.detach().unflatten(1, (attention.n_heads, -1))
-    w = model.backbone.lm_head.weight.detach()[wanted.ids] * model.width**-0.5
+    w = model.backbone.lm_head.weight.detach()[targets.ids] * model.width**-0.5
     D = torch.einsum("bnih,hoe,oed->bnoid", w, O, V).flatten(2, 3)
     assert_same(documents.vectors[documents.mask], D[documents.mask])
     assert_same(printed.rest, torch.zeros_like(printed.rest), scale=1)
-    assert_same(printed.rel, model(sources, wanted, "query_part").sum(-1).detach())
-    exact = decompose(model, sources, wanted, "logit")[0].vectors
+    assert_same(printed.rel, model(sources, targets, "query_part").sum(-1).detach())
+    exact = decompose(model, sources, targets, "logit")[0].vectors
     assert (exact[0] - exact[1]).abs().amax() > 1e-3, "the exact D depends on the query"
-
-
-def test_a_score_without_its_prior_is_the_difference_to_the_empty_query(seq2seq):
-    model, wanted = generative(seq2seq["t5"], named(ROWS)), targets()
-    sources, empty = model.tokenize(QUERIES), model.tokenize([""] * len(QUERIES))
-    expected = (model(sources, wanted) - model(empty, wanted)).detach()
-    assert_same(model(sources, wanted, "pointwise_mutual_information").detach(), expected)
-    interaction = decompose(model, sources, wanted, "pointwise_mutual_information")[2]
-    assert_same(interaction.rel, expected.sum(-1))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_scorers_are_what_their_names_say_and_have_the_identity(kind: str, seq2seq: dict[str, Path]) -> None:
     model = make_model(kind, seq2seq["t5"])
-    sources, wanted = model.tokenize(QUERIES), written(model)
-    found = {s: model(sources, wanted, s).detach() for s in SCORERS}
+    sources = model.tokenize(QUERIES)
+    targets = sequences(model)
     with torch.no_grad():
         _, memory = model.begin(sources)
-        states = decode(model.backbone.decoder, model.embed(wanted.inputs), memory)
-        logits = replace(model.outputs(states, wanted.inputs), candidates=None, allowed=None).logits()
+        states = decode(model.backbone.decoder, model.embed(targets.inputs), memory)
+        logits = replace(model.outputs(states, targets.inputs), candidates=None, allowed=None).logits()
     if model.settings.softmax == "place":
         for place, alphabet in enumerate(alphabets()):
             others = [v for v in range(logits.shape[-1]) if v not in alphabet]
             logits[:, :, place, others] = torch.nan
-    at = logits.gather(-1, wanted.ids[..., None])[..., 0]
+    at = logits.gather(-1, targets.ids[..., None])[..., 0]
     rest = logits.nan_to_num(nan=-torch.inf).logsumexp(-1)
     expected = {"logit": at, "log_probability": at - rest, "centred_logit": at - logits.nanmean(-1)}
-    for scorer in SCORERS:
-        parts = expected[scorer].where(wanted.mask, 0)
-        assert_same(found[scorer], parts)
-        rel = decompose(model, sources, wanted, scorer)[2].rel
-        assert_same(rel, parts.sum(-1))
+    prior = model(model.tokenize([""] * len(QUERIES)), targets).detach()
+    expected[PMI] = expected["log_probability"] - prior
+    for scorer, values in expected.items():
+        parts = values.where(targets.mask, 0)
+        assert_same(model(sources, targets, scorer).detach(), parts)
+        assert_same(decompose(model, sources, targets, scorer)[2].rel, parts.sum(-1))
 
 
 def alphabets() -> list[set[int]]:
@@ -267,8 +185,8 @@ def alphabets() -> list[set[int]]:
 def test_what_stands_at_no_place_has_no_probability(seq2seq: dict[str, Path]) -> None:
     """A search never writes such a token."""
     model = generative(seq2seq["t5"], named([[3, 5], [4, 6]]), softmax="place")
-    sources, wanted = model.tokenize(QUERIES[:1]), Targets.pad([[[3, 5, END], [3, 7, END], [300, 6, END]]])
-    log_p = model(sources, wanted).detach()[0]
+    sources, targets = model.tokenize(QUERIES[:1]), Targets.pad([[[3, 5, END], [3, 7, END], [300, 6, END]]])
+    log_p = model(sources, targets).detach()[0]
     assert log_p.isinf().tolist() == [[False] * 3, [False, True, False], [True, False, False]]
     alone = model(sources, Targets.pad([[[3, 5, END]]])).detach()[0, 0]
     assert_same(log_p[0], alone)
@@ -283,7 +201,7 @@ def test_probabilities_are_in_float32_whatever_autocast_says(kind: str, seq2seq:
         _, memory = model.begin(sources)
         states = decode(model.backbone.decoder, model.embed(torch.zeros(3, 1, 1).long()), memory)
         found = model.next_scores([states], torch.zeros(3, 1, 1).long())
-        scores = model(sources, written(model))
+        scores = model(sources, sequences(model))
     assert found.dtype == scores.dtype == torch.float32
     assert_within_rounding(found.logsumexp(-1), torch.zeros(3, 1), torch.float32, found.shape[-1], scale=1)
 
@@ -292,21 +210,22 @@ def test_probabilities_are_in_float32_whatever_autocast_says(kind: str, seq2seq:
 def test_all_is_computed_where_the_weights_are(kind, seq2seq, monkeypatch):
     """On the device "meta", a CPU tensor is an error, and so is reading a value."""
     model = make_model(kind, seq2seq["t5"]).float()
-    sources, wanted = model.tokenize(QUERIES), written(model)
+    sources = model.tokenize(QUERIES)
+    targets = sequences(model)
     states = model.begin(sources)[0].detach().to("meta")
-    model, sources, wanted = model.to("meta"), sources.to("meta"), wanted.to("meta")
+    model, sources, targets = model.to("meta"), sources.to("meta"), targets.to("meta")
     mask = sources.attention_mask.bool()
     # transformers' encoder waits for its mask.
     monkeypatch.setattr(model, "begin", lambda _: (states, remember(model.backbone.decoder, states, mask)))
     for scorer in SCORERS:
-        model(sources, wanted, scorer).sum().backward()
+        model(sources, targets, scorer).sum().backward()
         for form in get_args(Form):
-            assert decompose(model, sources, wanted, scorer, form)[-1].rel.device.type == "meta"
+            assert decompose(model, sources, targets, scorer, form)[-1].rel.device.type == "meta"
     _, memory = model.begin(sources)
     for place in range(2):
-        step = decode(model.backbone.decoder, model.embed(wanted.inputs[..., place : place + 1]), memory)
+        step = decode(model.backbone.decoder, model.embed(targets.inputs[..., place : place + 1]), memory)
         memory.keep(np.zeros((len(QUERIES), len(ROWS)), int))
-        assert model.next_scores([step], wanted.inputs[..., : place + 1]).device.type == "meta"
+        assert model.next_scores([step], targets.inputs[..., : place + 1]).device.type == "meta"
 
 
 def test_pawa_equals_its_materialised_matrices() -> None:
@@ -317,26 +236,26 @@ def test_pawa_equals_its_materialised_matrices() -> None:
     outputs = Outputs(states, pawa.matrices, adapted)
     vectors = torch.einsum("vhr,bnmr->bnmvh", pawa.matrices, adapted)  # E_v a_i
     expected = torch.einsum("bnmh,bnmvh->bnmv", states, vectors)
-    some = torch.tensor([3, 4, 29])
+    subset = torch.tensor([3, 4, 29])
     assert expected.std() > 0.1
     assert_same(outputs.logits(), expected)
-    of_some = replace(outputs, candidates=some)
-    assert_same(of_some.logits(), expected[..., some])
+    of_subset = replace(outputs, candidates=subset)
+    assert_same(of_subset.logits(), expected[..., subset])
     ids = torch.randint(30, (2, 3, 5))
     chosen = vectors.take_along_dim(ids[..., None, None], 3)[..., 0, :]
     assert_same(outputs.vectors(ids), chosen)
     assert_same(outputs.score(ids, "centred_logit"), (states * chosen).sum(-1) - expected.mean(-1))
-    centred = expected[..., some] - expected[..., some].mean(-1, keepdim=True)
+    centred = expected[..., subset] - expected[..., subset].mean(-1, keepdim=True)
     index = torch.randint(3, (2, 3, 5))
     expected = centred.gather(-1, index[..., None])[..., 0]
-    assert_same(of_some.score(some[index], "centred_logit"), expected)
+    assert_same(of_subset.score(subset[index], "centred_logit"), expected)
 
 
 @pytest.mark.parametrize(("kind", "family"), list(zip(KINDS, cycle(SEQ2SEQ), strict=False)))
 def test_every_trained_weight_gets_a_gradient(kind: str, family: str, seq2seq: dict[str, Path]) -> None:
     """DistributedDataParallel stops at a parameter without one."""
     model = make_model(kind, seq2seq[family]).train()
-    model(model.tokenize(QUERIES), written(model)).sum().backward()
+    model(model.tokenize(QUERIES), sequences(model)).sum().backward()
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     assert [name for name, p in trained.items() if p.grad is None] == []
     assert "clusters.vectors" not in trained
@@ -354,35 +273,32 @@ def test_a_model_is_saved_bit_for_bit(kind, family, seq2seq, tmp_path):
     before, after = model.state_dict(), again.state_dict()
     assert before.keys() == after.keys()
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
-    sources, wanted = model.tokenize(QUERIES), written(model)
-    assert torch.equal(model(sources, wanted), again(sources, wanted))
-
-
-def test_what_does_not_go_together_is_refused(seq2seq: dict[str, Path], tmp_path: Path) -> None:
-    PegasusConfig(vocab_size=400, d_model=16).save_pretrained(tmp_path / "other")
-    with pytest.raises(ValueError, match=r"other is a pegasus"):
-        Generative(GenerativeSettings("x"), tmp_path / "other", named(ROWS))
-    with pytest.raises(ValueError, match="use 100000 tokens, the vocabulary of"):
-        generative(seq2seq["t5"], replace(named(ROWS), vocabulary=100_000))
-    with pytest.raises(ValueError, match="softmax='place' cannot be used with text identifiers"):
-        generative(seq2seq["t5"], texts([[5, 6]]), softmax="place")
-    with pytest.raises(ValueError, match=f"distinguishes {PLACES} positions.*'d1' has {PLACES + 1} tokens"):
-        generative(seq2seq["t5"], named([[6], [5] * PLACES]), pawa_rank=2)
-    with pytest.raises(ValueError, match="set_size=4 cannot be used with text identifiers"):
-        generative(seq2seq["t5"], texts([[5]]), set_size=4)
+    sources = model.tokenize(QUERIES)
+    targets = sequences(model)
+    assert torch.equal(model(sources, targets), again(sources, targets))
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("identifiers", "settings", "message"),
     [
-        ({"refresh": 5}, "tokens='clusters'"),
-        ({"tokens": "clusters", "pawa_rank": 4}, "choose one"),
-        ({"tokens": "clusters", "document_length": 1}, "document_length must be at least 2"),
+        (replace(named(ROWS), vocabulary=100_000), {}, "use 100000 tokens, the vocabulary of"),
+        (texts([[5]]), {"softmax": "place"}, "softmax='place' cannot be used with text identifiers"),
+        (texts([[5]]), {"set_size": 4}, "set_size=4 cannot be used with text identifiers"),
+        (named([[6], [5] * PLACES]), {"pawa_rank": 2}, f"{PLACES} positions.*'d1' has {PLACES + 1} tokens"),
+        (named(ROWS), {"refresh": 5}, "tokens='clusters'"),
+        (named(ROWS), {"tokens": "clusters", "pawa_rank": 4}, "choose one"),
+        (named(ROWS), {"tokens": "clusters", "document_length": 1}, "document_length must be at least 2"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_what_does_not_go_together_is_refused(seq2seq, identifiers, settings, message) -> None:
     with pytest.raises(ValueError, match=message):
-        GenerativeSettings("x", **changes)
+        generative(seq2seq["t5"], identifiers, **settings)
+
+
+def test_another_family_of_backbones_is_refused(tmp_path: Path) -> None:
+    PegasusConfig(vocab_size=400, d_model=16).save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match=r"other is a pegasus"):
+        Generative(GenerativeSettings("x"), tmp_path / "other", named(ROWS))
 
 
 @pytest.mark.parametrize(("kind", "lost"), [("own", "table"), ("clusters", "clusters.vectors")])
@@ -393,15 +309,3 @@ def test_missing_weights_are_named(kind: str, lost: str, seq2seq: dict[str, Path
     save_file(heads, tmp_path / "saved" / HEADS)
     with pytest.raises(ValueError, match=f"heads.safetensors.*{lost}"):
         Generative.from_pretrained(tmp_path / "saved")
-
-
-@torch.no_grad()
-def test_a_memory_is_decoded_in_another_mode_than_it_was_made_in(seq2seq: dict[str, Path]) -> None:
-    model = make_model("backbone", seq2seq["t5-v1.1"]).float().eval()
-    sources, inputs = model.tokenize(QUERIES), torch.full((len(QUERIES), 1, 1), model.start)
-    memories = model.memories(sources)
-    model.decode(memories, inputs)  # looks up reordered weights
-    with torch.autocast("cpu", torch.bfloat16):
-        assert model.decode(memories, inputs.repeat(1, 1, 2))[0].isfinite().all()
-    with torch.enable_grad():
-        assert model.decode(memories, inputs.repeat(1, 1, 3))[0].requires_grad

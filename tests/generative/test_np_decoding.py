@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,9 @@ from transformers import AutoTokenizer
 
 from paradigms.data import Corpus, Problems
 from paradigms.generative import grouped_kmeans as kmeans
-from paradigms.generative.backbone import token_vectors
 from paradigms.generative.grouped_kmeans import grouped_kmeans
 from paradigms.generative.identifiers import END, Identifiers, atomic, text, titles, tokenize
 from paradigms.generative.model import Generative
-from paradigms.generative.np_decoding import cluster_tokens
 from paradigms.generative.pairs import document_span_pairs
 from paradigms.generative.settings import GenerativeSettings
 from paradigms.train.generative import Likelihood
@@ -59,61 +56,36 @@ def build(folder: Path, corpus: Corpus, identifiers: Identifiers, **more: Any) -
     return Generative.build(settings, folder, identifiers, corpus).eval()
 
 
-def run(
-    vectors: np.ndarray, group: list[int], k: int | list[int], warm: list[int] | None = None, seed: int = 0
-) -> tuple[Tensor, np.ndarray]:
-    order, offsets = np.argsort(group, kind="stable"), np.append(0, np.bincount(group).cumsum())
-    wanted = np.full(len(offsets) - 1, k) if isinstance(k, int) else np.array(k)
-    begin = None if warm is None else np.array(warm)[order]
-    centroids, ordered = grouped_kmeans(vectors[order], offsets, wanted, begin, seed)
-    labels = np.empty_like(ordered)
-    labels[order] = ordered
-    return torch.from_numpy(centroids), labels
-
-
-def assert_mean(centroid: Tensor, members: np.ndarray) -> None:
-    scale = float(np.abs(members).max())
-    assert_within_rounding(centroid, members.mean(0, dtype=np.float64), torch.float32, len(members), scale)
-
-
-def drawn(count: int, seed: int = 0, width: int = 3) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal((count, width)).astype(np.float32)
-
-
-def test_groups_are_clustered_apart_and_each_centroid_is_its_members_mean() -> None:
-    group = np.random.default_rng(0).integers(0, 7, 200).tolist()
-    vectors = drawn(200)
-    centroids, labels = run(vectors, group, 3)
-    for t, (g, c) in enumerate(zip(group, labels, strict=True)):
-        distances = ((centroids[g].numpy() - vectors[t]) ** 2).sum(-1)
-        # |x|² − 2 x·c + |c|² of width 3, no centroid longer than the longest vector
-        scale = 4 * float((vectors**2).sum(-1).max())
-        assert_within_rounding(distances[c], distances.min(), torch.float32, 9, scale)
-    for g, c in product(range(7), range(3)):
-        members = vectors[(np.array(group) == g) & (labels == c)]
-        assert len(members)
-        assert_mean(centroids[g, c], members)
-
-
-@pytest.mark.parametrize("count", [1, 11, 200])
-def test_of_a_large_group_a_sample_makes_the_centroids(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kmeans, "SAMPLE", 10)
-    vectors = drawn(count)
-    centroids, labels = run(vectors, [0] * count, 3)
-    sample = np.unique(np.linspace(0, count - 1, 10).astype(int))
-    for c in np.unique(labels[sample]):
-        chosen = sample[labels[sample] == c]
-        assert_mean(centroids[0, c], vectors[chosen])
-    distances = ((vectors[:, None] - centroids[0].numpy()) ** 2).sum(-1)
-    np.testing.assert_array_equal(labels, distances.argmin(1))
+@pytest.mark.parametrize(
+    ("count", "groups", "sample"), [(200, 7, 1000), (200, 7, 10), (1, 1, 10), (11, 1, 10)]
+)
+def test_a_groups_centroids_are_means_of_its_sample(count, groups, sample, monkeypatch) -> None:
+    """And every vector belongs to the nearest one."""
+    monkeypatch.setattr(kmeans, "SAMPLE", sample)
+    random = np.random.default_rng(0)
+    vectors = random.standard_normal((count, 3)).astype(np.float32)
+    group = np.sort(random.integers(0, groups, count))
+    offsets = np.searchsorted(group, np.arange(groups + 1))
+    centroids, labels = grouped_kmeans(vectors, offsets, np.full(groups, 3), None, 0)
+    for g in range(groups):
+        x = vectors[group == g]
+        c = labels[group == g]
+        rows = np.linspace(0, len(x) - 1, min(sample, len(x))).astype(int)
+        for label in np.unique(c[rows]):
+            members = x[rows[c[rows] == label]]
+            scale = float(np.abs(members).max())
+            mean = members.mean(0, dtype=np.float64)
+            assert_within_rounding(centroids[g, label], mean, torch.float32, len(members), scale)
+        assert c.tolist() == ((x[:, None] - centroids[g]) ** 2).sum(-1).argmin(1).tolist()
 
 
 def test_a_cluster_without_vectors_takes_one_and_else_the_mean() -> None:
     vectors = np.array([[0, 0, 0], [0, 0, 1], [9, 0, 0], [9, 9, 0]], dtype=np.float32)
-    labels = run(vectors, [0] * 4, 3, [0, 0, 0, 0])[1]
+    labels = grouped_kmeans(vectors, np.array([0, 4]), np.array([3]), np.zeros(4, int), 0)[1]
     assert len(set(labels.tolist())) == 3
     assert labels[0] == labels[1]
-    centroids, labels = run(vectors[[0, 0, 0, 2]], [0, 0, 0, 1], [3, 2], [0, 0, 1, 1])
+    warm = np.array([0, 0, 1, 1])
+    centroids, labels = grouped_kmeans(vectors[[0, 0, 0, 2]], np.array([0, 3, 4]), np.array([3, 2]), warm, 0)
     assert (centroids[0] == 0).all()
     assert centroids[1].tolist() == [[9, 0, 0]] * 3
     assert labels[3] == 1
@@ -125,27 +97,28 @@ def encode(model: Generative, ids: list[int]) -> Tensor:
         return model.backbone.encoder(input_ids=torch.tensor([[*ids, END]])).last_hidden_state[0]
 
 
-def assert_scaled(found: Tensor, state: Tensor) -> float:
+def assert_scaled(vector: Tensor, state: Tensor) -> float:
     """Check that a vector of the table is a multiple of a state in float32, and return the factor."""
-    factor = float(found @ state / (state @ state))
-    assert_within_rounding(found, factor * state, torch.float32, TERMS)
+    factor = float(vector @ state / (state @ state))
+    assert_within_rounding(vector, factor * state, torch.float32, TERMS)
     return factor
 
 
 def contexts(model: Generative, corpus: Corpus) -> Iterator[tuple[list[int], int]]:
     """The encoder's input for each title, and how many of its tokens belong to the title."""
     for title, content in zip(TITLES, corpus, strict=True):
-        own, rest = (next(tokenize(model.tokenizer, [name])).ids for name in (title, content))
-        row = rest if content.startswith(title) else own + rest
-        yield row[: LENGTH - 1], len(own)
+        named, read = (tokenized.ids for tokenized in tokenize(model.tokenizer, [title, content]))
+        row = read if content.startswith(title) else named + read
+        yield row[: LENGTH - 1], len(named)
 
 
 def test_a_titles_vectors_are_those_that_it_has_before_its_text(model: Generative, corpus: Corpus) -> None:
     clusters = model.clusters
-    vectors, ends = [], []
-    for ids, own in contexts(model, corpus):
+    vectors = []
+    ends = []
+    for ids, count in contexts(model, corpus):
         states = encode(model, ids)
-        vectors.append(states[:own])
+        vectors.append(states[:count])
         ends.append(states[-1])
     expected = torch.cat(vectors)
     table = clusters.vectors
@@ -163,11 +136,9 @@ def test_a_titles_vectors_are_those_that_it_has_before_its_text(model: Generativ
 
 def test_texts_are_read_in_windows(folder: Path, corpus: Corpus, tokenizer: Any) -> None:
     identifiers = text(corpus, tokenizer)
-    backbone = build(folder, corpus, identifiers).backbone.eval()
-    given = backbone.encoder, token_vectors(backbone), tokenizer
     settings = GenerativeSettings("x", tokens="clusters", clusters=100, document_length=LENGTH)
-    table = cluster_tokens(*given, corpus, identifiers, settings)
-    model = Generative(settings, folder, identifiers, table).eval()
+    model = Generative.build(settings, folder, identifiers, corpus).eval()
+    table = model.clusters
     rows = [identifiers[n].tolist() for n in range(len(identifiers))]
     windows = [row[at : at + LENGTH - 1] for row in rows for at in range(0, len(row), LENGTH - 1)]
     assert len(windows) > len(rows)
@@ -178,11 +149,11 @@ def test_texts_are_read_in_windows(folder: Path, corpus: Corpus, tokenizer: Any)
 
 
 def test_what_has_no_vectors_in_context_is_refused(folder: Path, corpus: Corpus, tokenizer: Any) -> None:
-    named = titles(corpus, tokenizer, 20)
+    identifiers = titles(corpus, tokenizer, 20)
     with pytest.raises(ValueError, match="got atomic identifiers"):
         build(folder, corpus, atomic(corpus.ids))
     with pytest.raises(ValueError, match=r"0 starts, 1 ends.*contain 0"):
-        build(folder, corpus, replace(named, tokens=np.zeros_like(named.tokens)))
+        build(folder, corpus, replace(identifiers, tokens=np.zeros_like(identifiers.tokens)))
 
 
 def test_targets_and_windows_are_written_with_the_clusters_of_their_document(
@@ -202,9 +173,12 @@ def test_targets_and_windows_are_written_with_the_clusters_of_their_document(
 
 
 def test_a_refresh_clusters_the_encoders_new_vectors(model: Generative, corpus: Corpus) -> None:
-    clusters, description = model.clusters, model.description()
-    parameter, before = clusters.vectors, clusters.vectors.clone()
-    size, labels = before[END:].square().mean(), clusters.labels.copy()
+    clusters = model.clusters
+    description = model.description()
+    parameter = clusters.vectors
+    before = clusters.vectors.clone()
+    size = before[END:].square().mean()
+    labels = clusters.labels.copy()
     torch.manual_seed(0)
     with torch.no_grad():
         for weight in model.backbone.encoder.parameters():

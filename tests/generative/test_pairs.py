@@ -1,11 +1,11 @@
 """Training pairs: their choice and number, and that a span's tokens are a slice of its document's tokens."""
 
-import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import scipy.special
 import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,23 +46,22 @@ def spelled(tokenizer: Any, tokens: list[int]) -> str:
     return "".join(pieces).replace("▁", " ").strip()
 
 
-def test_a_query_is_paired_with_the_name_of_every_relevant_document() -> None:
-    split = split_of(("q1", "one", {"b": 1, "a": 2}), ("q2", "two", {"a": 0}), ("q3", "three", {"b": 1}))
-    names = atomic(["a", "b"])
-    expected = [Pair("one", 1), Pair("one", 0), Pair("three", 1)]
-    assert retrieval_pairs(split, names) == expected
+def test_a_query_is_paired_with_the_identifier_of_every_relevant_document() -> None:
+    first = ("q1", "one", {"b": 1, "a": 2})
+    split = split_of(first, ("q2", "two", {"a": 0, "c": 0}), ("q3", "three", {"b": 1}))
+    identifiers = atomic(["a", "b"])
+    assert retrieval_pairs(split, identifiers) == [Pair("one", 1), Pair("one", 0), Pair("three", 1)]
     with pytest.raises(KeyError, match="document 'c', relevant to query 'q', has no identifier"):
-        retrieval_pairs(split_of(("q", "one", {"c": 1})), names)
-    assert retrieval_pairs(split_of(("q", "one", {"c": 0})), names) == []
+        retrieval_pairs(split_of(("q", "one", {"c": 1})), identifiers)
 
 
 def test_identifiers_that_name_no_document_of_the_corpus_are_refused(tokenizers: dict[str, Any]) -> None:
     corpus = Corpus(["a"], ["the cat"])
-    found = text(corpus, tokenizers["t5"])  # a text is no target as a whole
+    identifiers = text(corpus, tokenizers["t5"])  # a text is no target as a whole
     with pytest.raises(ValueError, match="use span_pairs and document_span_pairs"):
-        retrieval_pairs(split_of(("q", "one", {"a": 1})), found)
+        retrieval_pairs(split_of(("q", "one", {"a": 1})), identifiers)
     with pytest.raises(ValueError, match="use span_pairs"):
-        indexing_pairs(corpus, found, Problems())
+        indexing_pairs(corpus, identifiers, Problems())
     with pytest.raises(ValueError, match="belong to another corpus"):
         indexing_pairs(corpus, atomic(["b"]), Problems())
 
@@ -78,24 +77,24 @@ def test_passages_are_words_as_they_stand_in_the_text() -> None:
 def test_random_passages_are_different_and_follow_the_seed_and_the_id() -> None:
     corpus = Corpus(["a", "b"], [" ".join(WORDS)] * 2)
 
-    def starts(ids: list[str], passages: int, seed: int = 0) -> list[list[str]]:
-        made = Corpus(ids, corpus[: len(ids)])
-        pairs = indexing_pairs(made, atomic(ids), Problems(), words=5, passages=passages, seed=seed)
-        return [[p.source.split()[0] for p in pairs if p.document == n] for n in range(len(ids))]
+    def starts(id: str, corpus: Corpus, passages: int, seed: int = 0) -> list[str]:
+        pairs = indexing_pairs(corpus, atomic(corpus.ids), Problems(), words=5, passages=passages, seed=seed)
+        return [pair.source.split()[0] for pair in pairs if corpus.ids[pair.document] == id]
 
-    first, second = starts(["a", "b"], 4)
+    first = starts("a", corpus, 4)
+    second = starts("b", corpus, 4)
     assert len(set(first)) == len(set(second)) == 4
     assert first != second
-    assert starts(["b"], 4) == [second]  # whatever else there is
-    assert starts(["a", "b"], 4, seed=1) != [first, second]
-    assert starts(["a", "b"], 100) == [WORDS[:16]] * 2
+    assert starts("b", corpus.only(["b"]), 4) == second  # whatever else the corpus contains
+    assert starts("a", corpus, 4, seed=1) != first
+    assert starts("a", corpus, 100) == WORDS[:16]
 
 
-def test_generated_queries_are_paired_with_every_name() -> None:
+def test_generated_queries_are_paired_with_every_identifier() -> None:
     problems = Problems()
-    made = [("a", "what is a"), ("b", " "), ("c", "what is c"), ("a", "who is a")]
+    generated = [("a", "what is a"), ("b", " "), ("c", "what is c"), ("a", "who is a")]
     expected = [Pair("what is a", 0), Pair("who is a", 0)]
-    assert generated_pairs(made, atomic(["a", "b"]), problems) == expected
+    assert generated_pairs(generated, atomic(["a", "b"]), problems) == expected
     assert problems.lines() == [
         "empty generated query (left out): 1, e.g. b",
         "generated query for an absent document (left out): 1, e.g. c",
@@ -130,21 +129,18 @@ def test_starts_follow_the_softmax_of_their_weights(tokenizers: dict[str, Any]) 
     assert len(pairs) == 4000
     tokens = text(corpus, tokenizers["bert"])[0].tolist()
     drawn = Counter(tuple(tokens[pair.first : pair.last]) for pair in pairs)
-    exact = {i: math.exp(weights[i]) for i in (0, 1, 2)}
-    targets = {
-        i: tuple(tokenizers["bert"](" ".join(words[i : i + 10]), add_special_tokens=False)["input_ids"])
-        for i in exact
-    }
-    assert set(drawn) == set(targets.values())
-    expected = [4000 * value / sum(exact.values()) for value in exact.values()]
-    assert scipy.stats.chisquare([drawn[targets[i]] for i in exact], expected).pvalue > 0.01
+    spans = [" ".join(words[i : i + 10]) for i in range(3)]
+    targets = [tuple(tokenizers["bert"](span, add_special_tokens=False)["input_ids"]) for span in spans]
+    assert set(drawn) == set(targets)
+    expected = 4000 * scipy.special.softmax(weights[:3])
+    assert scipy.stats.chisquare([drawn[target] for target in targets], expected).pvalue > 0.01
 
 
 def test_each_relevant_document_gives_its_spans(tokenizers: dict[str, Any]) -> None:
     tokenizer = tokenizers["t5"]
     corpus = Corpus(["a", "b", "c", "d"], [LONG, "the cat", "", "on the and"])
-    first, second = ("q1", "black dog", {"a": 1, "b": 1, "c": 1}), ("q2", "red cat", {"a": 2, "b": 0})
-    split = split_of(first, second, ("q3", "x", {"d": 1}))
+    first = ("q1", "black dog", {"a": 1, "b": 1, "c": 1})
+    split = split_of(first, ("q2", "red cat", {"a": 2, "b": 0}), ("q3", "x", {"d": 1}))
     problems = Problems()
     pairs = span_pairs(corpus, split, tokenizer, problems, spans=4, words=3)
     assert Counter((pair.source, pair.document) for pair in pairs) == {
@@ -169,20 +165,21 @@ def test_each_relevant_document_gives_its_spans(tokenizers: dict[str, Any]) -> N
 def test_a_draw_depends_on_the_seed_and_the_ids_alone(tokenizers: dict[str, Any]) -> None:
     def spans(ids: list[str], *rows: Any, seed: int = 0) -> Counter[tuple]:
         """Spans as targets of queries or, without queries, of the documents themselves."""
-        corpus, common = Corpus(ids, [LONG] * len(ids)), {"words": 3, "seed": seed}
-        pairs = (
-            span_pairs(corpus, split_of(*rows), tokenizers["t5"], Problems(), **common)
-            if rows
-            else document_span_pairs(corpus, tokenizers["t5"], Problems(), **common)
-        )
+        corpus = Corpus(ids, [LONG] * len(ids))
+        options = {"words": 3, "seed": seed}
+        if rows:
+            pairs = span_pairs(corpus, split_of(*rows), tokenizers["t5"], Problems(), **options)
+        else:
+            pairs = document_span_pairs(corpus, tokenizers["t5"], Problems(), **options)
         return Counter((pair.source, corpus.ids[pair.document], (pair.first, pair.last)) for pair in pairs)
 
     both = ("q2", "red", {"b": 1, "a": 1}), ("q1", "black dog", {"b": 1, "a": 1})
     for one, rows in ((("q1", "black dog", {"a": 1}),), both), ((), ()):
-        whole, alone = spans(["b", "x", "a"], *rows), spans(["a"], *one)
-        assert alone <= whole
+        three = spans(["b", "x", "a"], *rows)
+        alone = spans(["a"], *one)
+        assert alone <= three
         assert spans(["a"], *one, seed=1) != alone
-        assert {target for _, id, target in whole if id == "b"} != {target for _, _, target in alone}
+        assert {target for _, id, target in three if id == "b"} != {target for _, _, target in alone}
     assert spans(["a", "b"], *both) == spans(["b", "x", "a"], *both)
 
 
@@ -198,14 +195,14 @@ def test_targets_are_slices_of_the_documents_tokens(tokenizers, family, words, s
     """For any text: words that split, that have no token, or that are cut at the document's length."""
     tokenizer = tokenizers[family]
     corpus = Corpus(["a"], [space.join(words)])
-    held = text(corpus, tokenizer, length)[0].tolist()
+    tokens = text(corpus, tokenizer, length)[0].tolist()
     split = split_of(("q", "cat water", {"a": 1}))
-    knobs: dict[str, Any] = {"length": length, "words": size}
-    supervised = span_pairs(corpus, split, tokenizer, Problems(), **knobs)
-    free = document_span_pairs(corpus, tokenizer, Problems(), **knobs)
-    assert len(supervised) == len(free) == (10 if held else 0)
+    options: dict[str, Any] = {"length": length, "words": size}
+    supervised = span_pairs(corpus, split, tokenizer, Problems(), **options)
+    free = document_span_pairs(corpus, tokenizer, Problems(), **options)
+    assert len(supervised) == len(free) == (10 if tokens else 0)
     for pair in (*supervised, *free):
-        assert 0 <= pair.first < pair.last <= len(held)
+        assert 0 <= pair.first < pair.last <= len(tokens)
     # A word without a known character may share its token with what surrounds it: it is not counted then.
     settings: dict[str, Any] = {"add_special_tokens": False, "split_special_tokens": True}
     unknown = {tokenizer.unk_token_id, tokenizer.convert_tokens_to_ids("▁")}

@@ -18,14 +18,15 @@ from paradigms.generative import model as model_module
 from paradigms.generative import retriever as module
 from paradigms.generative.decoder import decode
 from paradigms.generative.identifiers import END, START, Identifiers, Targets, atomic
+from paradigms.generative.interaction import decompose
 from paradigms.generative.model import Generative
-from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.np_decoding import Clusters
 from paradigms.generative.outputs import ScoreName
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.seal import query_grams
-from tests.generative.test_beam import slow_search, text_next
+from tests.generative.test_beam import slow_search, valid
 from tests.generative.test_seal import occurrences, slow_seal
+from tests.generative.test_sets import random_sets, set_rel
 from tests.near import assert_same, same_run
 from tests.tiny_generative import Sequences, generative, log_p, named, texts
 
@@ -37,6 +38,7 @@ def ranked(scores: dict[str, float]) -> dict[str, float]:
     return dict(sorted(scores.items(), key=lambda item: (-item[1], item[0])))
 
 
+@pytest.mark.parametrize("planned", [False, True])
 @pytest.mark.parametrize(
     ("score", "settings"),
     [
@@ -49,27 +51,35 @@ def ranked(scores: dict[str, float]) -> dict[str, float]:
     ],
 )
 def test_with_beams_for_all_names_search_ranks_all_documents_by_the_models_score(
-    seq2seq, monkeypatch, score, settings
+    seq2seq, monkeypatch, score, settings, planned
 ):
-    model = generative(seq2seq["t5"], named(NAMES), beams=10, score=score, **settings)
+    """planned: sets of tokens add their part."""
+    sets = random_sets(len(NAMES)) if planned else None
+    settings = settings | {"beams": 10, "score": score, "set_size": 4 * planned}
+    model = generative(seq2seq["t5"], named(NAMES), None, sets, **settings)
     queries = {q: text for q, text in QUERIES.items() if text}  # the empty query's mutual information is 0
-    expected = {
-        q: ranked({f"d{n}": log_p(model, text, [*name, END], score) for n, name in enumerate(NAMES)})
-        for q, text in queries.items()
-    }
+    expected = {}
+    for query, text in queries.items():
+        scores = {f"d{n}": log_p(model, text, [*name, END], score) for n, name in enumerate(NAMES)}
+        if planned:
+            for n, part in enumerate(set_rel(model, text).tolist()):
+                scores[f"d{n}"] += part
+        expected[query] = ranked(scores)
     for hypotheses in (1, 25):  # queries alone, in twos
         monkeypatch.setattr(module, "HYPOTHESES", {"cpu": hypotheses})
         same_run(GenerativeRetriever(model).search(queries, progress=hypotheses == 1), expected)
-    cut = {q: dict(list(scores.items())[:3]) for q, scores in expected.items()}
-    same_run(GenerativeRetriever(model).search(queries, 3), cut)
+    first = {query: dict(list(scores.items())[:3]) for query, scores in expected.items()}
+    same_run(GenerativeRetriever(model).search(queries, 3), first)
+    same_run(GenerativeRetriever(model).rerank(queries, expected), expected)
 
 
 def test_atomic_identifiers_are_single_vector_dense_retrieval(seq2seq):
     """log p(d | q) and DPR's rel of the first state and d's output vector differ by a number of the query,
     where the softmax is over the tokens of a place: the end token is then certain."""
-    names = atomic([f"d{n}" for n in range(6)])
-    model = generative(seq2seq["t5"], names, tokens="own", softmax="place", beams=10)
-    sources, first = model.tokenize(list(QUERIES.values())), torch.tensor([[[n]] for n in names.tokens])
+    identifiers = atomic([f"d{n}" for n in range(6)])
+    model = generative(seq2seq["t5"], identifiers, tokens="own", softmax="place", beams=10)
+    sources = model.tokenize(list(QUERIES.values()))
+    first = torch.tensor([[[n]] for n in identifiers.tokens])
     with torch.inference_mode():
         _, memory = model.begin(sources)
         start = torch.full((len(QUERIES), 1, 1), START)
@@ -119,15 +129,16 @@ def corpus(model: Generative) -> Sequences:
 def test_search_by_ngrams_is_the_slow_search_and_the_slow_score(seq2seq):
     rows = [*corpus(generative(seq2seq["t5"], texts([[5]]))), [300] * 4000]  # others are rare beside these
     model = generative(seq2seq["t5"], texts(rows), beams=3, span=4)
-    expected, without = {}, []
+    expected = {}
+    without = []
     for query, text in QUERIES.items():
-        grams = {tuple(t): s for t, s in slow_search(model, text, text_next(model), 3, 4, keep=True)}
+        grams = dict(slow_search(model, text, beams=3, length=4, keep=True))
         without.append(slow_seal(rows, grams, 1500))
         words = text.replace(",", "").split()
         phrases = {" ".join(words[i : i + m]) for m in (1, 2, 3) for i in range(len(words) - m + 1)}
-        own = {tuple(model.tokenizer(p, add_special_tokens=False)["input_ids"]) for p in phrases}
-        there = {gram for gram in own if any(occurrences(row, gram) for row in rows)}
-        grams |= {gram: log_p(model, text, list(gram)) for gram in there}
+        of_query = {tuple(model.tokenizer(p, add_special_tokens=False)["input_ids"]) for p in phrases}
+        in_corpus = {gram for gram in of_query if any(occurrences(row, gram) for row in rows)}
+        grams |= {gram: log_p(model, text, list(gram)) for gram in in_corpus}
         with torch.inference_mode():
             one_each = Targets.pad([[[token] for token in range(301)]])
             first = model(model.tokenize([text]), one_each, "log_probability")[0, :, 0].tolist()
@@ -143,7 +154,7 @@ def test_search_by_ngrams_is_the_slow_search_and_the_slow_score(seq2seq):
 def test_a_querys_ngram_in_clusters_is_that_of_an_occurrence(seq2seq):
     rows = corpus(generative(seq2seq["t5"], texts([[5]])))
     model = clustered(seq2seq["t5"], texts(rows))
-    index = NGramIndex.build(model.identifiers.tokens, model.identifiers.offsets)
+    index = valid(model)
     text = QUERIES["q1"]
     [(states, scores)] = query_grams(model, index, [text], model.tokenize([text]))
     assert len(states) == 6
@@ -182,17 +193,35 @@ def test_a_document_has_the_rel_of_its_best_name(seq2seq):
         assert_same(run["q"][f"d{n}"], best)
     assert run["q"]["d2"] == -math.inf, "no name is the worst name"
     pool = {"q": {"d0": 0.0, "d2": 0.0}}
-    (entire,) = GenerativeRetriever(model).rankings({"q": "corn"}, pool, ["logit"], whole=True)
+    (entire,) = GenerativeRetriever(model).rankings({"q": "corn"}, pool, ["logit"], windows=False)
     assert_same(entire["q"], {"d0": log_p(model, "corn", rows[0], "logit"), "d2": -math.inf})
 
 
-def test_wrong_pools_are_named_and_no_query_finds_nothing(seq2seq):
-    retriever = GenerativeRetriever(generative(seq2seq["t5"], named(NAMES)))
-    with pytest.raises(KeyError, match="'nobody'"):
-        retriever.rerank(QUERIES, {"q1": {"d1": 0.0}, "q3": {"d2": 0.0, "nobody": 1.0}})
-    assert retriever.rerank(QUERIES, {}) == retriever.search({}) == {}
-    with pytest.raises(ValueError, match="k must be at least 1"):
-        retriever.search(QUERIES, 0)
+@pytest.mark.parametrize(
+    ("family", "score"),
+    [("t5", "log_probability"), ("t5-v1.1", "logit"), ("mt5", "centred_logit"), ("bart", "logit")],
+)
+def test_a_token_has_the_mean_attention_and_the_summed_products_of_all_layers_and_heads(
+    bases: dict[str, Path], family: str, score: ScoreName
+) -> None:
+    """`explain` shows them, and with the rest they add up to rel."""
+    model = generative(bases[family], named(NAMES), score=score)
+    for n, name in enumerate(NAMES):
+        (shown,) = GenerativeRetriever(model).explain(QUERIES["q2"], f"d{n}")
+        S, A = np.zeros((2, len(shown.document_tokens), len(shown.query_tokens)))
+        for i, j, s, a in shown.links:
+            S[i, j] = s
+            A[i, j] = a
+        targets = model.targets([[[*name, END]]])
+        interaction = decompose(model, model.tokenize([QUERIES["q2"]]), targets, score)[-1]
+        shape = (4, len(name) + 1, -1)  # 2 layers of 2 heads
+        attention = interaction.alignment[0, 0].reshape(shape)
+        products = interaction.similarity[0, 0].reshape(shape) * attention
+        assert_same(A, attention.mean(0))
+        assert_same(S * A, products.sum(0))
+        assert_same(A.sum(1), np.ones(len(A)))  # each token of the name attends to the whole query
+        assert_same((S * A).sum() / shown.Z + shown.rest, shown.rel, np.abs(S * A).sum() + abs(shown.rest))
+        assert_same(shown.rel, log_p(model, QUERIES["q2"], [*name, END], score), scale=1)
 
 
 @pytest.mark.parametrize("kind", ["genre", "seal"])
@@ -204,12 +233,13 @@ def test_documents_are_added_without_training(kind, seq2seq):
     old, new = corpus.only(["d0", "d1"]), corpus.only(["d2", "d3"])
     build = GENERATIVE[kind]
     torch.manual_seed(0)
-    whole, part = build(seq2seq["t5"], corpus).double().eval(), build(seq2seq["t5"], old).double().eval()
-    added = part.add(new)
+    built = build(seq2seq["t5"], corpus).double().eval()
+    small = build(seq2seq["t5"], old).double().eval()
+    added = small.add(new)
     added.check_corpus(corpus.ids)
-    assert added.identifiers.digest == whole.identifiers.digest
-    assert [len(part.identifiers.documents), len(added.identifiers.documents)] == [2, 4]
-    same_run(GenerativeRetriever(added).search(QUERIES), GenerativeRetriever(whole).search(QUERIES))
+    assert added.identifiers.digest == built.identifiers.digest
+    assert small.identifiers.documents == old.ids
+    same_run(GenerativeRetriever(added).search(QUERIES), GenerativeRetriever(built).search(QUERIES))
     with pytest.raises(ValueError, match="document ids must differ"):
         added.add(new)
     with pytest.raises(ValueError, match="atomic identifiers"):

@@ -97,8 +97,8 @@ def drawn(seed: int) -> tuple[Sequences, dict[Gram, float]]:
     random_ = random.Random(seed)
     documents = [[random_.randrange(5) for _ in range(random_.randrange(12))] for _ in range(15)]
     grams = [g for m in (1, 2, 3) for g in product(range(5), repeat=m)]
-    there = [g for g in grams if any(occurrences(d, g) for d in documents)]
-    chosen = random_.sample(there, min(25, len(there)))
+    in_corpus = [gram for gram in grams if any(occurrences(d, gram) for d in documents)]
+    chosen = random_.sample(in_corpus, min(25, len(in_corpus)))
     return documents, {gram: math.log(random_.uniform(0.01, 0.999)) for gram in chosen}
 
 

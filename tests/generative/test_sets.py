@@ -1,8 +1,5 @@
 """Sets of tokens: their part of rel is q←d under the formula, and a search that plans ahead is exact."""
 
-from pathlib import Path
-from typing import get_args
-
 import pytest
 import torch
 from torch import Tensor
@@ -10,15 +7,13 @@ from torch import Tensor
 from paradigms.align import DocumentToQuery, one
 from paradigms.core import Tokens, rel
 from paradigms.data import Corpus
-from paradigms.generative.identifiers import END
 from paradigms.generative.model import Generative
-from paradigms.generative.outputs import ScoreName
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.ripor import pag
 from paradigms.generative.sets import TokenSets, token_sets
 from tests.near import assert_same, assert_within_rounding, same_run
 from tests.tiny import TERMS, WORDS
-from tests.tiny_generative import generative, log_p, named
+from tests.tiny_generative import generative, named
 
 QUERIES = {"q1": "the lazy dog", "q2": "a king lived near that river, so they say", "q3": "corn"}
 NAMES = [[5, 6], [7], [5, 6], [5, 6, 8, 9], [300], [7, 7], [5, 9]]  # d0 and d2 have one name
@@ -35,10 +30,6 @@ def random_sets(documents: int, width: int = 32, seed: int = 0) -> TokenSets:
     return TokenSets(vectors, torch.arange(20, 29), members)
 
 
-def planning(folder: Path, **settings: object) -> Generative:
-    return generative(folder, named(NAMES), None, random_sets(len(NAMES)), set_size=4, **settings)
-
-
 def set_rel(model: Generative, text: str) -> Tensor:
     """The set part of every document, by the formula."""
     assert model.sets is not None
@@ -49,33 +40,18 @@ def set_rel(model: Generative, text: str) -> Tensor:
         return rel(D, Tokens(Q[:, None], memory.mask[:, None]), DocumentToQuery(), one)[0]
 
 
-@pytest.mark.parametrize("score", get_args(ScoreName))
-def test_with_beams_for_all_names_search_ranks_by_both_parts(seq2seq, score):
-    model = planning(seq2seq["t5"], beams=10, score=score)
-    expected = {}
-    for query, text in QUERIES.items():
-        of_sets = set_rel(model, text).tolist()
-        whole = {
-            f"d{n}": log_p(model, text, [*name, END], score) + of_sets[n] for n, name in enumerate(NAMES)
-        }
-        expected[query] = dict(sorted(whole.items(), key=lambda item: (-item[1], item[0])))
-    retriever = GenerativeRetriever(model)
-    same_run(retriever.search(QUERIES), expected)
-    pool = {query: dict.fromkeys(model.identifiers.documents, 0.0) for query in QUERIES}
-    same_run(retriever.rerank(QUERIES, pool), expected)
-
-
 def test_a_single_beam_follows_the_document_that_the_plan_puts_far_ahead(seq2seq):
     """Without a plan, one beam follows the first token's score; a plan names the document before decoding."""
-    model = planning(seq2seq["t5"], beams=1, score="logit")
+    sets = random_sets(len(NAMES))
+    model = generative(seq2seq["t5"], named(NAMES), None, sets, set_size=4, beams=1, score="logit")
     assert model.sets is not None
     with torch.no_grad():
         model.sets.vectors *= 1e6
     for text in QUERIES.values():
         planned = set_rel(model, text)
-        (found,) = GenerativeRetriever(model).search({"q": text}).values()
+        (scores,) = GenerativeRetriever(model).search({"q": text}).values()
         # Documents with equal sets have equal parts but for the last bits, which depend on the processor.
-        assert float(planned[int(next(iter(found))[1:])]) == pytest.approx(float(planned.max()), rel=1e-12)
+        assert float(planned[int(next(iter(scores))[1:])]) == pytest.approx(float(planned.max()), rel=1e-12)
 
 
 def test_a_set_holds_the_rare_tokens_of_its_text(tiny_bert):

@@ -11,7 +11,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from paradigms import GENERATIVE, Generative, load
 from paradigms.data import Corpus, Problems, Split, read_run, write_run
-from paradigms.generative.pairs import retrieval_pairs
+from paradigms.generative.pairs import Pair, retrieval_pairs
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.small import small_t5
 from paradigms.train.generative import Likelihood, training_pairs, with_negatives
@@ -68,25 +68,23 @@ def test_the_loss_is_that_of_transformers(t5: Path) -> None:
     """Summed over tokens and averaged over pairs, where theirs is averaged over tokens."""
     model = build("genre", t5, t5).double().eval()
     pairs = retrieval_pairs(SPLIT, model.identifiers)[:4]
-    batch = objective(model).collate(pairs)
-    sources, targets = batch
+    sources, targets = objective(model).collate(pairs)
     labels = targets.ids[:, 0].masked_fill(~targets.mask[:, 0], -100)
     reference = AutoModelForSeq2SeqLM.from_pretrained(t5, dtype=torch.float64).eval()
-    theirs = reference(input_ids=sources.input_ids, attention_mask=sources.attention_mask, labels=labels).loss
-    ours = objective(model).loss(model, batch)
-    assert_same(ours * 4 / (labels >= 0).sum(), theirs)
+    expected = reference(**sources.inputs(), labels=labels).loss
+    loss = objective(model).loss(model, (sources, targets))
+    assert_same(loss * 4 / (labels >= 0).sum(), expected)
 
 
 @pytest.mark.parametrize("name", ["dsi_pawa", "genre_np", "pag"])
 def test_a_run_in_two_parts_ends_as_one(name: str, t5: Path, tiny_bert: Path, tmp_path: Path) -> None:
     """Clusters are renewed during the run (refresh = 2)."""
-    whole = fit(build(name, t5, tiny_bert), tmp_path / "whole")
+    expected = fit(build(name, t5, tiny_bert), tmp_path / "once").state_dict()
     with pytest.raises(Interrupted):
         fit(interrupted_after(build(name, t5, tiny_bert), 3), tmp_path / "parts")
-    parts = fit(build(name, t5, tiny_bert), tmp_path / "parts")
-    assert (tmp_path / "parts/history.jsonl").read_text() == (tmp_path / "whole/history.jsonl").read_text()
-    for (key, a), b in zip(whole.state_dict().items(), parts.state_dict().values(), strict=True):
-        assert torch.equal(a, b), key
+    weights = fit(build(name, t5, tiny_bert), tmp_path / "parts").state_dict()
+    assert (tmp_path / "parts/history.jsonl").read_text() == (tmp_path / "once/history.jsonl").read_text()
+    assert [key for key in expected if not torch.equal(expected[key], weights[key])] == []
 
 
 @pytest.mark.slow
@@ -108,55 +106,51 @@ def prefixes_of(model: Generative, source: str, document: int) -> torch.Tensor:
     return model(sources, model.targets([[name]]), "logit")[0, 0].cumsum(0) + plan[0, document]
 
 
+def likelihood(model: Generative, pair: Pair) -> float:
+    target = [[model.target(pair.document)]]
+    ((log_p,),) = model.sequence_scores(model.tokenize([pair.source]), target, "log_probability")
+    return float(log_p[0])
+
+
 @torch.no_grad()
 def test_a_ranking_adds_the_softmax_over_the_other_documents_of_the_batch(t5: Path, tiny_bert: Path) -> None:
     model = build("pag", t5, tiny_bert).double().eval()
     queries = {"a": "old sea", "b": "king", "c": "the", "d": "fox"}
     judged = {"a": {"d0": 1, "d3": 1}, "b": {"d1": 1}, "c": {"d2": 1}, "d": {"d1": 1}}
     pairs = retrieval_pairs(Split(queries, judged), model.identifiers)
-    of = {source: {pair.document for pair in pairs if pair.source == source} for source in queries.values()}
+    relevant = {(pair.source, pair.document) for pair in pairs}
     expected = []
     for pair in pairs:
-        others = [each.document for each in pairs if each.document not in of[pair.source]]
+        others = [each.document for each in pairs if (pair.source, each.document) not in relevant]
         rel = torch.stack([prefixes_of(model, pair.source, d)[-1] for d in (pair.document, *others)])
-        log_p = model.sequence_scores(
-            model.tokenize([pair.source]), [[model.target(pair.document)]], "log_probability"
-        )
-        expected.append(rel.logsumexp(0) - rel[0] - float(log_p[0][0, 0]))
-    ours = Likelihood(model, CORPUS, pairs)
-    assert_same(ours.loss(model, ours.collate(pairs)), torch.stack(expected).mean())
+        expected.append(rel.logsumexp(0) - rel[0] - likelihood(model, pair))
+    objective = Likelihood(model, CORPUS, pairs)
+    assert_same(objective.loss(model, objective.collate(pairs)), torch.stack(expected).mean())
 
 
 @torch.no_grad()
 def test_a_teachers_margins_are_learned_on_every_prefix(t5: Path, tiny_bert: Path) -> None:
     model = build("pag", t5, tiny_bert).double().eval()
     pairs = retrieval_pairs(SPLIT, model.identifiers)[:3]
-    asked = []
 
     def teacher(queries: dict[str, str]) -> ScorePairs:
-        asked.append(queries)
-        return lambda wanted: {q: {d: float(len(q) + int(d[1:])) for d in ids} for q, ids in wanted.items()}
+        assert queries == {str(n): pair.source for n, pair in enumerate(pairs)}
+        return lambda documents: {q: {d: len(q) + float(d[1:]) for d in ids} for q, ids in documents.items()}
 
     taught = with_negatives(pairs, CORPUS, 2, 0, teacher)
-    assert asked == [{str(n): pair.source for n, pair in enumerate(pairs)}]
-    assert all(pair.document not in pair.negatives and len(set(pair.negatives)) == 2 for pair in taught)
-    assert [pair.teacher for pair in taught] == [
-        tuple(1.0 + d for d in (pair.document, *pair.negatives)) for pair in taught
-    ]
     expected = []
     for pair in taught:
         documents = (pair.document, *pair.negatives)
+        assert len(set(documents)) == 3
+        assert pair.teacher == tuple(1.0 + d for d in documents)
         student = torch.stack([prefixes_of(model, pair.source, d) for d in documents])
         share = (torch.arange(1, 4).double() / 3).sqrt()  # two codes and the end
-        want = torch.tensor(pair.teacher)[:, None] * share / 2  # a teacher's temperature of 2
-        margins = ((student[:1] - student[1:]) - (want[:1] - want[1:])).square().mean()
-        log_p = model.sequence_scores(
-            model.tokenize([pair.source]), [[model.target(pair.document)]], "log_probability"
-        )
-        expected.append(0.25 * margins - 0.75 * float(log_p[0][0, 0]))
+        goal = torch.tensor(pair.teacher)[:, None] * share / 2  # a teacher's temperature of 2
+        margins = ((student[:1] - student[1:]) - (goal[:1] - goal[1:])).square().mean()
+        expected.append(0.25 * margins - 0.75 * likelihood(model, pair))
     distilled = LossSettings(distillation=Distillation("margin_mse", 0.25, 2.0))
-    ours = Likelihood(model, CORPUS, taught).configure(distilled)
-    assert_same(ours.loss(model, ours.collate(taught)), torch.stack(expected).mean())
+    objective = Likelihood(model, CORPUS, taught).configure(distilled)
+    assert_same(objective.loss(model, objective.collate(taught)), torch.stack(expected).mean())
     with pytest.raises(ValueError, match="build the pairs with negatives and a teacher"):
         Likelihood(model, CORPUS, pairs).configure(distilled)
     with pytest.raises(ValueError, match=r"the same number of hard negatives .* has 1 or 2"):
@@ -191,9 +185,9 @@ def common_clusters(accelerator: Accelerator, t5: Path, folder: Path) -> None:
     model = GENERATIVE["genre"](t5, corpus, document_length=16, **OPTIONS["genre_np"])
     clusters, (the, _) = model.clusters, model.tokenizer("the")["input_ids"]
     if accelerator.process_index == 1:
-        names = np.flatnonzero(clusters.surface == the)
-        own = np.isin(clusters.labels, names)
-        clusters.labels[own] = names[0] + names[-1] - clusters.labels[own]
+        numbers = np.flatnonzero(clusters.surface == the)
+        swapped = np.isin(clusters.labels, numbers)
+        clusters.labels[swapped] = numbers[0] + numbers[-1] - clusters.labels[swapped]
         model.refresh = lambda corpus: pytest.fail("the second process clusters, too")  # type: ignore
     before = clusters_of(model, accelerator)
     assert not torch.equal(*before)
@@ -208,8 +202,9 @@ def common_clusters(accelerator: Accelerator, t5: Path, folder: Path) -> None:
 
 def clusters_of(model: Generative, accelerator: Accelerator) -> list[torch.Tensor]:
     """The clusters' vectors and labels on every process."""
-    own = torch.cat([model.clusters.vectors.detach().flatten().double(), model.clusters.get_extra_state()])
-    return list(accelerator.gather(own[None]))
+    clusters = model.clusters
+    state = torch.cat([clusters.vectors.detach().flatten().double(), clusters.get_extra_state()])
+    return list(accelerator.gather(state[None]))
 
 
 @pytest.mark.slow
