@@ -32,7 +32,7 @@ from paradigms.io.terminal import shown
 from paradigms.train.examples import draw
 from paradigms.train.fit import dev_measure, training_splits
 from paradigms.train.loop import Dev, TrainingSettings, train
-from paradigms.train.losses import LossSettings, Objective, candidate_count, contrastive
+from paradigms.train.losses import Objective, candidate_count, contrastive
 from paradigms.train.negatives import NEGATIVES_DEPTH, ScorePairs, pair_scores, teacher_scores
 from paradigms.train.parallel import by_main
 from paradigms.train.states import STATES, add_states, deleted_after, used_examples
@@ -80,15 +80,6 @@ class Likelihood(Objective):
         self.relevant: dict[str, set[int]] = {}  # source -> documents that any pair gives it
         for pair in pairs if self.ranks else ():
             self.relevant.setdefault(pair.source, set()).add(self._first(pair.document))
-
-    def configure(self, settings: LossSettings) -> Objective:
-        if settings.distillation is not None and not all(
-            pair.negatives and len(pair.teacher) == 1 + len(pair.negatives) for pair in self.examples
-        ):
-            raise ValueError(
-                f"{self.model.name} learns a teacher's scores: build the pairs with negatives and a teacher"
-            )
-        return super().configure(settings)
 
     def without_negatives(self, batches: Sequence[Sequence[Pair]]) -> int:
         return sum(

@@ -29,6 +29,7 @@ from paradigms.io.checks import Range
 from paradigms.io.progress import progress_bar
 from paradigms.train.checkpoints import append_history, checkpoint_folder
 from paradigms.train.losses import AtLeast0, AtLeast1, LossSettings, Objective, Positive, PositiveOrNone
+from paradigms.train.order import mixed_batches
 from paradigms.train.parallel import (
     adapted,
     by_main,
@@ -261,7 +262,8 @@ class _Run:
 
     def _batches(self, start: int) -> Iterator[Any]:
         s = self.settings
-        positions = self.objective.batches(
+        positions = mixed_batches(
+            *self.objective.collections(),
             s.batch_size,
             s.steps,
             start=start,
@@ -293,8 +295,6 @@ class _Run:
         # The mean over processes, so that all stop together; otherwise the others would wait.
         told = torch.stack([loss.detach(), loss.new_full((), self.terminated)])
         mean, ending = self.accelerator.reduce(told, "mean")
-        if self.waits:
-            self._check(step, "loss", float(mean))
         self.accelerator.backward(loss)
         norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm)
         self.unread.append((step, mean, gathered(norm), ending))
@@ -333,19 +333,14 @@ class _Run:
         values = torch.stack([at_least_float32(value) for _, *row in unread for value in row]).view(-1, 3)
         for (step, *_), (loss, norm, ending) in zip(unread, values.tolist(), strict=True):
             self.ending = self.ending or ending > 0
-            self._check(step, "loss", loss)
-            if self.accelerator.scaler is None:
-                self._check(step, "gradient's norm", norm)
+            for name, value in (("loss", loss), ("gradient's norm", norm)):
+                if not math.isfinite(value) and (name == "loss" or self.accelerator.scaler is None):
+                    raise FloatingPointError(
+                        f"the {name} is {value} at step {step + 1}; the checkpoint before it is kept. A "
+                        "smaller learning_rate, a larger temperature or precision 'no' usually helps"
+                    )
             self.loss = loss
             self.norm = norm
-
-    @staticmethod
-    def _check(step: int, name: str, value: float) -> None:
-        if not math.isfinite(value):
-            raise FloatingPointError(
-                f"the {name} is {value} at step {step + 1}; the checkpoint before it is kept. A smaller "
-                "learning_rate, a larger temperature or precision 'no' usually helps"
-            )
 
     def finish(self, done: int, began: float) -> None:
         """Measure and save the state after `done` steps, if due. Raises `Paused` at the time limit.
@@ -451,7 +446,7 @@ def _check_negatives(objective: Objective, s: TrainingSettings, accelerator: Acc
     together = size * accelerator.num_processes
     batches = min(s.steps, max(1, len(objective.examples) // together), CHECKED)
     alone = 0
-    for positions in objective.batches(together, batches, seed=s.seed):
+    for positions in mixed_batches(*objective.collections(), together, batches, seed=s.seed):
         examples = [objective.examples[n] for n in positions]
         alone += objective.without_negatives([examples[n : n + size] for n in range(0, together, size)])
     if not alone:

@@ -11,6 +11,7 @@ leaves out documents that another model scores highly.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -67,11 +68,7 @@ class SharedBM25:
     """
 
     def __init__(
-        self,
-        corpus: Corpus,
-        folder: Path,
-        accelerator: Accelerator | PartialState,
-        ngrams: int = 1,
+        self, corpus: Corpus, folder: Path, accelerator: Accelerator | PartialState, ngrams: int = 1
     ) -> None:
         self.corpus = corpus
         self.ngrams = ngrams
@@ -90,15 +87,13 @@ class SharedBM25:
 
     def index(self) -> BM25:
         """Return the index. Every process calls this."""
+        build = partial(BM25, self.corpus, ngrams=self.ngrams, progress=True)
         if self.bm25 is None and self.accelerator.num_processes == 1:
-            self.bm25 = self._built()
+            self.bm25 = build()
         elif self.bm25 is None:
-            by_main(lambda: self._built().save(self.folder), self.accelerator)
+            by_main(lambda: build().save(self.folder), self.accelerator)
             self.bm25 = BM25.load(self.folder, self.corpus, just_saved=True)
         return self.bm25
-
-    def _built(self) -> BM25:
-        return BM25(self.corpus, ngrams=self.ngrams, progress=True)
 
     def search(self, queries: Mapping[str, str], k: int) -> Run:
         """Find the k best documents for each query. Every process calls this and receives the run."""

@@ -69,10 +69,6 @@ def prepare(
         layer.gradient_checkpointing = recompute  # type: ignore[assignment]
         layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)  # type: ignore[assignment]
     if not sharded():
-        if gathered_weights != "float32":
-            raise ValueError(
-                "gathered_weights is a setting of shards: launch with fsdp.yaml, or leave it out"
-            )
         unwrap(paradigm, accelerator)  # an earlier run that failed may have left it wrapped
         for layer in adapted(paradigm) if adapted_weights == "bf16" else ():
             layer.to(torch.bfloat16)

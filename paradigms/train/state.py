@@ -39,15 +39,7 @@ from paradigms.train.checkpoints import (
     newest_checkpoint,
     remove_checkpoints,
 )
-from paradigms.train.parallel import (
-    by_each,
-    by_main,
-    fill,
-    folder_by_main,
-    from_main,
-    gathered,
-    own_rows,
-)
+from paradigms.train.parallel import by_each, by_main, fill, folder_by_main, from_main, gathered, own_rows
 from paradigms.trainable import Trainable
 
 # --- what must match to resume ----------------------------------------------------------------------------

@@ -48,6 +48,10 @@ def test_equal_texts_are_one_query_and_one_document():
     with pytest.raises(ValueError, match="query 'q1': 4 different documents hold no 3 negatives"):
         build_examples(CORPUS, SPLIT, {}, 3)  # two documents are left, as a copy is no other document
     assert {n for e in build_examples(CORPUS, SPLIT, {}, 2) for n in e.negatives} <= {0, 1, 3, 4}
+    with pytest.raises(ValueError, match="no run to mine them from"):
+        build_examples(CORPUS, SPLIT, None, 1)
+    with pytest.raises(ValueError, match="no relevant document"):
+        build_examples(CORPUS, Split({"q": "x"}, {"q": {"b": 0}}))
 
 
 def test_a_query_that_is_a_document_is_not_its_own_negative():
@@ -63,7 +67,11 @@ def test_teachers_and_filters_score_equal_texts_once():
         "q2": {"b": 8.0, "d": 8.5},
         "q3": {"d": 5.0, "C": 1.0, "e": 4.9},
     }
-    taught = build_examples(CORPUS, SPLIT, RUN, 2, teacher=lambda wanted: scores)
+    asked = []
+    taught = build_examples(CORPUS, SPLIT, RUN, 2, teacher=lambda pairs: asked.append(pairs) or scores)
+    assert [{query: sorted(documents) for query, documents in pairs.items()} for pairs in asked] == [
+        {"q1": ["a", "b", "d", "e"], "q3": ["a", "d", "e"]}
+    ]
     known = [{0: 9.0, 1: 8.0, 3: 8.5, 4: 2.0}] * 2 + [{3: 5.0, 0: 1.0, 4: 4.9}]
     for example, values in zip(taught, known, strict=True):
         assert example.teacher == tuple(values[p] for p in (example.positive, *example.negatives))

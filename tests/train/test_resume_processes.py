@@ -8,15 +8,13 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from paradigms.train import loop, state
 from paradigms.train.checkpoints import checkpoint_steps, newest_checkpoint
 from paradigms.train.contrastive import Contrastive
-from tests.forks import Fork, fork, fork_group
+from tests.forks import Fork, fork_group
 from tests.train.test_resume import Trap, at, go, kill, same
 
 pytestmark = pytest.mark.slow
@@ -51,17 +49,6 @@ def in_save(objective: Contrastive, folder: Path) -> None:
         at(state, "write_manifest", 2, kill)
 
 
-def killed_beside_a_busy_one(objective: Contrastive, folder: Path) -> None:
-    """The second process is killed while the first computes alone and so notices no lost connection."""
-
-    def told() -> None:
-        (folder / "killed").write_text(str(time.time()))
-        kill()
-
-    of_process(0, partial(time.sleep, 10 * SOON), 4, objective, folder)
-    of_process(1, told, 4, objective, folder)
-
-
 def terminate() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -91,14 +78,6 @@ def test_a_step_waits_for_minutes_not_for_days(tiny_bert: Path, tmp_path: Path) 
     (first, one), (_, _) = ended(start(tiny_bert, tmp_path / "run", hanging))
     assert first == 1
     assert "Timed out" in one
-
-
-def launch(backbone: Path, folder: Path) -> None:
-    """Start the processes as torchrun does."""
-    how: Any = {"max_restarts": 0, "monitor_interval": 0.1, "run_id": "resume", "start_method": "fork"}
-    meeting: Any = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
-    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2, **how, **meeting)
-    elastic_launch(config, half)(backbone, folder, killed_beside_a_busy_one)
 
 
 @pytest.fixture(scope="module")
@@ -143,12 +122,3 @@ def test_an_error_of_one_process_ends_both(tiny_bert: Path, tmp_path: Path) -> N
     assert last.endswith("ValueError: no such passage")
     assert "Connection" in one.splitlines()[-1]
     assert newest_checkpoint(tmp_path / "run") == 4
-
-
-def test_a_launcher_ends_a_process_that_has_not_noticed(tiny_bert: Path, tmp_path: Path) -> None:
-    code, said = fork(tmp_path / "log", launch, tiny_bert, tmp_path / "run", **CPU).ended()
-    ended = time.time()
-    assert code == 1
-    assert "SIGKILL" in said
-    assert ended - float((tmp_path / "run" / "killed").read_text()) < SOON
-    assert newest_checkpoint(tmp_path / "run") == 2

@@ -101,27 +101,6 @@ def test_suspects_are_no_negatives_of_any_kind_and_are_counted() -> None:
     assert problems.examples["hard negative that may be relevant (left out)"][0] == "q -> d2"
 
 
-def test_examples_carry_the_teachers_scores_of_their_documents() -> None:
-    complete: Run = {q: {d: 10.0 * n + len(q) for n, d in enumerate(CORPUS.ids)} for q in RANKED}
-    asked: list[Any] = []
-
-    def teacher(wanted: Any) -> Run:
-        asked.append(wanted)
-        return complete
-
-    examples = build_examples(CORPUS, SPLIT, RANKED, 3, depth=8, teacher=teacher)
-    for example in examples:
-        assert example.teacher == tuple(10.0 * p + 1 for p in (example.positive, *example.negatives))
-    (wanted,) = asked
-    drawn = {p for e in examples[:2] for p in (e.positive, *e.negatives)}
-    assert set(wanted["q"]) == ids(tuple(drawn))
-    assert len(wanted["q"]) == len(drawn)  # what two examples share is asked for once
-    bare = build_examples(CORPUS, SPLIT, RANKED, 3, depth=8)
-    assert [(e.query, e.positive, e.negatives) for e in examples] == [
-        (e.query, e.positive, e.negatives) for e in bare
-    ]
-
-
 def test_a_pair_without_a_score_is_named() -> None:
     complete: Run = {q: {d: float(SPLIT.judgements[q].get(d, 0)) for d in CORPUS.ids} for q in RANKED}
     for query, document, score, message in (
