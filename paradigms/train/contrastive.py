@@ -60,16 +60,8 @@ class Contrastive(Objective):
 
     The loss also includes γ · mean u, where γ is the encoder's `salience_l1`, SPLADE's sparsity term
     (`SpladeSettings`), which rises over the first third of the steps, and the losses of BGE-M3's parts
-    (`bge_m3`). distillation: a loss combined with the first term, over each query's positive and hard
-    negatives. chunk: as in `batches.in_parts`. in_batch: whether other queries' documents are negatives. If
-    not, only the query's hard negatives count, as in ColBERTv1 (Khattab and Zaharia 2020, §3.4). matryoshka:
-    numbers h′ < h; for each, the loss on the first h′ coordinates, renormalised, is added to the loss on all
-    coordinates (Kusupati et al. 2022, arXiv:2205.13147, Eq. 1 with weights 1). reductions: for each, the loss
-    on documents with fewer tokens is added. pool=4 trains vectors that an index will cluster (CRISP, Veneroso
-    et al. 2025, arXiv:2505.11471), and several numbers are nested, as in MetaEmbed (arXiv:2509.18095).
-    coded_bits: bits per dimension of the codes that replace document vectors (`straight_through`). Only
-    encoders use mixed precision: rel, softmax and loss are float32. prompts: texts before each query and each
-    document, besides the encoder's.
+    (`bge_m3`). Only encoders use mixed precision: rel, softmax and loss are float32. prompts: texts before
+    each query and each document, besides the encoder's.
     """
 
     reads = tuple(field.name for field in fields(LossSettings))
@@ -90,14 +82,15 @@ class Contrastive(Objective):
     def configure(self, settings: LossSettings) -> Objective:
         encoder = self.model.encoder
         shorter = settings.matryoshka
-        joined = encoder.settings.pooled_dim or isinstance(encoder.settings, BgeM3Settings)
-        if shorter and (max(shorter) >= encoder.dim or joined):
+        has_pooled = encoder.settings.pooled_dim or isinstance(encoder.settings, BgeM3Settings)
+        if shorter and (max(shorter) >= encoder.dim or has_pooled):
             raise ValueError(
                 f"matryoshka={shorter} must be below the {encoder.dim} dimensions of {self.model.name}, and "
                 "not of vectors that a pooled one joins"
             )
-        whole = encoder.settings.document_vectors == "pooled" or "ids" in self.model.recipe.align.reads
-        if settings.reductions and (whole or joined):
+        single = encoder.settings.document_vectors == "pooled"
+        reads_ids = "ids" in self.model.recipe.align.reads
+        if settings.reductions and (single or reads_ids or has_pooled):
             raise ValueError(
                 f"reductions need several vectors of one kind per document, without ids; {self.model.name} "
                 "has others"

@@ -94,12 +94,12 @@ class Likelihood(Objective):
         Other documents of the same source and their copies are replaced by the pair's own, which `ranking`
         excludes.
         """
-        own = [pair.document for pair in batch]
-        around = [(own[n + 1 :] + own[:n])[:NEGATIVES] for n in range(len(own))]
+        positives = [pair.document for pair in batch]
+        in_batch = [(positives[n + 1 :] + positives[:n])[:NEGATIVES] for n in range(len(positives))]
         return [
             list(pair.negatives)
             or [pair.document if self._first(d) in self.relevant[pair.source] else d for d in others]
-            for pair, others in zip(batch, around, strict=True)
+            for pair, others in zip(batch, in_batch, strict=True)
         ]
 
     def collate(self, examples: list[Pair]) -> Pairs:

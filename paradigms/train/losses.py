@@ -128,13 +128,18 @@ class Distillation:
 class LossSettings:
     """Settings of a loss. `TrainingSettings` inherits them, and `train` gives them to the objective."""
 
-    chunk: AtLeast0 = 0  # texts per part with cached gradients, for batches of any size; 0 = no caching
+    # texts per part with cached gradients (`batches.in_parts`), for batches of any size; 0 = no caching
+    chunk: AtLeast0 = 0
     score_bytes: AtLeast1 = 1 << 30  # bound of what in-batch scoring keeps (`in_batch_rel`)
     temperature: PositiveOrNone = None  # τ; None = the paradigm's τ
-    in_batch: bool = True  # whether other queries' documents are also negatives
-    matryoshka: list[int] = field(default_factory=list)  # numbers of first coordinates whose losses are added
-    # Dataclasses that are functions of D, such as `store.pruning.TokenReduction`; for each, the loss on these
-    # documents is added.
+    # whether other queries' documents are negatives, unlike in ColBERTv1 (Khattab and Zaharia 2020, §3.4)
+    in_batch: bool = True
+    # Numbers h′ < h: the losses on the first h′ coordinates, renormalised, are added (Kusupati et al. 2022,
+    # arXiv:2205.13147, Eq. 1 with weights 1).
+    matryoshka: list[int] = field(default_factory=list)
+    # Dataclasses that are functions of D, such as `store.pruning.TokenReduction`; the losses on these
+    # documents are added. pool=4 trains vectors that an index will cluster (CRISP, Veneroso et al. 2025,
+    # arXiv:2505.11471); several numbers are nested, as in MetaEmbed (arXiv:2509.18095).
     reductions: list[Callable[[Tokens], Tokens]] = field(default_factory=list)
     # Train with documents coded as a compressed index of so many bits codes them
     # (`contrastive.straight_through`); 0 = uncoded.

@@ -67,19 +67,19 @@ def test_teachers_and_filters_score_equal_texts_once():
         "q2": {"b": 8.0, "d": 8.5},
         "q3": {"d": 5.0, "C": 1.0, "e": 4.9},
     }
-    asked = []
-    taught = build_examples(CORPUS, SPLIT, RUN, 2, teacher=lambda pairs: asked.append(pairs) or scores)
-    assert [{query: sorted(documents) for query, documents in pairs.items()} for pairs in asked] == [
+    requests = []
+    taught = build_examples(CORPUS, SPLIT, RUN, 2, teacher=lambda pairs: requests.append(pairs) or scores)
+    assert [{query: sorted(documents) for query, documents in pairs.items()} for pairs in requests] == [
         {"q1": ["a", "b", "d", "e"], "q3": ["a", "d", "e"]}
     ]
-    known = [{0: 9.0, 1: 8.0, 3: 8.5, 4: 2.0}] * 2 + [{3: 5.0, 0: 1.0, 4: 4.9}]
-    for example, values in zip(taught, known, strict=True):
+    expected = [{0: 9.0, 1: 8.0, 3: 8.5, 4: 2.0}] * 2 + [{3: 5.0, 0: 1.0, 4: 4.9}]
+    for example, values in zip(taught, expected, strict=True):
         assert example.teacher == tuple(values[p] for p in (example.positive, *example.negatives))
     problems = Problems()
     suspects = FalseNegatives(lambda wanted: scores, margin=0.6)
-    kept = build_examples(CORPUS, SPLIT, RUN, 1, suspects=suspects, problems=problems)
-    assert [e.relevant for e in kept] == [(0, 1, 3), (0, 1, 3), (3, 4)]
-    assert [e.negatives for e in kept] == [(4,), (4,), (0,)]
+    filtered = build_examples(CORPUS, SPLIT, RUN, 1, suspects=suspects, problems=problems)
+    assert [e.relevant for e in filtered] == [(0, 1, 3), (0, 1, 3), (3, 4)]
+    assert [e.negatives for e in filtered] == [(4,), (4,), (0,)]
 
 
 @pytest.mark.parametrize("name", ["dpr", "xtr"])
@@ -109,8 +109,8 @@ def test_a_pool_of_tokens_has_each_document_once(tiny_bert: Path):
     pool = [4, 3, 3, 0, 0, 1]  # positives, then each query's negatives
     scores = scores[:, [documents.index(p) for p in pool]]
     excluded = torch.tensor([[p in e.relevant for p in pool] for e in examples])
-    want = contrastive(scores, torch.tensor([0, 1]), excluded, model.recipe.temperature)
-    assert_same(objective.loss(model, objective.collate(examples)), want)
+    expected = contrastive(scores, torch.tensor([0, 1]), excluded, model.recipe.temperature)
+    assert_same(objective.loss(model, objective.collate(examples)), expected)
 
 
 def test_generative_pairs_have_no_copies_as_negatives():
