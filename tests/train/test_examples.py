@@ -76,7 +76,7 @@ def test_teachers_and_filters_score_equal_texts_once():
     for example, values in zip(taught, expected, strict=True):
         assert example.teacher == tuple(values[p] for p in (example.positive, *example.negatives))
     problems = Problems()
-    suspects = FalseNegatives(lambda wanted: scores, margin=0.6)
+    suspects = FalseNegatives(lambda pairs: scores, margin=0.6)
     filtered = build_examples(CORPUS, SPLIT, RUN, 1, suspects=suspects, problems=problems)
     assert [e.relevant for e in filtered] == [(0, 1, 3), (0, 1, 3), (3, 4)]
     assert [e.negatives for e in filtered] == [(4,), (4,), (0,)]

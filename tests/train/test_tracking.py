@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
 
 from paradigms.io.command_line import folder_name
 from paradigms.io.files import locked
@@ -18,21 +17,11 @@ from paradigms.train import launcher, script
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The arguments that `begin` passes to the Accelerator, without creating one; "device" is its device."""
-    recorded: dict[str, Any] = {"device": "cpu"}
-
-    class Recorder(Accelerator):
-        is_main_process, mixed_precision = True, "no"
-
-        def __init__(self, **options: Any) -> None:
-            recorded.update(options)
-
-        @property
-        def device(self) -> torch.device:
-            return torch.device(recorded["device"])
-
-    monkeypatch.setattr(script, "Accelerator", Recorder)
-    monkeypatch.setattr(script, "lock_output", lambda *recorded: None)
+    """The arguments that `begin` passes to the Accelerator, without creating one."""
+    recorded: dict[str, Any] = {}
+    stub = SimpleNamespace(is_main_process=True, mixed_precision="no", device=torch.device("cpu"))
+    monkeypatch.setattr(script, "Accelerator", lambda **options: recorded.update(options) or stub)
+    monkeypatch.setattr(script, "lock_output", lambda *arguments: None)
     return recorded
 
 
@@ -43,14 +32,15 @@ class Settings:
     tracker: str = "none"
 
 
-def test_fp16_on_a_processor_ends_with_a_line(recorded: dict[str, Any]) -> None:
+@pytest.mark.usefixtures("recorded")
+def test_fp16_on_a_processor_ends_with_a_line() -> None:
     with pytest.raises(SystemExit, match="fp16 needs a GPU"):
         script.begin(Settings(precision="fp16"))
 
 
 def test_a_run_of_wandb_is_joined_by_the_process_alone_that_holds_the_folder(tmp_path, monkeypatch):
     joined: list[Path] = []
-    monkeypatch.setattr(script, "start_wandb", lambda *recorded: joined.append(recorded[-1]))
+    monkeypatch.setattr(script, "start_wandb", lambda *arguments: joined.append(arguments[-1]))
     settings = Settings(str(tmp_path), tracker="wandb")
     with locked(tmp_path), pytest.raises(SystemExit, match=f"{tmp_path} is being written by another process"):
         script.begin(settings)
