@@ -1,7 +1,8 @@
 """−(1/b) Σ log softmax(rel/τ)[positive] over all processes' negatives, or over the query's own negatives."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -59,28 +60,11 @@ class Contrastive(Objective):
 
     The loss also includes γ · mean u, where γ is the encoder's `salience_l1`, SPLADE's sparsity term
     (`SpladeSettings`), which rises over the first third of the steps, and the losses of BGE-M3's parts
-    (`bge_m3`). distillation: a loss combined with the first term, over each query's positive and hard
-    negatives. chunk: as in `batches.in_parts`. in_batch: whether other queries' documents are negatives. If
-    not, only the query's hard negatives count, as in ColBERTv1 (Khattab and Zaharia 2020, §3.4). matryoshka:
-    numbers h′ < h; for each, the loss on the first h′ coordinates, renormalised, is added to the loss on all
-    coordinates (Kusupati et al. 2022, arXiv:2205.13147, Eq. 1 with weights 1). reductions: for each, the loss
-    on documents with fewer tokens is added. pool=4 trains vectors that an index will cluster (CRISP, Veneroso
-    et al. 2025, arXiv:2505.11471), and several numbers are nested, as in MetaEmbed (arXiv:2509.18095).
-    coded_bits: bits per dimension of the codes that replace document vectors (`straight_through`). Only
-    encoders use mixed precision: rel, softmax and loss are float32. prompts: texts before each query and each
-    document, besides the encoder's.
+    (`bge_m3`). Only encoders use mixed precision: rel, softmax and loss are float32. prompts: texts before
+    each query and each document, besides the encoder's.
     """
 
-    reads = (
-        "chunk",
-        "score_bytes",
-        "temperature",
-        "in_batch",
-        "matryoshka",
-        "reductions",
-        "coded_bits",
-        "distillation",
-    )
+    reads = tuple(field.name for field in fields(LossSettings))
 
     def __init__(
         self,
@@ -98,20 +82,21 @@ class Contrastive(Objective):
     def configure(self, settings: LossSettings) -> Objective:
         encoder = self.model.encoder
         shorter = settings.matryoshka
-        joined = encoder.settings.pooled_dim or isinstance(encoder.settings, BgeM3Settings)
-        if shorter and (max(shorter) >= encoder.dim or joined):
+        has_pooled = encoder.settings.pooled_dim or isinstance(encoder.settings, BgeM3Settings)
+        if shorter and (max(shorter) >= encoder.dim or has_pooled):
             raise ValueError(
                 f"matryoshka={shorter} must be below the {encoder.dim} dimensions of {self.model.name}, and "
                 "not of vectors that a pooled one joins"
             )
-        whole = encoder.settings.document_vectors == "pooled" or "ids" in self.model.recipe.align.reads
-        if settings.reductions and (whole or joined):
+        single = encoder.settings.document_vectors == "pooled"
+        reads_ids = "ids" in self.model.recipe.align.reads
+        if settings.reductions and (single or reads_ids or has_pooled):
             raise ValueError(
                 f"reductions need several vectors of one kind per document, without ids; {self.model.name} "
                 "has others"
             )
-        if settings.distillation is not None or not settings.in_batch:
-            candidate_count(self.examples, self.model.name, settings.distillation is not None)
+        if not settings.in_batch:
+            candidate_count(self.examples, self.model.name, taught=False)
         return super().configure(settings)
 
     def without_negatives(self, batches: Sequence[Sequence[Example]]) -> int:
@@ -182,16 +167,13 @@ class Contrastive(Objective):
         if "pool" in getattr(self.model.align, "reads", ()):  # the pool has each document once
             places, which = distinct(positions)
             pool, *reduced = [part.map(lambda t: t[:, places]) for part in (pool, *reduced)]
-        normalize = self.model.encoder.settings.normalize
+        first = partial(first_coordinates, normalize=self.model.encoder.settings.normalize)
         s = self.settings
-        forms = [(pool, queries)]
-        for dim in s.matryoshka:
-            forms.append(
-                (first_coordinates(pool, dim, normalize), first_coordinates(queries, dim, normalize))
-            )
-        forms += [(part, queries) for part in reduced]
+        pairs = [(pool, queries)]
+        pairs += [(first(pool, dim), first(queries, dim)) for dim in s.matryoshka]
+        pairs += [(part, queries) for part in reduced]
         rels = []
-        for d, q in forms:
+        for d, q in pairs:
             d = straight_through(d, s.coded_bits) if s.coded_bits else d
             scores = in_batch_rel(d, q, self.model.align, self.model.normalise, bound=s.score_bytes)
             rels.append(scores[:, which])
@@ -224,7 +206,7 @@ class Contrastive(Objective):
         candidates = scores.gather(1, batch.candidates(first)) / temperature
         if not s.in_batch:
             loss = first_candidate(candidates)
-        return s.distilled(loss, candidates, batch.teacher)
+        return loss if s.distillation is None else s.distillation.joined(loss, candidates, batch.teacher)
 
 
 def distinct(positions: Int[Tensor, " m"]) -> tuple[Int[Tensor, " d"], Int[Tensor, " m"]]:
@@ -254,10 +236,6 @@ class Listwise(Objective):
         self.corpus = corpus
         self.examples = examples
 
-    def configure(self, settings: LossSettings) -> Objective:
-        candidate_count(self.examples, self.model.name, settings.distillation is not None)
-        return super().configure(settings)
-
     def collate(self, examples: list[Example]) -> tuple[Batch, Tensor | None]:
         """Tokenise b · (1 + k) pairs, each query's positive first; with distillation, add t of each pair."""
         queries = [example.query for example in examples for _ in range(self.candidates)]
@@ -268,7 +246,9 @@ class Listwise(Objective):
     def loss(self, model: nn.Module, batch: tuple[Batch, Tensor | None]) -> Tensor:
         pairs, teacher = batch
         scores = model(pairs).view(-1, self.candidates) / (self.settings.temperature or 1.0)
-        return self.settings.distilled(first_candidate(scores), scores, teacher)
+        loss = first_candidate(scores)
+        distillation = self.settings.distillation
+        return loss if distillation is None else distillation.joined(loss, scores, teacher)
 
 
 def mean_salience(tokens: Tokens) -> Tensor:

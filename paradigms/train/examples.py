@@ -22,13 +22,10 @@ class Example:
 class Query(NamedTuple):
     """Training queries with equal texts, whose judgements are joined."""
 
-    ids: list[str]  # the first one names them all
+    id: str  # the first of `ids`
+    ids: list[str]
     text: str
     relevant: list[str]  # documents without copies
-
-    @property
-    def id(self) -> str:
-        return self.ids[0]
 
 
 def build_examples(
@@ -56,25 +53,25 @@ def build_examples(
         raise ValueError(f"{negatives} hard negatives per query were requested, but no run to mine them from")
     problems = Problems() if problems is None else problems
     queries = _distinct_queries(corpus, split)
-    own = own_documents(corpus, split)
-    ranked = _ranked(without_own(run or {}, own), queries, corpus, depth)
-    rated: Run = {}
+    self_documents = own_documents(corpus, split)
+    ranked = _ranked(without_own(run or {}, self_documents), queries, corpus, depth)
+    suspect_scores: Run = {}
     if suspects is not None:
         judged = {q.id: list(dict.fromkeys((*q.relevant, *ranked[q.id]))) for q in queries}
-        rated = _joined(suspects.scores(judged), queries, corpus)
+        suspect_scores = _joined(suspects.scores(judged), queries, corpus)
     ids: list[str] = []
     examples: list[Example] = []
     for query in queries:
-        itself = [corpus.ids[corpus.first(id)] for id in query.ids if id in own]
+        self_ids = [corpus.ids[corpus.first(id)] for id in query.ids if id in self_documents]
         for document in query.relevant:
-            likely: list[str] = []
+            presumed: list[str] = []
             if suspects is not None:
-                presumed = suspects.of(query.id, document, ranked[query.id], rated)
-                likely = sorted(presumed.difference(query.relevant))
-            for dropped in likely:
+                above = suspects.of(query.id, document, ranked[query.id], suspect_scores)
+                presumed = sorted(above.difference(query.relevant))
+            for dropped in presumed:
                 problems.add("hard negative that may be relevant (left out)", f"{query.id} -> {dropped}")
             positive = corpus.position(document)
-            relevant = [corpus.position(d) for d in (*query.relevant, *itself, *likely)]
+            relevant = [corpus.position(d) for d in (*query.relevant, *self_ids, *presumed)]
             avoided = set(relevant)
             hard = [p for p in map(corpus.position, ranked[query.id]) if p not in avoided]
             if suspects is not None and len(hard) < negatives:
@@ -104,7 +101,7 @@ def _distinct_queries(corpus: Corpus, split: Split) -> list[Query]:
     for text, ids in ids_of.items():
         relevant = sorted({d for id in ids for d, grade in split.judgements[id].items() if grade > 0})
         originals = dict.fromkeys(corpus.ids[corpus.first(document)] for document in relevant)
-        queries.append(Query(ids, text, list(originals)))
+        queries.append(Query(ids[0], ids, text, list(originals)))
     return queries
 
 

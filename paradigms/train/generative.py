@@ -32,7 +32,7 @@ from paradigms.io.terminal import shown
 from paradigms.train.examples import draw
 from paradigms.train.fit import dev_measure, training_splits
 from paradigms.train.loop import Dev, TrainingSettings, train
-from paradigms.train.losses import LossSettings, Objective, candidate_count, contrastive
+from paradigms.train.losses import Objective, candidate_count, contrastive
 from paradigms.train.negatives import NEGATIVES_DEPTH, ScorePairs, pair_scores, teacher_scores
 from paradigms.train.parallel import by_main
 from paradigms.train.states import STATES, add_states, deleted_after, used_examples
@@ -81,15 +81,6 @@ class Likelihood(Objective):
         for pair in pairs if self.ranks else ():
             self.relevant.setdefault(pair.source, set()).add(self._first(pair.document))
 
-    def configure(self, settings: LossSettings) -> Objective:
-        if settings.distillation is not None and not all(
-            pair.negatives and len(pair.teacher) == 1 + len(pair.negatives) for pair in self.examples
-        ):
-            raise ValueError(
-                f"{self.model.name} learns a teacher's scores: build the pairs with negatives and a teacher"
-            )
-        return super().configure(settings)
-
     def without_negatives(self, batches: Sequence[Sequence[Pair]]) -> int:
         return sum(
             {pair.document}.issuperset(negatives)
@@ -103,12 +94,12 @@ class Likelihood(Objective):
         Other documents of the same source and their copies are replaced by the pair's own, which `ranking`
         excludes.
         """
-        own = [pair.document for pair in batch]
-        around = [(own[n + 1 :] + own[:n])[:NEGATIVES] for n in range(len(own))]
+        positives = [pair.document for pair in batch]
+        in_batch = [(positives[n + 1 :] + positives[:n])[:NEGATIVES] for n in range(len(positives))]
         return [
             list(pair.negatives)
             or [pair.document if self._first(d) in self.relevant[pair.source] else d for d in others]
-            for pair, others in zip(batch, around, strict=True)
+            for pair, others in zip(batch, in_batch, strict=True)
         ]
 
     def collate(self, examples: list[Pair]) -> Pairs:

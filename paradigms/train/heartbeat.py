@@ -26,12 +26,10 @@ class Heartbeat(threading.Thread):
     There are two because a call of the store never returns if the machine that has it is gone.
     """
 
-    def __init__(self, beat: float, silence: float) -> None:
+    def __init__(self) -> None:
         super().__init__(name="heartbeat", daemon=True)
-        self.beat = beat
-        self.silence = silence
         self.store = dist.distributed_c10d._get_default_store().clone()  # type: ignore[attr-defined]
-        self.store.set_timeout(timedelta(seconds=silence))
+        self.store.set_timeout(timedelta(seconds=SILENCE))
         self.rank = dist.get_rank()
         self.keys = [f"heartbeat/{rank}" for rank in range(dist.get_world_size())]
         self.signs = [b""] * len(self.keys)
@@ -43,18 +41,18 @@ class Heartbeat(threading.Thread):
 
     def run(self) -> None:
         while self.signs[0] != ENDED:  # process 0 may have the store
-            time.sleep(self.beat)
+            time.sleep(BEAT)
             # Beats and not seconds: while compiled code holds Python's lock, neither thread counts.
             for rank, sign in enumerate(self.signs):
                 self.silent[rank] = 0 if sign == ENDED else self.silent[rank] + 1
-            most = self.silence / self.beat
+            most = SILENCE / BEAT
             lost = [rank for rank, beats in enumerate(self.silent) if beats > most]
             if lost:
                 without_store = self.silent[self.rank] > most / 2
                 names = "0" if without_store else ", ".join(map(str, lost))
                 print(
                     f"process {self.rank} ends: no sign of life from process {names} of {len(self.keys)} for "
-                    f"{self.silence:.0f} s. The same command resumes.",
+                    f"{SILENCE:.0f} s. The same command resumes.",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -62,7 +60,7 @@ class Heartbeat(threading.Thread):
 
     def _exchange(self) -> None:
         beats = 0
-        while not self.ended.wait(self.beat):
+        while not self.ended.wait(BEAT):
             beats += 1
             try:
                 self.store.set(self.keys[self.rank], str(beats))
@@ -77,7 +75,7 @@ class Heartbeat(threading.Thread):
     def end(self) -> None:
         """Tell the others that this process ended as it should; after an error, tell them nothing."""
         self.ended.set()
-        self.exchange.join(self.beat)  # or its last sign might replace this one
+        self.exchange.join(BEAT)  # or its last sign might replace this one
         if not (self.failed or self.exchange.is_alive()):
             try:
                 self.store.set(self.keys[self.rank], ENDED.decode())
@@ -85,14 +83,11 @@ class Heartbeat(threading.Thread):
                 return
 
 
-def start_heartbeat(beat: float = BEAT, silence: float = SILENCE) -> None:
-    """Watch the other processes of a launch until this one ends. A single process watches nobody.
-
-    beat: seconds between two signs of life. silence: seconds after which a process without one is lost.
-    """
+def start_heartbeat() -> None:
+    """Watch the other processes of a launch until this one ends. A single process watches nobody."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
-    heartbeat = Heartbeat(beat, silence)
+    heartbeat = Heartbeat()
     report = sys.excepthook
 
     def noticed(*error: object) -> None:

@@ -59,7 +59,7 @@ def wrong_processes() -> str:
             "accelerate launch is configured for GPUs, and torch finds none on this machine: launch one "
             f"process without --config_file, or {ON_CPU}"
         )
-    if "ACCELERATE_DYNAMO_BACKEND" in os.environ and not {*RANKS} & os.environ.keys() and several_asked():
+    if "ACCELERATE_DYNAMO_BACKEND" in os.environ and not {*RANKS} & os.environ.keys() and several_requested():
         return (
             "accelerate launch was asked for several processes (--num_processes) and started one: launch one "
             f"for each GPU with --config_file experiments/configs/gpus.yaml, or {ON_CPU}"
@@ -67,22 +67,22 @@ def wrong_processes() -> str:
     return ""
 
 
-def several_asked() -> bool:
+def several_requested() -> bool:
     """Return whether `accelerate launch` was asked for several processes, by flags or a configuration."""
     flags = launcher_flags()
     file = Path(flags.get("config_file") or ("" if "cpu" in flags else default_config_file))
-    asked = (vars(load_config_from_file(str(file))) if file.is_file() else {}) | flags
-    return max(asked.get(name) or 1 for name in ("num_processes", "num_machines")) > 1
+    requested = (vars(load_config_from_file(str(file))) if file.is_file() else {}) | flags
+    return max(requested.get(name) or 1 for name in ("num_processes", "num_machines")) > 1
 
 
 def ignored(precision: str) -> str:
     """Describe what the launcher asks for and the script would ignore, or return ""."""
     flags = launcher_flags()
-    asked = flags.get("mixed_precision") or os.environ.get(VARIABLE, "no")
-    if asked != precision and (asked != "no" or "mixed_precision" in flags):
+    requested = flags.get("mixed_precision") or os.environ.get(VARIABLE, "no")
+    if requested != precision and (requested != "no" or "mixed_precision" in flags):
         return (
-            f"the launcher asks for mixed_precision {asked}, and this script's --precision is {precision}: "
-            f"set --precision {asked} after the script's name"
+            f"the launcher asks for mixed_precision {requested}, and this script's --precision is "
+            f"{precision}: set --precision {requested} after the script's name"
         )
     useless = [f"--{name} {value}" for name, value in flags.items() if name not in ACTING]
     variables = {name: os.environ.get(name, nothing) for name, nothing in REQUESTS.items()}
@@ -106,6 +106,6 @@ def launcher_flags() -> dict[str, Any]:
             for n, word in enumerate(words):
                 command = Path(word).name == "accelerate" and words[n + 1 : n + 2] == ["launch"]
                 if command or Path(word).name in ("accelerate-launch", "accelerate.commands.launch"):
-                    given = launch_command_parser().parse_args(words[n + 1 + command :])
-                    return {name: getattr(given, name) for name in sorted(given.nondefault)}
+                    parsed = launch_command_parser().parse_args(words[n + 1 + command :])
+                    return {name: getattr(parsed, name) for name in sorted(parsed.nondefault)}
     return {}

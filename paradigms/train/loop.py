@@ -6,7 +6,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -29,6 +29,7 @@ from paradigms.io.checks import Range
 from paradigms.io.progress import progress_bar
 from paradigms.train.checkpoints import append_history, checkpoint_folder
 from paradigms.train.losses import AtLeast0, AtLeast1, LossSettings, Objective, Positive, PositiveOrNone
+from paradigms.train.order import mixed_batches
 from paradigms.train.parallel import (
     adapted,
     by_main,
@@ -163,10 +164,9 @@ def train(
     if dev is None and not isinstance(paradigm, FSDPModule):
         return paradigm
     best = folder / "best" if dev is not None else checkpoint_folder(folder, settings.steps)
-    if isinstance(paradigm, FSDPModule) and not accelerator.is_main_process:
-        with without_weights():
-            return type(paradigm).from_pretrained(best)
-    return type(paradigm).from_pretrained(best)
+    empty = isinstance(paradigm, FSDPModule) and not accelerator.is_main_process
+    with without_weights() if empty else nullcontext():
+        return type(paradigm).from_pretrained(best)
 
 
 class _Run:
@@ -187,9 +187,9 @@ class _Run:
         self.folder = folder
         self.accelerator = accelerator
         self.dev = dev
-        bound = {name: value for name, value in asdict(s).items() if name not in FREE}
+        fixed = {name: value for name, value in asdict(s).items() if name not in FREE}
         measured = getattr(dev, "digest", "")
-        signed = signature(paradigm, bound, objective.digest(), folder, accelerator, measured)
+        signed = signature(paradigm, fixed, objective.digest(), folder, accelerator, measured)
         if accelerator.scaler is not None:  # do not start with the scale at which an earlier run ended
             accelerator.scaler.load_state_dict(torch.amp.GradScaler(accelerator.device.type).state_dict())
         accelerator.gradient_accumulation_steps = 1  # more would divide the loss
@@ -261,7 +261,8 @@ class _Run:
 
     def _batches(self, start: int) -> Iterator[Any]:
         s = self.settings
-        positions = self.objective.batches(
+        positions = mixed_batches(
+            *self.objective.collections(),
             s.batch_size,
             s.steps,
             start=start,
@@ -291,10 +292,8 @@ class _Run:
         batch = send_to_device(_next(batches), device, non_blocking=device.type == "cuda")
         loss = self.objective.loss(self.model, batch)
         # The mean over processes, so that all stop together; otherwise the others would wait.
-        told = torch.stack([loss.detach(), loss.new_full((), self.terminated)])
-        mean, ending = self.accelerator.reduce(told, "mean")
-        if self.waits:
-            self._check(step, "loss", float(mean))
+        local = torch.stack([loss.detach(), loss.new_full((), self.terminated)])
+        mean, ending = self.accelerator.reduce(local, "mean")
         self.accelerator.backward(loss)
         norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm)
         self.unread.append((step, mean, gathered(norm), ending))
@@ -311,9 +310,9 @@ class _Run:
             self.read()
             rate = self.optimizer.param_groups[0]["lr"]
             values = {"loss": self.loss, "gradient_norm": self.norm, "learning_rate": rate}
-            self._log(step + 1, values, {"pairs_per_second": self.rate(step + 1)})
+            self._log(step + 1, values, {"pairs_per_second": self.pairs_per_second(step + 1)})
 
-    def rate(self, done: int) -> float:
+    def pairs_per_second(self, done: int) -> float:
         """Return training pairs of all processes per second since the last call, after `done` steps."""
         steps, seconds = self.timed
         self.timed = done, self.state.seconds
@@ -333,19 +332,14 @@ class _Run:
         values = torch.stack([at_least_float32(value) for _, *row in unread for value in row]).view(-1, 3)
         for (step, *_), (loss, norm, ending) in zip(unread, values.tolist(), strict=True):
             self.ending = self.ending or ending > 0
-            self._check(step, "loss", loss)
-            if self.accelerator.scaler is None:
-                self._check(step, "gradient's norm", norm)
+            for name, value in (("loss", loss), ("gradient's norm", norm)):
+                if not math.isfinite(value) and (name == "loss" or self.accelerator.scaler is None):
+                    raise FloatingPointError(
+                        f"the {name} is {value} at step {step + 1}; the checkpoint before it is kept. A "
+                        "smaller learning_rate, a larger temperature or precision 'no' usually helps"
+                    )
             self.loss = loss
             self.norm = norm
-
-    @staticmethod
-    def _check(step: int, name: str, value: float) -> None:
-        if not math.isfinite(value):
-            raise FloatingPointError(
-                f"the {name} is {value} at step {step + 1}; the checkpoint before it is kept. A smaller "
-                "learning_rate, a larger temperature or precision 'no' usually helps"
-            )
 
     def finish(self, done: int, began: float) -> None:
         """Measure and save the state after `done` steps, if due. Raises `Paused` at the time limit.
@@ -386,14 +380,16 @@ class _Run:
 
         values = by_main(measured, self.accelerator) if self.state.shards else measured()
 
-        def keep() -> None:
+        def save_best() -> None:
             mean = float(values.mean())
             error = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else 0.0
             self._log(step, {"dev": mean, "dev_standard_error": error}, {}, dev_values=values.tolist())
             if mean > self.state.best or (last and mean >= self.state.best - error):
-                self.state.save_best(model, mean, step)
+                model.save_pretrained(self.folder / "best")
+                self.state.best = mean
+                self.state.best_step = step
 
-        by_main(keep, self.accelerator)
+        by_main(save_best, self.accelerator)
         self.state.empty()  # training needs the memory
 
     def _log(self, step: int, values: dict[str, float], only: dict[str, float], **more: list[float]) -> None:
@@ -451,7 +447,7 @@ def _check_negatives(objective: Objective, s: TrainingSettings, accelerator: Acc
     together = size * accelerator.num_processes
     batches = min(s.steps, max(1, len(objective.examples) // together), CHECKED)
     alone = 0
-    for positions in objective.batches(together, batches, seed=s.seed):
+    for positions in mixed_batches(*objective.collections(), together, batches, seed=s.seed):
         examples = [objective.examples[n] for n in positions]
         alone += objective.without_negatives([examples[n : n + size] for n in range(0, together, size)])
     if not alone:

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from paradigms.core import Tokens
 from paradigms.io.checks import Range, check_types
-from paradigms.train.order import step_batches
 
 AtLeast0 = Annotated[int, Range(0, math.inf)]
 AtLeast1 = Annotated[int, Range(1, math.inf)]
@@ -114,9 +113,13 @@ class Distillation:
         check_types(self)
 
     def joined(
-        self, supervised: Float[Tensor, ""], student: Float[Tensor, "b c"], teacher: Float[Tensor, "b c"]
+        self,
+        supervised: Float[Tensor, ""],
+        student: Float[Tensor, "b c"],
+        teacher: Float[Tensor, "b c"] | None,
     ) -> Float[Tensor, ""]:
         """Combine L with ℓ over each query's candidates, positive first. student: rel/τ; teacher: t."""
+        assert teacher is not None  # `Objective.configure` has checked it
         teacher = teacher.to(student.dtype) / self.temperature
         return torch.lerp(supervised, DISTILLATIONS[self.loss](student, teacher), self.weight)
 
@@ -125,13 +128,18 @@ class Distillation:
 class LossSettings:
     """Settings of a loss. `TrainingSettings` inherits them, and `train` gives them to the objective."""
 
-    chunk: AtLeast0 = 0  # texts per part with cached gradients, for batches of any size; 0 = no caching
+    # texts per part with cached gradients (`batches.in_parts`), for batches of any size; 0 = no caching
+    chunk: AtLeast0 = 0
     score_bytes: AtLeast1 = 1 << 30  # bound of what in-batch scoring keeps (`in_batch_rel`)
     temperature: PositiveOrNone = None  # τ; None = the paradigm's τ
-    in_batch: bool = True  # whether other queries' documents are also negatives
-    matryoshka: list[int] = field(default_factory=list)  # numbers of first coordinates whose losses are added
-    # Dataclasses that are functions of D, such as `store.pruning.TokenReduction`; for each, the loss on these
-    # documents is added.
+    # whether other queries' documents are negatives, unlike in ColBERTv1 (Khattab and Zaharia 2020, §3.4)
+    in_batch: bool = True
+    # Numbers h′ < h: the losses on the first h′ coordinates, renormalised, are added (Kusupati et al. 2022,
+    # arXiv:2205.13147, Eq. 1 with weights 1).
+    matryoshka: list[int] = field(default_factory=list)
+    # Dataclasses that are functions of D, such as `store.pruning.TokenReduction`; the losses on these
+    # documents are added. pool=4 trains vectors that an index will cluster (CRISP, Veneroso et al. 2025,
+    # arXiv:2505.11471); several numbers are nested, as in MetaEmbed (arXiv:2509.18095).
     reductions: list[Callable[[Tokens], Tokens]] = field(default_factory=list)
     # Train with documents coded as a compressed index of so many bits codes them
     # (`contrastive.straight_through`); 0 = uncoded.
@@ -144,18 +152,6 @@ class LossSettings:
             raise ValueError(f"coded_bits must be 1, 2, 4 or 8, or 0 for none, got {self.coded_bits}")
         if any(dim < 1 for dim in self.matryoshka):
             raise ValueError(f"matryoshka are numbers of coordinates, at least 1, got {self.matryoshka}")
-
-    def distilled(
-        self,
-        supervised: Float[Tensor, ""],
-        student: Float[Tensor, "b c"],
-        teacher: Float[Tensor, "b c"] | None,
-    ) -> Float[Tensor, ""]:
-        """Combine L with ℓ as in `Distillation.joined`; without a distillation, return L."""
-        if self.distillation is None:
-            return supervised
-        assert teacher is not None
-        return self.distillation.joined(supervised, student, teacher)
 
 
 def digest_of(examples: Iterable[Any]) -> str:
@@ -182,11 +178,16 @@ class Objective(ABC):
     renews: bool = False  # whether `prepare` changes what `collate` returns: no batch is made ahead
 
     def configure(self, settings: LossSettings) -> "Objective":
-        """Set the loss's settings, and return self. Raises ValueError if one of them would have no effect."""
+        """Set the loss's settings, and return self. Raises ValueError if one of them would have no effect.
+
+        Also raises it if the examples cannot be distilled (`candidate_count`).
+        """
         for name in (f.name for f in fields(LossSettings) if f.name not in self.reads):
             value = getattr(settings, name)
             if value != getattr(Objective.settings, name):
                 raise ValueError(f"{name}={value} has no effect on {self.model.name}: leave it out")
+        if settings.distillation is not None:
+            candidate_count(self.examples, self.model.name, taught=True)
         self.settings = settings
         return self
 
@@ -200,11 +201,9 @@ class Objective(ABC):
         """Count the examples of one step, a batch for each process, that have no negative to learn from."""
         return 0
 
-    def batches(
-        self, size: int, steps: int, *, start: int = 0, rank: int = 0, world: int = 1, seed: int
-    ) -> Iterator[list[int]]:
-        """Yield the positions of each step's examples (`order.step_batches`)."""
-        return step_batches(len(self.examples), size, steps, start=start, rank=rank, world=world, seed=seed)
+    def collections(self) -> tuple[list[int], list[float]]:
+        """Return the numbers of examples and shares of steps of collections; a batch is from one of them."""
+        return [len(self.examples)], [1.0]
 
     @abstractmethod
     def collate(self, examples: list[Any]) -> Any:
@@ -225,14 +224,14 @@ def candidate_count(examples: Sequence[Any], name: str, taught: bool) -> int:
     """
     stored: Any = examples if hasattr(examples, "negatives") else None  # `StoredExamples` know their counts
     counts = sorted({len(example.negatives) for example in examples}) if stored is None else stored.negatives
+    loss = f"the distillation of {name}" if taught else name
     if len(counts) != 1 or counts[0] < 1:
         raise ValueError(
-            f"{name} needs the same number of hard negatives for every query, at least one, but has "
+            f"{loss} needs the same number of hard negatives for every query, at least one, but has "
             f"{' or '.join(map(str, counts)) or 'no examples'}: set negatives"
         )
-    if not taught:
-        return 1 + counts[0]
-    lengths = (len(example.teacher) for example in examples)
-    if not (all(n == 1 + counts[0] for n in lengths) if stored is None else stored.taught):
-        raise ValueError(f"{name} learns a teacher's scores: build the examples with a teacher")
+    if taught:
+        lengths = (len(example.teacher) for example in examples)
+        if not (all(n == 1 + counts[0] for n in lengths) if stored is None else stored.taught):
+            raise ValueError(f"{loss} needs a teacher's scores: build the examples with a teacher")
     return 1 + counts[0]

@@ -7,7 +7,7 @@ train(model, Mixture(parts), settings, "results")
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.losses import LossSettings, Objective
-from paradigms.train.order import mixed_batches
 
 
 @dataclass(frozen=True)
@@ -80,12 +79,8 @@ class Mixture(Objective):
         self.settings = settings
         return self
 
-    def batches(
-        self, size: int, steps: int, *, start: int = 0, rank: int = 0, world: int = 1, seed: int
-    ) -> Iterator[list[int]]:
-        counts = [len(part.objective.examples) for part in self.parts]
-        shares = [part.share for part in self.parts]
-        return mixed_batches(counts, shares, size, steps, start=start, rank=rank, world=world, seed=seed)
+    def collections(self) -> tuple[list[int], list[float]]:
+        return [len(part.objective.examples) for part in self.parts], [part.share for part in self.parts]
 
     def without_negatives(self, batches: Sequence[Sequence[tuple[int, Any]]]) -> int:
         part, _ = batches[0][0]
@@ -100,5 +95,5 @@ class Mixture(Objective):
             part.objective.prepare(step, steps)
 
     def loss(self, model: nn.Module, batch: tuple[int, Any]) -> Tensor:
-        part, own = batch
-        return self.parts[part].objective.loss(model, own)
+        part, part_batch = batch
+        return self.parts[part].objective.loss(model, part_batch)

@@ -11,6 +11,7 @@ leaves out documents that another model scores highly.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -67,11 +68,7 @@ class SharedBM25:
     """
 
     def __init__(
-        self,
-        corpus: Corpus,
-        folder: Path,
-        accelerator: Accelerator | PartialState,
-        ngrams: int = 1,
+        self, corpus: Corpus, folder: Path, accelerator: Accelerator | PartialState, ngrams: int = 1
     ) -> None:
         self.corpus = corpus
         self.ngrams = ngrams
@@ -90,15 +87,13 @@ class SharedBM25:
 
     def index(self) -> BM25:
         """Return the index. Every process calls this."""
+        build = partial(BM25, self.corpus, ngrams=self.ngrams, progress=True)
         if self.bm25 is None and self.accelerator.num_processes == 1:
-            self.bm25 = self._built()
+            self.bm25 = build()
         elif self.bm25 is None:
-            by_main(lambda: self._built().save(self.folder), self.accelerator)
+            by_main(lambda: build().save(self.folder), self.accelerator)
             self.bm25 = BM25.load(self.folder, self.corpus, just_saved=True)
         return self.bm25
-
-    def _built(self) -> BM25:
-        return BM25(self.corpus, ngrams=self.ngrams, progress=True)
 
     def search(self, queries: Mapping[str, str], k: int) -> Run:
         """Find the k best documents for each query. Every process calls this and receives the run."""
@@ -164,10 +159,10 @@ def teacher_scores(
 
     Raises ValueError if a document has no score.
     """
-    wanted: dict[str, dict[str, None]] = {}
+    distinct: dict[str, dict[str, None]] = {}
     for query, documents in pairs:
-        wanted.setdefault(query, {}).update(dict.fromkeys(documents))
-    scores = teacher({query: list(documents) for query, documents in wanted.items()})
+        distinct.setdefault(query, {}).update(dict.fromkeys(documents))
+    scores = teacher({query: list(documents) for query, documents in distinct.items()})
     return [
         tuple(score_of(scores, query, document, "teacher") for document in documents)
         for query, documents in pairs
@@ -216,7 +211,7 @@ def pair_scores(
     path = Path(source)
     if path.is_file():
         run = read_run(path)
-        return lambda wanted: run
+        return lambda pairs: run
     if not path.is_dir() and source.count("/") != 1:
         raise FileNotFoundError(f"{source} is neither a run, nor a model folder, nor OWNER/NAME on the hub")
 
@@ -244,18 +239,18 @@ def scored_once(
     """
     parts = file.with_suffix(".parts")
 
-    def scores(wanted: Mapping[str, Sequence[str]]) -> Run:
-        check_ids((id for query, documents in wanted.items() for id in (query, *documents)), "id")
-        chunks = _chunks(wanted, _stored(file, parts), math.inf if pairs is None else pairs)
+    def scores(requested: Mapping[str, Sequence[str]]) -> Run:
+        check_ids((id for query, documents in requested.items() for id in (query, *documents)), "id")
+        chunks = _chunks(requested, _stored(file, parts), math.inf if pairs is None else pairs)
         first = 1 + max((int(part.stem) for part in parts.glob("*.run")), default=-1)
         accelerator.wait_for_everyone()  # all must see what is missing before anyone writes
         numbers = range(accelerator.process_index, len(chunks), accelerator.num_processes)
-        shown = accelerator.is_main_process
-        with progress_bar(shown and len(chunks) > 1) as bar:
+        is_main = accelerator.is_main_process
+        with progress_bar(is_main and len(chunks) > 1) as bar:
             reranker = load() if numbers else None
             for n in bar.track(numbers, description=f"score pairs: {file.stem}"):
                 assert reranker is not None
-                reranked = reranker.rerank(queries, chunks[n], progress=shown and len(chunks) == 1)
+                reranked = reranker.rerank(queries, chunks[n], progress=is_main and len(chunks) == 1)
                 write_run(parts / f"{first + n:06}.run", reranked, tag=file.stem)
         accelerator.wait_for_everyone()
         by_main(join, accelerator)
@@ -269,11 +264,11 @@ def scored_once(
     return scores
 
 
-def _chunks(wanted: Mapping[str, Sequence[str]], stored: Run, pairs: int | float) -> list[Run]:
+def _chunks(requested: Mapping[str, Sequence[str]], stored: Run, pairs: int | float) -> list[Run]:
     """Divide the pairs without a stored score into chunks of whole queries, with about `pairs` pairs each."""
     chunks: list[Run] = []
     room = 0.0  # for pairs in the last chunk
-    for query, documents in wanted.items():
+    for query, documents in requested.items():
         missing = {d: 0.0 for d in documents if d not in stored.get(query, {})}
         if not missing:
             continue

@@ -36,7 +36,7 @@ from paradigms.trainable import Trainable
 Model = TypeVar("Model", bound=Trainable)
 Result = TypeVar("Result")
 # Errors that all processes raise with the main process's type; scripts print them.
-TOLD = (OSError, ValueError, FloatingPointError, KeyError, SystemExit)
+RERAISED = (OSError, ValueError, FloatingPointError, KeyError, SystemExit)
 
 
 def built(build: Callable[[], Model], accelerator: Accelerator) -> Model:
@@ -69,10 +69,6 @@ def prepare(
         layer.gradient_checkpointing = recompute  # type: ignore[assignment]
         layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)  # type: ignore[assignment]
     if not sharded():
-        if gathered_weights != "float32":
-            raise ValueError(
-                "gathered_weights is a setting of shards: launch with fsdp.yaml, or leave it out"
-            )
         unwrap(paradigm, accelerator)  # an earlier run that failed may have left it wrapped
         for layer in adapted(paradigm) if adapted_weights == "bf16" else ():
             layer.to(torch.bfloat16)
@@ -288,9 +284,9 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient: Tensor) -> Tensor:
         parts = [part.contiguous() for part in gradient.chunk(dist.get_world_size(), 1)]
-        mine = torch.empty_like(parts[0])
-        dist.reduce_scatter(mine, parts)  # each process receives its own documents' gradient only
-        return mine
+        part = torch.empty_like(parts[0])
+        dist.reduce_scatter(part, parts)  # each process receives its own documents' gradient only
+        return part
 
 
 def check_shared(folder: Path, accelerator: Accelerator | PartialState) -> None:
@@ -304,11 +300,11 @@ def check_shared(folder: Path, accelerator: Accelerator | PartialState) -> None:
         return file.name
 
     file = folder / by_main(write, accelerator)
-    blind = [n for n, seen in enumerate(gather_object([file.is_file()])) if not seen]
+    unseen = [n for n, seen in enumerate(gather_object([file.is_file()])) if not seen]
     by_main(lambda: file.unlink(missing_ok=True), accelerator)
-    if blind:
+    if unseen:
         raise FileNotFoundError(
-            f"process {blind[0]} of {accelerator.num_processes} does not see what process 0 writes to "
+            f"process {unseen[0]} of {accelerator.num_processes} does not see what process 0 writes to "
             f"{folder}: give all processes a folder on a disk that they share"
         )
 
@@ -356,7 +352,7 @@ def by_main(action: Callable[[], Result], accelerator: Accelerator | PartialStat
             outcome = [(action(), None, "")]
         except (Exception, SystemExit) as error:
             failed = error
-            kinds = (kind for kind in TOLD if isinstance(error, kind))
+            kinds = (kind for kind in RERAISED if isinstance(error, kind))
             outcome = [(None, next(kinds, RuntimeError), str(error))]
     broadcast_object_list(outcome)
     if failed is not None:

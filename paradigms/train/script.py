@@ -22,7 +22,7 @@ from paradigms.data import Collection, check_collection, load_collection
 from paradigms.data.trec import check_ids
 from paradigms.encoder.backbone import cached, check_backbone
 from paradigms.encoder.precision import choose_precision, native_precision
-from paradigms.io.checks import differences, parse_json
+from paradigms.io.checks import differences, read_json
 from paradigms.io.device import chosen_device
 from paradigms.io.files import held, sha256, write_json, write_text
 from paradigms.io.plugins import LOADED
@@ -92,16 +92,18 @@ def keep_settings(settings: dict[str, Any], folder: Path, free: Names[str]) -> N
     """
     file = folder / "config.json"
     if file.is_file() and any(entry.name not in BEFORE_RESULTS for entry in folder.iterdir()):
-        old = parse_json(file.read_text(encoding="utf-8"), str(file))
-        contents = {f"content of {name}": name for name in settings}.items()
-        free = {*free, *(name for content, name in contents if content in settings.keys() & old.keys())}
-        free |= {content for content, _ in contents if content not in old}
-        free |= {"collection"} if "fingerprint" in settings else set()
-        named = settings.keys() - free
-        gone = {name for name in old.keys() - settings.keys() - free if not name.startswith("content of ")}
-        before = {name: old[name] for name in (named & old.keys()) | gone}
-        changed = differences(before, {name: settings[name] for name in named})
-        if changed:
+        old = read_json(file)
+        free = {*free, *(["collection"] if "fingerprint" in settings else [])}
+        for name in settings:
+            content_name = f"content of {name}"
+            if content_name not in old:
+                free.add(content_name)
+            elif content_name in settings:
+                free.add(name)
+        now = {name: value for name, value in settings.items() if name not in free}
+        before = {name: value for name, value in old.items() if name not in free}
+        before = {n: v for n, v in before.items() if n in now or not n.startswith("content of ")}
+        if changed := differences(before, now):
             raise SystemExit(
                 f"{folder} holds results with other settings ({changed}). Choose another --output, or delete "
                 "that folder."

@@ -39,15 +39,7 @@ from paradigms.train.checkpoints import (
     newest_checkpoint,
     remove_checkpoints,
 )
-from paradigms.train.parallel import (
-    by_each,
-    by_main,
-    fill,
-    folder_by_main,
-    from_main,
-    gathered,
-    own_rows,
-)
+from paradigms.train.parallel import by_each, by_main, fill, folder_by_main, from_main, gathered, own_rows
 from paradigms.trainable import Trainable
 
 # --- what must match to resume ----------------------------------------------------------------------------
@@ -112,8 +104,8 @@ def signature(
             "settings: give all of them the same collection, backbone and arguments"
         )
     # The main process's weights: it sends them to the others, which may have drawn their heads differently.
-    of_main = by_main(lambda: {"dev queries": dev, "weights": start_of(paradigm, folder)}, accelerator)
-    return json.loads(written) | of_main
+    from_first = by_main(lambda: {"dev queries": dev, "weights": start_of(paradigm, folder)}, accelerator)
+    return json.loads(written) | from_first
 
 
 # --- the state of a run -----------------------------------------------------------------------------------
@@ -266,12 +258,6 @@ class RunState:
             if n % self.accelerator.num_processes == process:
                 share[name] = full.cpu().contiguous()
         by_each(lambda: save_file(share, folder / f"{stem}-{process}.safetensors"))
-
-    def save_best(self, model: Trainable, value: float, step: int) -> None:
-        """Save `model` as the best so far. Only the main process calls this."""
-        model.save_pretrained(self.folder / "best")
-        self.best = value
-        self.best_step = step
 
     def _moments(self) -> Iterator[tuple[str, Tensor]]:
         """Iterate over the optimizer's tensors, named PARAMETER/KEY."""

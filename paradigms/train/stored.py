@@ -127,20 +127,20 @@ def write_rows(rows: Any, folder: Path, source: str | None) -> None:
     relevant = positives[firsts]
     bounds = np.searchsorted(groups[firsts], np.arange(len(queries) + 1))
 
-    known = 0
+    written_texts = 0
     with (
-        written(folder / "examples.arrow", EXAMPLES) as example,
-        written(folder / "texts.arrow", TEXTS) as text,
+        arrow_writer(folder / "examples.arrow", EXAMPLES) as append_example,
+        arrow_writer(folder / "texts.arrow", TEXTS) as append_text,
     ):
         for n, row in enumerate(parsed_rows(rows)):
             places = positions[ends[n] - counts[n] : ends[n]].tolist()
             judged = relevant[bounds[groups[n]] : bounds[groups[n] + 1]].tolist()
             row.check(set(judged).isdisjoint(places[1:]))
-            example((row.query, places, judged, list(row.scores)))
+            append_example((row.query, places, judged, list(row.scores)))
             for document, place in zip(row.documents, places, strict=True):
-                if place == known:
-                    text((document,))
-                    known += 1
+                if place == written_texts:
+                    append_text((document,))
+                    written_texts += 1
     files = sha256(folder / "examples.arrow") + sha256(folder / "texts.arrow")
     negatives = (np.unique(np.array(counts)) - 1).tolist()
     summary = {"negatives": negatives, "taught": taught, "sha256": files, "source": source}
@@ -148,7 +148,7 @@ def write_rows(rows: Any, folder: Path, source: str | None) -> None:
 
 
 @contextmanager
-def written(file: Path, schema: Any) -> Iterator[Callable[[tuple[Any, ...]], None]]:
+def arrow_writer(file: Path, schema: Any) -> Iterator[Callable[[tuple[Any, ...]], None]]:
     """Open an Arrow file, and yield a function that appends a row; ROWS rows are written at once."""
     rows: list[tuple[Any, ...]] = []
     with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:

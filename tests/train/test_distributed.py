@@ -28,7 +28,6 @@ from paradigms.train.states import deleted_after, keep_states
 from tests import launch
 from tests.near import assert_same, assert_within_rounding
 from tests.tiny import built
-from tests.train.test_loop import history, without_dropout
 
 CORPUS = Corpus(
     [f"d{n}" for n in range(10)],
@@ -108,26 +107,13 @@ def sends_shares(accelerator: Accelerator, backbone: Path, folder: Path) -> None
     assert torch.equal(part.grad, 3 * torch.arange(12).view(1, 2, 3, 2)[:, rank])
 
 
-def cached_steps(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
-    """Steps with gradients cached are those of whole batches: losses and gradients' norms."""
-    lines = []
-    for chunk in (0, 1):
-        paradigm, target = without_dropout(build("xtr", backbone)), folder / f"chunk{chunk}"
-        settings = TrainingSettings(steps=2, batch_size=2, chunk=chunk, log_every=1, learning_rate=1e-4)
-        objective = Contrastive(paradigm, CORPUS, EXAMPLES)
-        train(paradigm, objective, settings, target, accelerator=accelerator, progress=False)
-        lines.append(history(target))
-    for plain, cached in zip(*lines, strict=True):
-        assert_same(cached, plain)
-
-
 def stop_together(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
     """Only the second process has non-finite queries: both stop with the same error."""
     paradigm = build("dpr", backbone)
     if accelerator.process_index == 1:
 
-        def spoil(module: torch.nn.Module, given: tuple, result: Tokens) -> Tokens:
-            return replace(result, vectors=result.vectors * torch.nan) if given[1] == "query" else result
+        def spoil(module: torch.nn.Module, inputs: tuple, result: Tokens) -> Tokens:
+            return replace(result, vectors=result.vectors * torch.nan) if inputs[1] == "query" else result
 
         paradigm.encoder.register_forward_hook(spoil)
     settings = TrainingSettings(steps=2, batch_size=2)
@@ -154,15 +140,15 @@ def other_examples(accelerator: Accelerator, backbone: Path, folder: Path) -> No
 
 def apart(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
     """Folders that the processes do not share are named by both of them, before anything is computed."""
-    paradigm, own = build("dpr", backbone), folder / f"disk{accelerator.process_index}"
+    paradigm, disk = build("dpr", backbone), folder / f"disk{accelerator.process_index}"
     settings, objective = TrainingSettings(steps=1, batch_size=2), Contrastive(paradigm, CORPUS, EXAMPLES)
     objective.collate = lambda examples: pytest.fail("began")  # type: ignore[method-assign]
-    named = f"process 1 of 2 does not see what process 0 writes to {own}"
+    named = f"process 1 of 2 does not see what process 0 writes to {disk}"
     with pytest.raises(FileNotFoundError, match=named):
-        train(paradigm, objective, settings, own, accelerator=accelerator, progress=False)
+        train(paradigm, objective, settings, disk, accelerator=accelerator, progress=False)
     with pytest.raises(SystemExit, match=named):
-        lock_output(own, accelerator)
-    with pytest.raises(FileNotFoundError, match=named), deleted_after(own / "states", accelerator):
+        lock_output(disk, accelerator)
+    with pytest.raises(FileNotFoundError, match=named), deleted_after(disk / "states", accelerator):
         pass
     lock_output(folder / "shared", accelerator)
     assert list((folder / "shared").iterdir()) == []
@@ -194,7 +180,6 @@ def frozen_layers(accelerator: Accelerator, backbone: Path, folder: Path) -> Non
 CHECKS = (
     equal_losses_and_gradients,
     sends_shares,
-    cached_steps,
     frozen_layers,
     apart,
     stop_together,

@@ -48,6 +48,10 @@ def test_equal_texts_are_one_query_and_one_document():
     with pytest.raises(ValueError, match="query 'q1': 4 different documents hold no 3 negatives"):
         build_examples(CORPUS, SPLIT, {}, 3)  # two documents are left, as a copy is no other document
     assert {n for e in build_examples(CORPUS, SPLIT, {}, 2) for n in e.negatives} <= {0, 1, 3, 4}
+    with pytest.raises(ValueError, match="no run to mine them from"):
+        build_examples(CORPUS, SPLIT, None, 1)
+    with pytest.raises(ValueError, match="no relevant document"):
+        build_examples(CORPUS, Split({"q": "x"}, {"q": {"b": 0}}))
 
 
 def test_a_query_that_is_a_document_is_not_its_own_negative():
@@ -63,15 +67,19 @@ def test_teachers_and_filters_score_equal_texts_once():
         "q2": {"b": 8.0, "d": 8.5},
         "q3": {"d": 5.0, "C": 1.0, "e": 4.9},
     }
-    taught = build_examples(CORPUS, SPLIT, RUN, 2, teacher=lambda wanted: scores)
-    known = [{0: 9.0, 1: 8.0, 3: 8.5, 4: 2.0}] * 2 + [{3: 5.0, 0: 1.0, 4: 4.9}]
-    for example, values in zip(taught, known, strict=True):
+    requests = []
+    taught = build_examples(CORPUS, SPLIT, RUN, 2, teacher=lambda pairs: requests.append(pairs) or scores)
+    assert [{query: sorted(documents) for query, documents in pairs.items()} for pairs in requests] == [
+        {"q1": ["a", "b", "d", "e"], "q3": ["a", "d", "e"]}
+    ]
+    expected = [{0: 9.0, 1: 8.0, 3: 8.5, 4: 2.0}] * 2 + [{3: 5.0, 0: 1.0, 4: 4.9}]
+    for example, values in zip(taught, expected, strict=True):
         assert example.teacher == tuple(values[p] for p in (example.positive, *example.negatives))
     problems = Problems()
-    suspects = FalseNegatives(lambda wanted: scores, margin=0.6)
-    kept = build_examples(CORPUS, SPLIT, RUN, 1, suspects=suspects, problems=problems)
-    assert [e.relevant for e in kept] == [(0, 1, 3), (0, 1, 3), (3, 4)]
-    assert [e.negatives for e in kept] == [(4,), (4,), (0,)]
+    suspects = FalseNegatives(lambda pairs: scores, margin=0.6)
+    filtered = build_examples(CORPUS, SPLIT, RUN, 1, suspects=suspects, problems=problems)
+    assert [e.relevant for e in filtered] == [(0, 1, 3), (0, 1, 3), (3, 4)]
+    assert [e.negatives for e in filtered] == [(4,), (4,), (0,)]
 
 
 @pytest.mark.parametrize("name", ["dpr", "xtr"])
@@ -101,8 +109,8 @@ def test_a_pool_of_tokens_has_each_document_once(tiny_bert: Path):
     pool = [4, 3, 3, 0, 0, 1]  # positives, then each query's negatives
     scores = scores[:, [documents.index(p) for p in pool]]
     excluded = torch.tensor([[p in e.relevant for p in pool] for e in examples])
-    want = contrastive(scores, torch.tensor([0, 1]), excluded, model.recipe.temperature)
-    assert_same(objective.loss(model, objective.collate(examples)), want)
+    expected = contrastive(scores, torch.tensor([0, 1]), excluded, model.recipe.temperature)
+    assert_same(objective.loss(model, objective.collate(examples)), expected)
 
 
 def test_generative_pairs_have_no_copies_as_negatives():

@@ -24,15 +24,15 @@ QUERIES = {word: f"the {word}" for word in WORDS[:4]}
 
 def test_the_losses_of_first_coordinates_are_added(tiny_bert: Path) -> None:
     model = build(tiny_bert).double()
-    whole = Contrastive(model, CORPUS, EXAMPLES)
-    batch = whole.collate(EXAMPLES[:6])
-    wanted = sum(Contrastive(model.truncated(h), CORPUS, EXAMPLES).loss(m, batch) for h, m in (
+    objective = Contrastive(model, CORPUS, EXAMPLES)
+    batch = objective.collate(EXAMPLES[:6])
+    expected = sum(Contrastive(model.truncated(h), CORPUS, EXAMPLES).loss(m, batch) for h, m in (
         (None, model), (16, model.truncated(16)), (4, model.truncated(4))
     ))  # fmt: skip
-    assert_same(whole.configure(LossSettings(matryoshka=[16, 4])).loss(model, batch), wanted)
+    assert_same(objective.configure(LossSettings(matryoshka=[16, 4])).loss(model, batch), expected)
     for wrong in ([32], [40]):
         with pytest.raises(ValueError, match="below the 32 dimensions"):
-            whole.configure(LossSettings(matryoshka=wrong))
+            objective.configure(LossSettings(matryoshka=wrong))
 
 
 @pytest.mark.parametrize(
@@ -49,15 +49,15 @@ def test_the_losses_of_fewer_tokens_are_added(
     objective = Contrastive(model, CORPUS, EXAMPLES)
     batch = objective.collate(EXAMPLES[:6])
     Q, D = model(batch.queries, batch.documents)
-    wanted = objective.loss(model, batch)
+    expected = objective.loss(model, batch)
     for reduction in reductions:
         scores = rel(reduction(D), Q, model.align, model.normalise)
         target, excluded = torch.arange(6), batch.excluded(batch.positions)
-        wanted = wanted + contrastive(scores, target, excluded, model.recipe.temperature)
+        expected = expected + contrastive(scores, target, excluded, model.recipe.temperature)
     loss = objective.configure(LossSettings(reductions=reductions)).loss(model, batch)
-    assert_same(loss, wanted)
+    assert_same(loss, expected)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    gradients = [torch.autograd.grad(one, parameters, allow_unused=True) for one in (loss, wanted)]
+    gradients = [torch.autograd.grad(one, parameters, allow_unused=True) for one in (loss, expected)]
     assert_same(*([g for g in row if g is not None] for row in gradients))
 
 
@@ -90,9 +90,9 @@ def test_an_index_of_first_coordinates(tiny_bert: Path, tmp_path: Path) -> None:
     D, Q = model.encode_documents(list(TEXTS.values())), model.encode_queries(list(QUERIES.values()))
     scores = rel(first_coordinates(D, 8, True), first_coordinates(Q, 8, True), model.align, model.normalise)
     for query, row in zip(QUERIES, scores, strict=True):
-        wanted = dict(zip(TEXTS, row.tolist(), strict=True))
+        expected = dict(zip(TEXTS, row.tolist(), strict=True))
         for id, score in found[query].items():
-            assert score == pytest.approx(wanted[id], abs=2e-3)  # float16
+            assert score == pytest.approx(expected[id], abs=2e-3)  # float16
     same_run(Indexed.open(tmp_path / "index", model).search(QUERIES, 5), found)  # truncated by the index
     with pytest.raises(ValueError, match=r"search with the model's truncated\(8\)"):
         built.index.store.check(model)
@@ -121,7 +121,9 @@ def test_codes_are_those_of_an_index_and_pass_the_gradient(tiny_bert: Path) -> N
     weights = torch.randn(vectors.shape, generator=torch.Generator().manual_seed(0))
     (coded.vectors * weights).sum().backward()
     assert torch.equal(vectors.grad, weights)
-    kept = Store.build(kinds.compressed(bits=2, lists=codec.centroids.shape[0]), model, TEXTS, TEXTS.values())
-    stored = kept.tokens_of(CORPUS.ids)
+    store = Store.build(
+        kinds.compressed(bits=2, lists=codec.centroids.shape[0]), model, TEXTS, TEXTS.values()
+    )
+    stored = store.tokens_of(CORPUS.ids)
     far = (stored.vectors[stored.mask] - real).norm(dim=-1).mean()
     assert far == pytest.approx(float((decoded - real).norm(dim=-1).mean()), rel=0.5)  # as an index loses

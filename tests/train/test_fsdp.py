@@ -112,9 +112,9 @@ def half_of_everything(accelerator: Accelerator, root: Path, folder: Path) -> No
 
     def keep(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-        found.append(sum(held(weight) for weight in weights))
-        found.append(sum(held(weight.grad) for weight in weights))
-        found.append(sum(held(optimizer.state[weight]["exp_avg"]) for weight in weights))
+        found.append(sum(local_size(weight) for weight in weights))
+        found.append(sum(local_size(weight.grad) for weight in weights))
+        found.append(sum(local_size(optimizer.state[weight]["exp_avg"]) for weight in weights))
 
     handle = register_optimizer_step_post_hook(keep)
     run("aligner", root, folder / "half", accelerator, paradigm=paradigm, steps=1)
@@ -123,7 +123,7 @@ def half_of_everything(accelerator: Accelerator, root: Path, folder: Path) -> No
     assert max(found) <= (sum(sizes) + sum(rows)) / 2
 
 
-def held(tensor: torch.Tensor | None) -> int:
+def local_size(tensor: torch.Tensor | None) -> int:
     assert isinstance(tensor, DTensor)
     return tensor.to_local().numel()
 
@@ -139,9 +139,9 @@ def exact_resume(accelerator: Accelerator, root: Path, folder: Path) -> None:
     files = sorted(file.relative_to(last(folder / "whole")) for file in last(folder / "whole").rglob("*.s*"))
     assert len(files) == 7  # weights and moments of two processes, the model's two, and generators
     for file in files:
-        parts, whole = (load_file(last(folder / target) / file) for target in ("parts", "whole"))
-        assert parts.keys() == whole.keys()
-        assert all(torch.equal(parts[key], whole[key]) for key in whole)
+        parts, reference = (load_file(last(folder / target) / file) for target in ("parts", "whole"))
+        assert parts.keys() == reference.keys()
+        assert all(torch.equal(parts[key], reference[key]) for key in reference)
 
 
 def longer(accelerator: Accelerator, root: Path, folder: Path) -> None:
@@ -165,7 +165,7 @@ def bfloat16(accelerator: Accelerator, root: Path, folder: Path) -> None:
     half = Accelerator(mixed_precision="bf16")
     paradigm, kinds = build("aligner", root / "steady").float(), []
 
-    def note(module: nn.Module, given: tuple, result: torch.Tensor) -> None:
+    def note(module: nn.Module, inputs: tuple, result: torch.Tensor) -> None:
         if module is paradigm.encoder.projection:  # not the copy that is measured
             kinds.append((result.dtype, torch.is_autocast_cache_enabled()))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from paradigms.train.heartbeat import start_heartbeat
+from paradigms.train import heartbeat
 from paradigms.train.parallel import by_main
 from tests.forks import fork_group
 
@@ -20,7 +20,9 @@ SILENCE = 1.0
 
 def joined() -> None:
     dist.init_process_group("gloo", timeout=timedelta(days=2))
-    start_heartbeat(beat=0.1, silence=SILENCE)
+    heartbeat.BEAT = 0.1
+    heartbeat.SILENCE = SILENCE
+    heartbeat.start_heartbeat()
 
 
 def stopped(lost: int) -> None:

@@ -55,14 +55,14 @@ def test_a_training_draws_negatives_from_what_the_model_finds_before_it(
     collection, none = Collection("tiny", CORPUS, {"train": SPLIT}, Problems(), "1"), Split({}, {})
     given: Run = {q: {f"d{3 * n + 5}": 1.0} for n, q in enumerate(list(QUERIES)[:7])}
     found = mine(dense(tiny_bert), CORPUS, SPLIT, depth=100)
-    for own in (False, True, True):  # the last time from the file, though the model is another one
+    for own_negatives in (False, True, True):  # the last time from the file, though the model is another one
         training = TrainingSettings(steps=1, batch_size=4)
-        runs, folder = (given, {}), tmp_path / f"own-{own}"
+        runs, folder = (given, {}), tmp_path / f"own-{own_negatives}"
         model = dense(tiny_bert)
         rest = training, folder, Accelerator(cpu=True)
-        fit.fit(model, collection, (SPLIT, none), runs, 2, 0, *rest, own_negatives=own)
-        same_run(drawn[-1], found if own else given)
-        monkeypatch.setattr(negatives, "mine", lambda *_, **__: None) if own else None
+        fit.fit(model, collection, (SPLIT, none), runs, 2, 0, *rest, own_negatives=own_negatives)
+        same_run(drawn[-1], found if own_negatives else given)
+        monkeypatch.setattr(negatives, "mine", lambda *_, **__: None) if own_negatives else None
 
 
 def test_the_script_trains_a_second_round(words: Path, tiny_bert: Path, tmp_path: Path) -> None:

@@ -31,10 +31,10 @@ def gradients(
     paradigm = PARADIGMS[name](backbone, **LENGTHS, **(options or {}))
     model, _ = prepare(paradigm.train(), Accelerator(cpu=True), recompute=recompute)
     objective = Contrastive(paradigm, CORPUS, EXAMPLES)
-    kept: list[int] = []
+    sizes: list[int] = []
 
     def keep(tensor: Tensor) -> Tensor:
-        kept.append(tensor.numel())
+        sizes.append(tensor.numel())
         return tensor
 
     batch = objective.collate(EXAMPLES)
@@ -43,7 +43,7 @@ def gradients(
         loss = objective.loss(model, batch)
     loss.backward()
     found = {n: weight.grad for n, weight in paradigm.named_parameters() if weight.grad is not None}
-    return float(loss.detach()), found, sum(kept)
+    return float(loss.detach()), found, sum(sizes)
 
 
 @pytest.mark.parametrize("options", [{}, {"lora_rank": 2}, {"lora_rank": 2, "dora": True}], ids=str)

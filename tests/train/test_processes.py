@@ -25,7 +25,7 @@ from tests.near import same_run
 from tests.train.test_mining import CORPUS, SPLIT, dense
 
 
-def full_disk(*given: Any, **named: Any) -> Any:
+def full_disk(*arguments: Any, **named: Any) -> Any:
     raise OSError("no space left")
 
 
@@ -48,20 +48,20 @@ def one_acts(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
 
 
 def shares_the_teachers_work(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
-    asked: list[str] = []
+    reranked: list[str] = []
 
     def rerank(queries: dict[str, str], run: Run, *, progress: bool) -> Run:
-        asked.extend(run)
+        reranked.extend(run)
         return {q: {d: float(len(q) + len(d)) for d in documents} for q, documents in run.items()}
 
     scores = negatives.scored_once(
         folder / "shared.run", lambda: SimpleNamespace(rerank=rerank), {}, accelerator, pairs=2
     )
-    wanted = {f"q{n}": ["d1", "d12"] for n in range(5)}
-    assert scores(wanted) == {q: {"d12": 5.0, "d1": 4.0} for q in wanted}
-    assert asked == [f"q{n}" for n in range(accelerator.process_index, 5, 2)]  # each its share
-    assert scores(wanted) == scores({})
-    assert len(asked) <= 3
+    pairs = {f"q{n}": ["d1", "d12"] for n in range(5)}
+    assert scores(pairs) == {q: {"d12": 5.0, "d1": 4.0} for q in pairs}
+    assert reranked == [f"q{n}" for n in range(accelerator.process_index, 5, 2)]  # each its share
+    assert scores(pairs) == scores({})
+    assert len(reranked) <= 3
 
 
 def shares_the_mining(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
@@ -90,11 +90,11 @@ def writes_parts_alone(accelerator: Accelerator, backbone: Path, folder: Path) -
         built.append(place.name)
         return build(kind, paradigm, ids, texts, place, **options)
 
-    given = encode.Settings(checkpoint="none", output=str(folder / "parts"), parts=4)
+    arguments = encode.Settings(checkpoint="none", output=str(folder / "parts"), parts=4)
     collection = Collection("tiny", CORPUS, {"train": SPLIT}, Problems(), "1")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Store, "build", one)
-        encode.encode(model, collection, given, accelerator, Console(quiet=True))
+        encode.encode(model, collection, arguments, accelerator, Console(quiet=True))
     assert built == [f"index-{n}-of-4" for n in range(accelerator.process_index, 4, 2)]
     for n, place in enumerate(encode.index_places(folder / "parts", 4)):
         rows = slice(30 * n // 4, 30 * (n + 1) // 4)
@@ -110,11 +110,11 @@ def opens_sources(accelerator: Accelerator, backbone: Path, folder: Path) -> Non
     if accelerator.is_main_process:
         rows.write_text('{"query": "q", "positive": "a"}\n{"query": "r", "positive": "b"}\n')
     accelerator.wait_for_everyone()
-    given: Any = SimpleNamespace(sources=[{"pairs": str(rows), "share": 2}], mixing=1.0, seed=0)
+    arguments: Any = SimpleNamespace(sources=[{"pairs": str(rows), "share": 2}], mixing=1.0, seed=0)
     with pytest.MonkeyPatch.context() as patch:
         if not accelerator.is_main_process:
             patch.setattr(train, "stored_rows", full_disk)
-        (part,) = train.parts_of(given, dense(backbone), folder / "sources", accelerator)
+        (part,) = train.parts_of(arguments, dense(backbone), folder / "sources", accelerator)
     assert [example.query for example in part.objective.examples] == ["q", "r"]
     assert list(part.objective.corpus) == ["a", "b"]
     assert part.share == 2
@@ -123,15 +123,14 @@ def opens_sources(accelerator: Accelerator, backbone: Path, folder: Path) -> Non
 def shares_bm25(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
     """One process builds the index, when something is searched, and each searches for half of the queries."""
     built: list[BM25] = []
+    build = BM25.__init__
+
+    def noted(self: BM25, *arguments: Any, **named: Any) -> None:
+        built.append(self)
+        build(self, *arguments, **named)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            BM25,
-            "__init__",
-            lambda self, *given, init=BM25.__init__, **named: (
-                built.append(self),
-                init(self, *given, **named),
-            )[0],
-        )
+        patch.setattr(BM25, "__init__", noted)
         with negatives.SharedBM25(CORPUS, folder / "bm25", accelerator) as shared:
             assert shared.search({}, 5) == {}
             assert not built
@@ -157,14 +156,11 @@ def studies_share_bm25(accelerator: Accelerator, backbone: Path, folder: Path) -
         if not accelerator.is_main_process:
             patch.setattr(BM25, "__init__", full_disk)
         bm25 = model_runs.shared_bm25(CORPUS, folder / "study")
-        pairs = model_runs.shared_bm25(CORPUS, folder / "pairs", 2)
         patch.setattr(BM25, "search", noted)
         data = StudyData(Collection("tiny", CORPUS, {}, Problems(), "1"), SPLIT, SPLIT, SPLIT, bm25)
         mined = data.mined
     assert searched == list(SPLIT.queries)[accelerator.process_index :: 2]
     assert mined == bm25.search(SPLIT.queries, negatives.NEGATIVES_DEPTH)
-    built = BM25(CORPUS, ngrams=2)
-    assert pairs.search(SPLIT.queries, 5) == built.search(SPLIT.queries, 5)
 
 
 def shares_dev_queries(accelerator: Accelerator, backbone: Path, folder: Path) -> None:

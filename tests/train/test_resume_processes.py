@@ -1,27 +1,23 @@
 """One of two processes is killed or fails: the other does not wait for it, and both resume exactly."""
 
 import os
-import random
+import re
 import signal
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from paradigms.train import loop, state
-from paradigms.train.checkpoints import checkpoint_steps, newest_checkpoint
+from paradigms.train.checkpoints import newest_checkpoint
 from paradigms.train.contrastive import Contrastive
-from tests.forks import Fork, fork, fork_group
-from tests.train.test_resume import Trap, at, go, kill, same
+from tests.forks import Fork, fork_group
+from tests.train.test_resume import KILLED, Trap, at, go, kill, same
 
 pytestmark = pytest.mark.slow
-SOON = 60.0  # seconds, on a busy machine; by its own patience alone a process would wait for two days
-CPU = {"ACCELERATE_USE_CPU": "true"}
 
 
 def half(backbone: Path, folder: Path, trap: Trap | None) -> None:
@@ -31,7 +27,7 @@ def half(backbone: Path, folder: Path, trap: Trap | None) -> None:
 
 def start(backbone: Path, folder: Path, trap: Trap | None = None) -> list[Fork]:
     """Start two processes that train together, without a launcher that watches them."""
-    return fork_group(folder, 2, half, backbone, folder, trap, **CPU)
+    return fork_group(folder, 2, half, backbone, folder, trap, ACCELERATE_USE_CPU="true")
 
 
 def ended(group: list[Fork]) -> list[tuple[int, str]]:
@@ -51,17 +47,6 @@ def in_save(objective: Contrastive, folder: Path) -> None:
         at(state, "write_manifest", 2, kill)
 
 
-def killed_beside_a_busy_one(objective: Contrastive, folder: Path) -> None:
-    """The second process is killed while the first computes alone and so notices no lost connection."""
-
-    def told() -> None:
-        (folder / "killed").write_text(str(time.time()))
-        kill()
-
-    of_process(0, partial(time.sleep, 10 * SOON), 4, objective, folder)
-    of_process(1, told, 4, objective, folder)
-
-
 def terminate() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -76,79 +61,42 @@ def fail() -> None:
     raise ValueError("no such passage")
 
 
-def test_one_of_two_is_told_to_end(whole: Path, tiny_bert: Path, tmp_path: Path) -> None:
-    """Both save after this step and pause; the same command resumes them."""
-    group = start(tiny_bert, tmp_path / "run", partial(of_process, 1, terminate, 5))
-    for code, said in ended(group):
-        assert code == 1, said
-        assert said.splitlines()[-1].endswith("Paused: SIGTERM: colbert after 5 of 8 steps")
-    assert newest_checkpoint(tmp_path / "run") == 5
-    assert [code for code, _ in ended(start(tiny_bert, tmp_path / "run"))] == [0, 0]
-    same(tmp_path / "run", whole)
-
-
-def test_a_step_waits_for_minutes_not_for_days(tiny_bert: Path, tmp_path: Path) -> None:
-    (first, one), (_, _) = ended(start(tiny_bert, tmp_path / "run", hanging))
-    assert first == 1
-    assert "Timed out" in one
-
-
-def launch(backbone: Path, folder: Path) -> None:
-    """Start the processes as torchrun does."""
-    how: Any = {"max_restarts": 0, "monitor_interval": 0.1, "run_id": "resume", "start_method": "fork"}
-    meeting: Any = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
-    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2, **how, **meeting)
-    elastic_launch(config, half)(backbone, folder, killed_beside_a_busy_one)
-
-
 @pytest.fixture(scope="module")
-def whole(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def reference(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of two processes that nothing interrupted."""
     folder = tmp_path_factory.mktemp("two") / "whole"
     assert [code for code, _ in ended(start(tiny_bert, folder))] == [0, 0]
     return folder
 
 
-def test_one_of_two_is_killed_at_a_random_step(whole: Path, tiny_bert: Path, tmp_path: Path) -> None:
-    step, folder = random.Random(1).randint(3, 8), tmp_path / "run"
-    other, killed = start(tiny_bert, folder, partial(of_process, 1, kill, step))
-    code, said = killed.ended()
-    assert code == -signal.SIGKILL, said
-    at = time.monotonic()
-    code, said = other.ended()
-    assert time.monotonic() - at < SOON
-    assert code == 1, said
-    assert "Connection" in said.splitlines()[-1]  # reset, or closed, by the other
-    assert newest_checkpoint(folder) is not None
-    assert [code for code, _ in ended(start(tiny_bert, folder))] == [0, 0]
-    same(folder, whole)
+PAUSED = "Paused: SIGTERM: colbert after 5 of 8 steps$"
+FAILED = "^RuntimeError: process 1 of 2 failed at step 5, which ends the training of all.*no such passage$"
+# What one process does, how each of the two ends, and the step of the newest checkpoint. By its own patience,
+# the other process would wait for two days.
+STOPS: dict[str, tuple[Trap, list[tuple[int, str]], int]] = {
+    "SIGTERM": (partial(of_process, 1, terminate, 5), [(1, PAUSED), (1, PAUSED)], 5),
+    "killed": (partial(of_process, 1, kill, 4), [(1, "Connection"), (KILLED, "")], 2),
+    "killed in a save": (in_save, [(KILLED, ""), (1, "")], 2),
+    "error": (partial(of_process, 1, fail, 5), [(1, "Connection"), (1, FAILED)], 4),
+}
 
 
-def test_the_one_that_writes_a_checkpoint_is_killed(whole: Path, tiny_bert: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("trap", "endings", "newest"), STOPS.values(), ids=STOPS)
+def test_a_process_that_stops_ends_the_other_and_both_resume(
+    trap, endings, newest, reference, tiny_bert, tmp_path
+):
     folder = tmp_path / "run"
-    (first, said), (second, _) = ended(start(tiny_bert, folder, in_save))
-    assert (first, second) == (-signal.SIGKILL, 1), said
-    assert checkpoint_steps(folder) == [2]
+    for (code, output), (expected, message) in zip(
+        ended(start(tiny_bert, folder, trap)), endings, strict=True
+    ):
+        assert code == expected, output
+        assert re.search(message, output, re.M), output
+    assert newest_checkpoint(folder) == newest
     assert [code for code, _ in ended(start(tiny_bert, folder))] == [0, 0]
-    same(folder, whole)
+    same(folder, reference)
 
 
-def test_an_error_of_one_process_ends_both(tiny_bert: Path, tmp_path: Path) -> None:
-    """No script continues after this kind of error: the other process would be at another point."""
-    group = start(tiny_bert, tmp_path / "run", partial(of_process, 1, fail, 5))
-    (first, one), (second, two) = ended(group)
-    assert (first, second) == (1, 1)
-    last = two.splitlines()[-1]
-    assert last.startswith("RuntimeError: process 1 of 2 failed at step 5, which ends the training of all")
-    assert last.endswith("ValueError: no such passage")
-    assert "Connection" in one.splitlines()[-1]
-    assert newest_checkpoint(tmp_path / "run") == 4
-
-
-def test_a_launcher_ends_a_process_that_has_not_noticed(tiny_bert: Path, tmp_path: Path) -> None:
-    code, said = fork(tmp_path / "log", launch, tiny_bert, tmp_path / "run", **CPU).ended()
-    ended = time.time()
-    assert code == 1
-    assert "SIGKILL" in said
-    assert ended - float((tmp_path / "run" / "killed").read_text()) < SOON
-    assert newest_checkpoint(tmp_path / "run") == 2
+def test_a_step_waits_for_minutes_not_for_days(tiny_bert: Path, tmp_path: Path) -> None:
+    (first, one), (_, _) = ended(start(tiny_bert, tmp_path / "run", hanging))
+    assert first == 1
+    assert "Timed out" in one

@@ -53,8 +53,8 @@ def as_csv(delimiter):
 @pytest.mark.parametrize(
     ("write", "delimiter"), [(as_json, ""), (as_csv, ","), (as_csv, "\t"), (as_csv, ";")]
 )
-@pytest.mark.parametrize("given", ["path", "name", "packed", "file", "bytes", "lines"])
-def test_rows_are_read_from_lines(tmp_path, write, delimiter, given):
+@pytest.mark.parametrize("source", ["path", "name", "packed", "file", "bytes", "lines"])
+def test_rows_are_read_from_lines(tmp_path, write, delimiter, source):
     text = write(delimiter)
     (tmp_path / "rows").write_bytes(b"\xef\xbb\xbf" + text.encode())
     (tmp_path / "rows.gz").write_bytes(gzip.compress(text.encode()))
@@ -64,7 +64,7 @@ def test_rows_are_read_from_lines(tmp_path, write, delimiter, given):
     ):
         rows = {"path": tmp_path / "rows", "name": str(tmp_path / "rows"), "packed": tmp_path / "rows.gz"}
         rows |= {"file": file, "bytes": raw, "lines": text.splitlines(keepends=True)}
-        corpus, (first, second) = examples_from_rows(rows[given])
+        corpus, (first, second) = examples_from_rows(rows[source])
     assert list(corpus) == ['Run "renew", twice.', "Restart\n\nthe printer.", "Mount the snapshot."]
     assert (first.query, first.positive, first.negatives) == ("renew it", 0, (1,))
     assert (second.query, second.positive, second.negatives) == ("restore a file", 2, ())

@@ -71,10 +71,10 @@ def objective_of(kind: str, bert: Path, t5: Path) -> Objective:
     return generative.objective(model)
 
 
-def trained(objective: Objective, folder: Path, **given: Any) -> tuple[list[float], torch.Tensor]:
+def trained(objective: Objective, folder: Path, **changes: Any) -> tuple[list[float], torch.Tensor]:
     """The losses of the first steps, and the weights after them."""
     model = without_dropout(objective.model).double()
-    settings = TrainingSettings(**BASE | given)
+    settings = TrainingSettings(**BASE | changes)
     train(model, objective, settings, folder, accelerator=Accelerator(cpu=True), progress=False)
     return [line["loss"] for line in history(folder)], weights(model)
 
@@ -122,9 +122,9 @@ def test_training_without_negatives_is_named_before_it_begins(tiny_bert: Path, t
 
     def run(examples: list[Example], batch: int) -> list[str]:
         settings, folder = TrainingSettings(steps=6, batch_size=batch), tmp_path / f"{id(examples)}-{batch}"
-        how: dict[str, Any] = {"accelerator": Accelerator(cpu=True), "progress": False}
+        options: dict[str, Any] = {"accelerator": Accelerator(cpu=True), "progress": False}
         with warnings.catch_warnings(record=True) as noted:
-            train(model, Contrastive(model, CORPUS, examples), settings, folder, **how)
+            train(model, Contrastive(model, CORPUS, examples), settings, folder, **options)
         return [str(warning.message) for warning in noted if "negative" in str(warning.message)]
 
     for examples, batch in ((alone, 1), (one, 4)):

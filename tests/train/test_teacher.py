@@ -31,8 +31,8 @@ SCORES: Run = {
 }
 
 
-def given(scores: Run) -> ScorePairs:
-    return lambda wanted: scores
+def scorer(scores: Run) -> ScorePairs:
+    return lambda pairs: scores
 
 
 def ids(positions: tuple[int, ...]) -> set[str]:
@@ -53,34 +53,34 @@ def ids(positions: tuple[int, ...]) -> set[str]:
 )
 def test_documents_from_the_bound_on_are_taken_to_be_relevant(rule, positive, expected):
     candidates = [f"d{n}" for n in range(2, 8)]  # not d9, which has a score, too
-    assert FalseNegatives(given(SCORES), **rule).of("q", positive, candidates, SCORES) == expected
+    assert FalseNegatives(scorer(SCORES), **rule).of("q", positive, candidates, SCORES) == expected
 
 
 def test_a_share_of_a_negative_score_lies_below_it() -> None:
-    found = FalseNegatives(given(SCORES), share=0.75).of("r", "d0", ["d1", "d2", "d3"], SCORES)
+    found = FalseNegatives(scorer(SCORES), share=0.75).of("r", "d0", ["d1", "d2", "d3"], SCORES)
     assert found == {"d1", "d2"}  # −4, −4.5 and −5 = −4 − 0.25 · 4
 
 
 def test_a_filter_needs_one_rule() -> None:
     for rule in ({}, {"margin": 1.0, "share": 0.9}):
         with pytest.raises(ValueError, match="set one of the two, not margin="):
-            FalseNegatives(given(SCORES), **rule)
+            FalseNegatives(scorer(SCORES), **rule)
     for share in (0.0, 1.1):
         with pytest.raises(ValueError, match=r"share of a positive's score must lie in \(0, 1\]"):
-            FalseNegatives(given(SCORES), share=share)
+            FalseNegatives(scorer(SCORES), share=share)
 
 
 def test_suspects_are_no_negatives_of_any_kind_and_are_counted() -> None:
-    problems, asked = Problems(), {}
+    problems, calls = Problems(), {}
 
-    def scores(wanted: Any) -> Run:
-        asked.update(wanted)
+    def scores(pairs: Any) -> Run:
+        calls.update(pairs)
         return SCORES
 
     examples = build_examples(
         CORPUS, SPLIT, RANKED, 3, depth=8, suspects=FalseNegatives(scores, margin=1.0), problems=problems
     )
-    assert {query: set(documents) for query, documents in asked.items()} == {
+    assert {query: set(documents) for query, documents in calls.items()} == {
         "q": {f"d{n}" for n in range(8)},
         "r": {f"d{n}" for n in range(4, 12)} | {"d3"},
     }
@@ -101,27 +101,6 @@ def test_suspects_are_no_negatives_of_any_kind_and_are_counted() -> None:
     assert problems.examples["hard negative that may be relevant (left out)"][0] == "q -> d2"
 
 
-def test_examples_carry_the_teachers_scores_of_their_documents() -> None:
-    complete: Run = {q: {d: 10.0 * n + len(q) for n, d in enumerate(CORPUS.ids)} for q in RANKED}
-    asked: list[Any] = []
-
-    def teacher(wanted: Any) -> Run:
-        asked.append(wanted)
-        return complete
-
-    examples = build_examples(CORPUS, SPLIT, RANKED, 3, depth=8, teacher=teacher)
-    for example in examples:
-        assert example.teacher == tuple(10.0 * p + 1 for p in (example.positive, *example.negatives))
-    (wanted,) = asked
-    drawn = {p for e in examples[:2] for p in (e.positive, *e.negatives)}
-    assert set(wanted["q"]) == ids(tuple(drawn))
-    assert len(wanted["q"]) == len(drawn)  # what two examples share is asked for once
-    bare = build_examples(CORPUS, SPLIT, RANKED, 3, depth=8)
-    assert [(e.query, e.positive, e.negatives) for e in examples] == [
-        (e.query, e.positive, e.negatives) for e in bare
-    ]
-
-
 def test_a_pair_without_a_score_is_named() -> None:
     complete: Run = {q: {d: float(SPLIT.judgements[q].get(d, 0)) for d in CORPUS.ids} for q in RANKED}
     for query, document, score, message in (
@@ -131,17 +110,17 @@ def test_a_pair_without_a_score_is_named() -> None:
         scores = {q: dict(of) for q, of in complete.items()}
         scores[query] = {d: s for d, s in scores[query].items() if d != document}
         scores[query] |= {} if score is None else {document: score}
-        suspects = FalseNegatives(given(scores), margin=0.5)
+        suspects = FalseNegatives(scorer(scores), margin=0.5)
         with pytest.raises(ValueError, match=f"the teacher has .*{message}"):
-            build_examples(CORPUS, SPLIT, RANKED, 3, depth=8, teacher=given(scores))
+            build_examples(CORPUS, SPLIT, RANKED, 3, depth=8, teacher=scorer(scores))
         with pytest.raises(ValueError, match=f"the false-negative filter has .*{message}"):
             build_examples(CORPUS, SPLIT, RANKED, 3, depth=8, suspects=suspects)
     with pytest.raises(ValueError, match=r"the teacher has no score of document .* for query 'q'"):
-        build_examples(CORPUS, SPLIT, RANKED, 3, depth=8, teacher=given({}))
+        build_examples(CORPUS, SPLIT, RANKED, 3, depth=8, teacher=scorer({}))
 
 
 def test_a_model_scores_a_pair_once_and_goes_on_after_an_interruption(tmp_path: Path) -> None:
-    asked: list[Run] = []
+    calls: list[Run] = []
     loads = 0
 
     def load_model() -> Any:
@@ -150,31 +129,31 @@ def test_a_model_scores_a_pair_once_and_goes_on_after_an_interruption(tmp_path: 
 
         def rerank(queries: dict[str, str], run: Run, *, progress: bool) -> Run:
             assert queries == {"q0": "?"}
-            if len(asked) == 2:
-                asked.append({})
+            if len(calls) == 2:
+                calls.append({})
                 raise KeyboardInterrupt
-            asked.append(run)
+            calls.append(run)
             return {q: {d: float(int(q[1:]) * 10 + int(d[1:])) for d in of} for q, of in run.items()}
 
         return SimpleNamespace(rerank=rerank)
 
     file = tmp_path / "teacher.run"
     scores = scored_once(file, load_model, {"q0": "?"}, Accelerator(cpu=True), pairs=3)
-    wanted = {f"q{n}": ["d1", "d2"] for n in range(6)}
+    pairs = {f"q{n}": ["d1", "d2"] for n in range(6)}
     with pytest.raises(KeyboardInterrupt):
-        scores(wanted)
-    assert [list(run) for run in asked[:2]] == [["q0", "q1"], ["q2", "q3"]]
+        scores(pairs)
+    assert [list(run) for run in calls[:2]] == [["q0", "q1"], ["q2", "q3"]]
     assert not file.exists()
-    found = scores(wanted)
-    assert list(asked[-1]) == ["q4", "q5"]
-    assert found == {q: {"d2": int(q[1:]) * 10 + 2.0, "d1": int(q[1:]) * 10 + 1.0} for q in wanted}
+    found = scores(pairs)
+    assert list(calls[-1]) == ["q4", "q5"]
+    assert found == {q: {"d2": int(q[1:]) * 10 + 2.0, "d1": int(q[1:]) * 10 + 1.0} for q in pairs}
     assert read_run(file) == found
     assert not file.with_suffix(".parts").exists()
     assert loads == 2
     assert scores({"q1": ["d1"]}) == found
     assert loads == 2  # nothing was missing
     more = scores({"q1": ["d1", "d7"], "q9": ["d3"]})
-    assert asked[-1] == {"q1": {"d7": 0.0}, "q9": {"d3": 0.0}}
+    assert calls[-1] == {"q1": {"d7": 0.0}, "q9": {"d3": 0.0}}
     assert more["q1"] == {"d7": 17.0, "d2": 12.0, "d1": 11.0}
     assert more["q9"] == {"d3": 93.0}
 
@@ -182,8 +161,8 @@ def test_a_model_scores_a_pair_once_and_goes_on_after_an_interruption(tmp_path: 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A reranker as the hub has them, of pairs of at most 24 tokens."""
-    own = {"num_labels": 1, "max_position_embeddings": 24}
-    return write_headed(BertForSequenceClassification, tmp_path_factory.mktemp("reranker"), **own)
+    settings = {"num_labels": 1, "max_position_embeddings": 24}
+    return write_headed(BertForSequenceClassification, tmp_path_factory.mktemp("reranker"), **settings)
 
 
 TEXTS = [
@@ -210,11 +189,11 @@ def test_a_published_reranker_scores_as_transformers_does(published: Path) -> No
 
 
 def test_a_source_is_a_run_or_any_model(published: Path, tiny_bert: Path, tmp_path: Path) -> None:
-    accelerator, wanted = Accelerator(cpu=True), {q: list(of) for q, of in PAIRS.items()}
+    accelerator, pairs = Accelerator(cpu=True), {q: list(of) for q, of in PAIRS.items()}
 
     def scores(source: Path | str) -> Run:
         file = tmp_path / f"{Path(source).name}.kept"
-        return pair_scores(str(source), file, QUERIES, SHORT, accelerator)(wanted)
+        return pair_scores(str(source), file, QUERIES, SHORT, accelerator)(pairs)
 
     write_run(tmp_path / "given.run", PAIRS)
     expected = {q: pytest.approx(of, abs=1e-40) for q, of in PAIRS.items()}  # a file has no ties
@@ -248,15 +227,15 @@ def test_the_script_distils_from_a_model_and_filters_by_it(
     flags |= {"teacher": tmp_path / "cross", "distil": "margin_mse"}
     run_script("train", **flags)
     assert "hard negative that may be relevant (left out): " in capsys.readouterr().out
-    kept = tmp_path / "out" / "training" / "teacher.run"
+    scored = tmp_path / "out" / "training" / "teacher.run"
     queries = hold_out(load_collection(words).split("train"), share=0.1)[0].queries
-    found = read_run(kept)
+    found = read_run(scored)
     assert found.keys() == queries.keys()
     assert all(set(found[query]) >= {*candidates, f"d{query[1:]}"} for query in queries)
     assert not (tmp_path / "out" / "training" / "filter.run").exists()
     run_script("train", **flags)  # goes on with the same examples, and is at its end
     # The same from that run, which has every score; other losses or weights are another training.
-    again = flags | {"output": tmp_path / "again", "teacher": kept, "filter": kept}
+    again = flags | {"output": tmp_path / "again", "teacher": scored, "filter": scored}
     run_script("train", **again)
     curves = [(tmp_path / name / "training" / "history.jsonl").read_text() for name in ("out", "again")]
     assert curves[0] == curves[1]
