@@ -15,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from paradigms.encoder.batches import switched_on
 from paradigms.encoder.bert import Light
 from paradigms.encoder.tokenizing import LightTokenizer, spell_in_bytes
 from paradigms.io.checks import check_files, check_header, json_or_empty, naming
@@ -166,23 +167,14 @@ def cached(name: str) -> Path | None:
     return None
 
 
-@contextmanager
-def _switched_on(switch: ContextVar[bool]) -> Iterator[None]:
-    token = switch.set(True)
-    try:
-        yield
-    finally:
-        switch.reset(token)
-
-
 def for_search() -> AbstractContextManager[None]:
     """Context in which models are loaded only to encode texts; plain BERTs are read without transformers."""
-    return _switched_on(_for_search)
+    return switched_on(_for_search)
 
 
 def without_weights() -> AbstractContextManager[None]:
     """Context in which models have their shapes on the meta device, and no weights (`parallel.built`)."""
-    return _switched_on(_without_weights)
+    return switched_on(_without_weights)
 
 
 def positions(name: str | Path) -> int | None:

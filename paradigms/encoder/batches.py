@@ -137,17 +137,18 @@ def _cached(encode: Callable[[Batch], Tokens], batch: Batch) -> Tokens:
         lambda *parts: encode(Batch(*parts)),
         *tensors,
         use_reentrant=False,
-        context_fn=lambda: (nullcontext(), _again()),
+        context_fn=lambda: (nullcontext(), switched_on(AGAIN)),
     )
 
 
 @contextmanager
-def _again() -> Iterator[None]:
-    before = AGAIN.set(True)
+def switched_on(switch: ContextVar[bool]) -> Iterator[None]:
+    """Context in which a variable is true."""
+    token = switch.set(True)
     try:
         yield
     finally:
-        AGAIN.reset(before)
+        switch.reset(token)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ Encoders of different paradigms differ only in settings.
 """
 
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -17,6 +17,16 @@ Vectors = Literal["pooled", "all", "first", "spans", "learned"]
 Salience = Literal["none", "entropic", "hard", "relu"]
 SIDES: tuple[Side, Side] = ("query", "document")
 LONGEST = 1 << 17  # tokens of a text
+# Settings without a choice where an encoder's own heads make the vectors (SPLADE, BGE-M3)
+FIXED: dict[str, Any] = {
+    "dim": None,
+    "layer_norm": False,
+    "pooled_dim": 0,
+    "salience": "none",
+    "truncate": None,
+    "query_vectors": "all",
+    "document_vectors": "all",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +90,10 @@ class EncoderSettings:
         for breaks, message in RULES:
             if breaks(self):
                 raise ValueError(message.format(s=self))
+
+    def changed(self, values: Mapping[str, Any]) -> list[str]:
+        """Return the names of settings whose values differ from the given ones."""
+        return [name for name, value in values.items() if getattr(self, name) != value]
 
     @property
     def pools(self) -> bool:
