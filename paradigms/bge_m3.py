@@ -85,12 +85,12 @@ class BgeM3Settings(EncoderSettings):
     @property
     def losses(self) -> dict[Part, float]:
         """The weight λ of each part's loss, for the parts that have a loss."""
-        each: dict[Part, float] = {
+        losses: dict[Part, float] = {
             "dense": self.dense_loss,
             "sparse": self.sparse_loss,
             "tokens": self.token_loss,
         }
-        return {part: share for part, share in each.items() if share and self.weights[part]}
+        return {part: share for part, share in losses.items() if share and self.weights[part]}
 
 
 class BgeM3(TextEncoder):
@@ -109,8 +109,8 @@ class BgeM3(TextEncoder):
         self.token_projection = orthogonal(width, width, bias=True)
         self.term_projection = salience_head(width)
         names = ["unk", "pad", *(["mask"] if settings.query_augmentation else [])]
-        others = {getattr(self.tokenizer, f"{name}_token_id") for name in names} - {None}
-        self._no_term = torch.tensor(sorted(others.union(call_tokenizer(self.tokenizer, "")["input_ids"])))
+        special = {getattr(self.tokenizer, f"{name}_token_id") for name in names} - {None}
+        self._no_term = torch.tensor(sorted(special.union(call_tokenizer(self.tokenizer, "")["input_ids"])))
 
     def labels(self, text: str, side: Side, ids: Tensor | None = None) -> list[str]:
         batch = self.tokenize([text], side)

