@@ -170,13 +170,13 @@ def test_the_loss_is_that_of_the_sum_and_of_each_part(model):
     def of(scores: Tensor) -> Tensor:
         return nn.functional.cross_entropy(scores / tau, target)
 
-    wanted = of(rel(D, Q, model.align, model.normalise))
+    expected = of(rel(D, Q, model.align, model.normalise))
     shares = {"dense": (1.0, 0.4), "sparse": (0.1, 0.2), "tokens": (1.0, 0.7)}  # λ and w
     for part, (share, w) in shares.items():
         recipe = PARTS[part]
         scores = rel(part_of(D, part), part_of(Q, part), recipe.align, recipe.normalise_function)
-        wanted = wanted + share * of(scores / w)
-    assert_same(loss, wanted / 4)
+        expected = expected + share * of(scores / w)
+    assert_same(loss, expected / 4)
     loss.backward()
     for name in ("token_projection", "term_projection", "backbone.embeddings.word_embeddings"):
         assert model.encoder.get_submodule(name).weight.grad.abs().max() > 0
@@ -207,10 +207,10 @@ def test_the_sum_teaches_each_part(model, in_batch):
             p = teacher[n, places].softmax(0)
             cross_entropy = nn.functional.cross_entropy(scores[n, places], p)
             learned = learned + share * (cross_entropy + (p * p.log()).sum()) / 2
-    wanted = (supervised + learned / 3) / 2
-    assert_same(loss, wanted)
+    expected = (supervised + learned / 3) / 2
+    assert_same(loss, expected)
     weight = model.encoder.token_projection.weight  # the teacher passes no gradient
-    assert_same(*(torch.autograd.grad(each, weight, retain_graph=True)[0] for each in (loss, wanted)))
+    assert_same(*(torch.autograd.grad(each, weight, retain_graph=True)[0] for each in (loss, expected)))
 
 
 def test_one_index_has_all_three(model):
@@ -219,8 +219,8 @@ def test_one_index_has_all_three(model):
     whole = Indexed.build(model, texts, precision="no")
     run = whole.search(queries, 4)
     D, Q = (model.encode_documents(DOCUMENTS), model.encode_queries(QUERIES[:1]))
-    wanted = dict(zip("abcd", model.score(D, Q)[0].tolist(), strict=True))
-    assert run["q"] == pytest.approx({id: wanted[id] for id in "acd"}, abs=5e-3)
+    expected = dict(zip("abcd", model.score(D, Q)[0].tolist(), strict=True))
+    assert run["q"] == pytest.approx({id: expected[id] for id in "acd"}, abs=5e-3)
     assert run["s"] == {}
     (explained,) = whole.explain(QUERIES[0], "a")
     total = sum(s * a for _, _, s, a in explained.links)

@@ -43,8 +43,8 @@ def test_a_saved_model_has_the_identity_of_the_model(family, rank, tmp_path):
     model = built("colbert", write_checkpoint(family, tmp_path / "backbone"), dim=8, lora_rank=rank)
     whole = identity(model.encoder)
     model.save_pretrained(tmp_path / "saved")
-    for how in ({}, {"for_search": True}):
-        again = identity(load(tmp_path / "saved", **how).encoder)
+    for options in ({}, {"for_search": True}):
+        again = identity(load(tmp_path / "saved", **options).encoder)
         assert not differing(whole, again)
         assert len(whole["configuration"].keys() & again["configuration"].keys()) > 10
 

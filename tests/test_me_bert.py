@@ -58,8 +58,8 @@ def test_with_one_vector_it_is_de_bert(tiny_bert, settings):
 @pytest.mark.parametrize("vectors", ["spans", "learned"])
 @pytest.mark.parametrize("settings", [{}, {"dim": 8} | DE_BERT, {"query_vectors": "spans"}])
 def test_with_one_span_it_is_dpr_of_mean_pooling(tiny_bert, vectors, settings):
-    how = {"pooling": "mean"} | settings
-    one = built("me_bert", tiny_bert, document_vectors=vectors, vectors=1, **how).double().eval()
+    options = {"pooling": "mean"} | settings
+    one = built("me_bert", tiny_bert, document_vectors=vectors, vectors=1, **options).double().eval()
     expected = built("dpr", tiny_bert, **{"pooling": "mean"} | settings | {"query_vectors": "pooled"})
     expected.load_state_dict({n: t for n, t in one.state_dict().items() if "learned_pooling" not in n})
     assert_same(scores(one, TEXTS), scores(expected.double().eval(), TEXTS))

@@ -217,7 +217,7 @@ def encode_in_a_fork(folder: Path) -> None:
     assert threads_of_a_fork() == 2  # nothing has been computed
     torch.ones(1 << 20).exp()  # starts OpenMP's second thread, which no fork has
     paradigm, entered = PARADIGMS["colbert"](folder).double().eval(), threading.Event()
-    wanted = paradigm.encode_documents(DOCUMENTS)
+    expected = paradigm.encode_documents(DOCUMENTS)
 
     def encode() -> None:
         with paradigm.evaluating():
@@ -231,7 +231,7 @@ def encode_in_a_fork(folder: Path) -> None:
     if not child:
         signal.alarm(20)  # ends a child that waits
         torch.ones(1 << 20).exp()
-        assert_same(paradigm.encode_documents(DOCUMENTS).vectors, wanted.vectors)
+        assert_same(paradigm.encode_documents(DOCUMENTS).vectors, expected.vectors)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert torch.get_num_threads() == 2
