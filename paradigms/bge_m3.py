@@ -27,6 +27,7 @@ from paradigms.core import Tokens
 from paradigms.encoder.layers import orthogonal, salience_head
 from paradigms.encoder.pooling import pool
 from paradigms.encoder.precision import scores_of
+from paradigms.encoder.settings import FIXED
 from paradigms.encoder.text import ENCODERS, Batch, EncoderSettings, Side, TextEncoder
 from paradigms.encoder.tokenizing import call_tokenizer
 from paradigms.io.checks import Range
@@ -65,10 +66,7 @@ class BgeM3Settings(EncoderSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        fixed = {"dim": None, "layer_norm": False, "pooled_dim": 0, "salience": "none", "normalize": True}
-        fixed |= {"truncate": None, "query_vectors": "all", "document_vectors": "all"}
-        wrong = [name for name, value in fixed.items() if getattr(self, name) != value]
-        if wrong:
+        if wrong := self.changed(FIXED | {"normalize": True}):
             raise ValueError(f"BGE-M3 has no other {', '.join(wrong)}: its three readouts are fixed")
         if not any(self.weights.values()):
             raise ValueError("one of dense_weight, sparse_weight and token_weight must be above 0")
@@ -87,12 +85,12 @@ class BgeM3Settings(EncoderSettings):
     @property
     def losses(self) -> dict[Part, float]:
         """The weight λ of each part's loss, for the parts that have a loss."""
-        each: dict[Part, float] = {
+        losses: dict[Part, float] = {
             "dense": self.dense_loss,
             "sparse": self.sparse_loss,
             "tokens": self.token_loss,
         }
-        return {part: share for part, share in each.items() if share and self.weights[part]}
+        return {part: share for part, share in losses.items() if share and self.weights[part]}
 
 
 class BgeM3(TextEncoder):
@@ -111,18 +109,12 @@ class BgeM3(TextEncoder):
         self.token_projection = orthogonal(width, width, bias=True)
         self.term_projection = salience_head(width)
         names = ["unk", "pad", *(["mask"] if settings.query_augmentation else [])]
-        others = {getattr(self.tokenizer, f"{name}_token_id") for name in names} - {None}
-        self._no_term = torch.tensor(sorted(others.union(call_tokenizer(self.tokenizer, "")["input_ids"])))
+        special = {getattr(self.tokenizer, f"{name}_token_id") for name in names} - {None}
+        self._no_term = torch.tensor(sorted(special.union(call_tokenizer(self.tokenizer, "")["input_ids"])))
 
     def labels(self, text: str, side: Side, ids: Tensor | None = None) -> list[str]:
         batch = self.tokenize([text], side)
-        if ids is None:
-            training = self.training
-            self.eval()
-            with torch.inference_mode():
-                ids = self(batch.to(self.device), side).ids
-            self.train(training)
-        assert ids is not None
+        ids = self.ids_of(batch, side) if ids is None else ids
         vectors = batch.input_ids[self._with_vectors(batch)].tolist()
         names = iter(self.tokenizer.convert_ids_to_tokens(vectors))
         flat = ids.flatten().tolist()

@@ -131,9 +131,8 @@ def _joined(queries: Any, documents: Any) -> Paradigm:
         if not isinstance(as_paradigm(model, "one folder of the pair").encoder, TextEncoder):
             raise ValueError(f"a pair has two text encoders, but {model.name} is itself a pair")
     if queries.recipe != documents.recipe:
-        ours = queries.recipe.described()
-        theirs = documents.recipe.described()
-        differ = [f"{key} ({ours[key]} and {theirs[key]})" for key in ours if ours[key] != theirs[key]]
+        fields = zip(queries.recipe.described().items(), documents.recipe.described().values(), strict=True)
+        differ = [f"{key} ({value} and {other})" for (key, value), other in fields if value != other]
         raise ValueError(
             f"the encoders of queries and documents are not a pair, they differ in {', '.join(differ)}: with "
             "--document-model, set --model too"

@@ -29,7 +29,7 @@ ROOMS = {
     "safe_weights": "saving.hub",
     "write_sentence_transformers": "saving.write",
     "write_m3": "saving.write",
-    "write_onnx": "saving.onnx",
+    "write_onnx": "saving.write",
     "model_card": "saving.hub",
     "framed": "view",
     "explanations_of": "view",

@@ -26,6 +26,7 @@ from paradigms.align import EqualIds
 from paradigms.core import Tokens, at_least_float32
 from paradigms.encoder.backbone import load_backbone, load_model, pretrained, without_cache
 from paradigms.encoder.pooling import as_terms
+from paradigms.encoder.settings import FIXED
 from paradigms.encoder.text import ENCODERS, Batch, EncoderSettings, Side, TextEncoder
 from paradigms.io.checks import Range
 from paradigms.model import paradigm
@@ -62,11 +63,7 @@ class SpladeSettings(EncoderSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        changed = {"dim": None, "normalize": False, "layer_norm": False, "pooled_dim": 0, "salience": "none"}
-        changed |= {"truncate": None, "query_vectors": "all", "document_vectors": "all"}
-        changed |= {"skip": "", "skip_tokens": ""}
-        wrong = [name for name, value in changed.items() if getattr(self, name) != value]
-        if wrong:
+        if wrong := self.changed(FIXED | {"normalize": False, "skip": "", "skip_tokens": ""}):
             raise ValueError(f"SPLADE has no {', '.join(wrong)}: its vectors are weights of terms")
 
 
@@ -96,12 +93,7 @@ class Splade(TextEncoder):
         return 1
 
     def labels(self, text: str, side: Side, ids: Tensor | None = None) -> list[str]:
-        if ids is None:
-            training = self.training
-            self.eval()
-            with torch.inference_mode():
-                ids = self(self.tokenize([text], side).to(self.device), side).ids
-            self.train(training)
+        ids = self.ids_of(self.tokenize([text], side), side) if ids is None else ids
         return list(self.tokenizer.convert_ids_to_tokens(ids.flatten().tolist()))
 
     @property

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, AutoTokenizer, XLMRobertaConfig, XLMRobertaModel
+from transformers import AutoModel, AutoTokenizer
 
 import paradigms
 from paradigms import PARADIGMS, Paradigm
@@ -20,8 +20,9 @@ from paradigms.scoring.in_batch import in_batch_rel
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
 from paradigms.train.losses import LossSettings
+from paradigms.train.state import start_of
 from tests.near import assert_same
-from tests.tiny import WIDTH, _save, _size, words_of, write_checkpoint
+from tests.tiny import WIDTH, write_checkpoint, write_roberta
 
 QUERIES = ["where is the quick fox, the fox", "[PAD] [MASK] the sea, the sea", ""]
 DOCUMENTS = [
@@ -37,11 +38,8 @@ def write_m3(folder: Path, family: str = "bert") -> Path:
     """What a hub folder of BGE-M3 holds: an encoder, its tokenizer and two pickled linear layers."""
     if family == "bert":
         write_checkpoint("bert", folder)
-    else:  # 66 positions, of which RoBERTa's family has 66 − padding id − 1
-        tokenizer = words_of()
-        size = _size(tokenizer) | {"max_position_embeddings": 66, "pad_token_id": tokenizer.pad_token_id}
-        torch.manual_seed(0)
-        _save(XLMRobertaModel(XLMRobertaConfig(**size)), tokenizer, folder, torch.float32)
+    else:
+        write_roberta(folder, "sentencepiece")
     torch.manual_seed(1)
     for name, out in (("colbert_linear", WIDTH), ("sparse_linear", 1)):
         head = nn.Linear(WIDTH, out)
@@ -114,7 +112,7 @@ def sides(model: Paradigm) -> tuple[Tokens, Tokens]:
 def test_a_checkpoint_of_its_layout_scores_as_the_paper_says(tmp_path, family):
     folder = write_m3(tmp_path / family, family)
     model = opened(folder)
-    assert model.document_length == {"bert": 512, "xlm-roberta": 65}[family]
+    assert model.document_length == {"bert": 512, "xlm-roberta": 64}[family]
     D, Q = sides(model)
     assert_same(model.score(D, Q), by_the_paper(folder))
     with pytest.raises(ValueError, match="pickled weights"):
@@ -172,13 +170,13 @@ def test_the_loss_is_that_of_the_sum_and_of_each_part(model):
     def of(scores: Tensor) -> Tensor:
         return nn.functional.cross_entropy(scores / tau, target)
 
-    wanted = of(rel(D, Q, model.align, model.normalise))
+    expected = of(rel(D, Q, model.align, model.normalise))
     shares = {"dense": (1.0, 0.4), "sparse": (0.1, 0.2), "tokens": (1.0, 0.7)}  # λ and w
     for part, (share, w) in shares.items():
         recipe = PARTS[part]
         scores = rel(part_of(D, part), part_of(Q, part), recipe.align, recipe.normalise_function)
-        wanted = wanted + share * of(scores / w)
-    assert_same(loss, wanted / 4)
+        expected = expected + share * of(scores / w)
+    assert_same(loss, expected / 4)
     loss.backward()
     for name in ("token_projection", "term_projection", "backbone.embeddings.word_embeddings"):
         assert model.encoder.get_submodule(name).weight.grad.abs().max() > 0
@@ -209,10 +207,10 @@ def test_the_sum_teaches_each_part(model, in_batch):
             p = teacher[n, places].softmax(0)
             cross_entropy = nn.functional.cross_entropy(scores[n, places], p)
             learned = learned + share * (cross_entropy + (p * p.log()).sum()) / 2
-    wanted = (supervised + learned / 3) / 2
-    assert_same(loss, wanted)
+    expected = (supervised + learned / 3) / 2
+    assert_same(loss, expected)
     weight = model.encoder.token_projection.weight  # the teacher passes no gradient
-    assert_same(*(torch.autograd.grad(each, weight, retain_graph=True)[0] for each in (loss, wanted)))
+    assert_same(*(torch.autograd.grad(each, weight, retain_graph=True)[0] for each in (loss, expected)))
 
 
 def test_one_index_has_all_three(model):
@@ -221,8 +219,8 @@ def test_one_index_has_all_three(model):
     whole = Indexed.build(model, texts, precision="no")
     run = whole.search(queries, 4)
     D, Q = (model.encode_documents(DOCUMENTS), model.encode_queries(QUERIES[:1]))
-    wanted = dict(zip("abcd", model.score(D, Q)[0].tolist(), strict=True))
-    assert run["q"] == pytest.approx({id: wanted[id] for id in "acd"}, abs=5e-3)
+    expected = dict(zip("abcd", model.score(D, Q)[0].tolist(), strict=True))
+    assert run["q"] == pytest.approx({id: expected[id] for id in "acd"}, abs=5e-3)
     assert run["s"] == {}
     (explained,) = whole.explain(QUERIES[0], "a")
     total = sum(s * a for _, _, s, a in explained.links)
@@ -244,10 +242,13 @@ def test_written_in_its_layout_and_in_ours(model, folder, tmp_path):
         )
     with pytest.raises(ValueError, match="is not BGE-M3"):
         PARADIGMS["dpr"](folder).save_pretrained(tmp_path / "dpr", layout="bge-m3")
-    torch.save(
-        {"weight": torch.zeros(3, WIDTH), "bias": torch.zeros(3)}, tmp_path / "theirs/colbert_linear.pt"
-    )
-    with pytest.raises(ValueError, match="colbert_linear holds"):
+    start = start_of(model, tmp_path)  # of a training, which the heads belong to
+    assert start_of(opened(tmp_path / "theirs"), tmp_path) == start
+    head = {"weight": torch.zeros(WIDTH, WIDTH), "bias": torch.zeros(WIDTH)}
+    torch.save(head, tmp_path / "theirs/colbert_linear.pt")
+    assert start_of(opened(tmp_path / "theirs"), tmp_path) != start
+    torch.save({name: weight[:3] for name, weight in head.items()}, tmp_path / "theirs/colbert_linear.pt")
+    with pytest.raises(ValueError, match=r"colbert_linear\.safetensors holds"):
         paradigms.load(tmp_path / "theirs", pickled=True)
 
 

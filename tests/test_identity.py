@@ -8,7 +8,6 @@ import torch
 
 from paradigms import PARADIGMS, Paradigm, load
 from paradigms.align import TopK
-from paradigms.baselines.bm25 import BM25
 from paradigms.encoder.towers import TwoTowers
 from paradigms.engines import EngineRetriever, hand_over
 from paradigms.engines.base import MaxSimEngine
@@ -44,8 +43,8 @@ def test_a_saved_model_has_the_identity_of_the_model(family, rank, tmp_path):
     model = built("colbert", write_checkpoint(family, tmp_path / "backbone"), dim=8, lora_rank=rank)
     whole = identity(model.encoder)
     model.save_pretrained(tmp_path / "saved")
-    for how in ({}, {"for_search": True}):
-        again = identity(load(tmp_path / "saved", **how).encoder)
+    for options in ({}, {"for_search": True}):
+        again = identity(load(tmp_path / "saved", **options).encoder)
         assert not differing(whole, again)
         assert len(whole["configuration"].keys() & again["configuration"].keys()) > 10
 
@@ -109,14 +108,6 @@ def test_an_index_is_searched_and_grown_by_what_made_it(maker, other, tiny_bert,
             use()
     again = Indexed.build(made, TEXTS).search(QUERIES, 3)
     same_run(Indexed.open(tmp_path / "index", made).search(QUERIES, 3), again)
-
-
-def test_a_saved_bm25_is_of_its_texts(tmp_path):
-    BM25(TEXTS).save(tmp_path / "bm25")
-    for texts in (TEXTS | {"cat": "a dog"}, dict(zip(TEXTS, reversed(TEXTS.values()), strict=True))):
-        with pytest.raises(ValueError, match="indexes other documents"):
-            BM25.load(tmp_path / "bm25", texts)
-    assert list(BM25.load(tmp_path / "bm25", TEXTS).search({"q": "cat"})["q"]) == ["cat"]
 
 
 def test_the_start_of_a_training_is_what_files_hold(tiny_bert, tmp_path):

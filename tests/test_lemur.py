@@ -8,16 +8,12 @@ import torch
 
 from paradigms import lemur
 from paradigms.align import QueryToDocument, one
-from paradigms.core import Tokens, rel
+from paradigms.core import rel
 from paradigms.lemur import Features, Regression, best, fit_features
 from tests.near import assert_same
-from tests.scoring.table import texts
+from tests.scoring.table import sides
 
 WIDTH = 24
-
-
-def sides(salience: bool = False) -> list[Tokens]:
-    return [t.map(lambda x: x.detach()) for t in texts(salience, sizes=(3, 5, 13, 7, 20))]
 
 
 def random_features(epochs: int = 0) -> tuple[Features, torch.Tensor]:

@@ -1,6 +1,5 @@
 """A whole paradigm: built by name, scored, saved and loaded bit for bit, refused where files are wrong."""
 
-import math
 import os
 import shutil
 import signal
@@ -16,12 +15,12 @@ from safetensors.torch import load_file, save_file
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.align import AllPairs, DocumentToQuery, PoolTopK, QueryToDocument, TopK, TopP
-from paradigms.core import Tokens, rel
+from paradigms.core import Tokens
 from paradigms.encoder.settings import EncoderSettings
 from paradigms.recipe import Recipe, recipe_fields
 from tests.forks import fork
 from tests.near import assert_same
-from tests.tiny import FAMILIES, built
+from tests.tiny import FAMILIES, built, randomised
 
 QUERIES = ["where is the quick fox", "stone"]
 DOCUMENTS = ["A quick fox, in the garden.", "the stone story of a zebra; stone and water", "", "snow"]
@@ -31,12 +30,7 @@ TENSORS = ("vectors", "mask", "ids", "salience")
 def trained(name: str, folder, **settings) -> Paradigm:
     """A paradigm whose every trainable weight differs from what building it would give."""
     torch.manual_seed(0)
-    paradigm = built(name, folder, **settings)
-    with torch.no_grad():
-        for weight in paradigm.parameters():
-            if weight.requires_grad:
-                weight.add_(0.05 * torch.randn_like(weight))
-    return paradigm
+    return randomised(built(name, folder, **settings), 0.05)
 
 
 def same(a: Tokens, b: Tokens) -> bool:
@@ -211,18 +205,6 @@ def test_with_alignment_keeps_the_encoder(tiny_bert):
     assert gathered.reads == {"similarity", "lengths", "salience"}
 
 
-@pytest.mark.parametrize("name", PARADIGMS)
-def test_score_is_rel_and_interact_shows_its_parts(tiny_bert, name):
-    paradigm = trained(name, tiny_bert).double()
-    queries, documents = tokens(paradigm)
-    scores = paradigm.score(documents, queries)
-    assert scores.shape == (2, 4)
-    assert torch.equal(scores, rel(documents, queries, paradigm.align, paradigm.normalise))
-    parts = paradigm.interact(documents, queries)
-    assert_same((parts.similarity * parts.alignment).sum((-2, -1)) / parts.normaliser, scores)
-    assert math.isfinite(scores.sum().item())
-
-
 def threads_of_a_fork() -> int:
     child = os.fork()
     if not child:
@@ -235,7 +217,7 @@ def encode_in_a_fork(folder: Path) -> None:
     assert threads_of_a_fork() == 2  # nothing has been computed
     torch.ones(1 << 20).exp()  # starts OpenMP's second thread, which no fork has
     paradigm, entered = PARADIGMS["colbert"](folder).double().eval(), threading.Event()
-    wanted = paradigm.encode_documents(DOCUMENTS)
+    expected = paradigm.encode_documents(DOCUMENTS)
 
     def encode() -> None:
         with paradigm.evaluating():
@@ -249,7 +231,7 @@ def encode_in_a_fork(folder: Path) -> None:
     if not child:
         signal.alarm(20)  # ends a child that waits
         torch.ones(1 << 20).exp()
-        assert_same(paradigm.encode_documents(DOCUMENTS).vectors, wanted.vectors)
+        assert_same(paradigm.encode_documents(DOCUMENTS).vectors, expected.vectors)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert torch.get_num_threads() == 2

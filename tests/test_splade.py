@@ -72,9 +72,9 @@ def test_weights_are_those_of_the_formula(masked: Path) -> None:
     own = torch.zeros_like(q)
     for row, text in zip(own, QUERIES, strict=True):
         row[model.encoder.tokenizer(text, add_special_tokens=False)["input_ids"]] = 1
-    for terms, wanted in (("own", q * own), ("ones", own)):
+    for terms, expected in (("own", q * own), ("ones", own)):
         found = PARADIGMS["splade"](masked, query_terms=terms).double().encode_queries(QUERIES)
-        assert_same(dense(found, q.shape[1]).double(), wanted)
+        assert_same(dense(found, q.shape[1]).double(), expected)
     cut = dense(PARADIGMS["splade"](masked, most_terms=5).double().encode_documents(DOCUMENTS), d.shape[1])
     assert_same(cut, d * (d >= d.topk(5).values[:, -1:]))
 
@@ -169,8 +169,8 @@ def test_bm25_is_equal_ids_with_its_weights() -> None:
                 row[bm25.vocabulary[term]] += 1
     found = rel(*sides(torch.from_numpy(bm25.matrix().toarray()), counts), EqualIds(), one)
     run = bm25.search({text: text for text in QUERIES}, 4)
-    wanted = torch.tensor([[run[text].get(id, 0.0) for id in "abcd"] for text in QUERIES])
-    assert_within_rounding(found, wanted, torch.float32, 10)  # words of a query
+    expected = torch.tensor([[run[text].get(id, 0.0) for id in "abcd"] for text in QUERIES])
+    assert_within_rounding(found, expected, torch.float32, 10)  # words of a query
 
 
 def test_unicoil_is_coil_with_one_dimension(tiny_bert: Path) -> None:
@@ -193,8 +193,8 @@ def test_unicoil_is_coil_with_one_dimension(tiny_bert: Path) -> None:
     for b, query in enumerate(QUERIES):
         for n, document in enumerate(DOCUMENTS):
             d, terms = weighed(document), weighed(query)
-            wanted = sum(u * max([v for i, v in d if i == j], default=0.0) for j, u in terms)
-            assert_same(found[b, n], wanted, scale=1)
+            expected = sum(u * max([v for i, v in d if i == j], default=0.0) for j, u in terms)
+            assert_same(found[b, n], expected, scale=1)
 
 
 def test_weights_are_scored_in_training_as_rel_in_values_and_gradients() -> None:
@@ -222,8 +222,8 @@ def test_regularisers_are_those_of_the_papers() -> None:
     mean, share = w.mean(0), (w > 0).double().mean(0)
     activ = share.where(share > 0, 1e-300)
     activ = (1 / (1 + (activ ** math.log(2, 0.1) - 1) ** 10)).where(share > 0, 0)
-    wanted = {"flops": mean.square().sum(), "l1": mean.sum(), "df_flops": (activ * mean).square().sum()}
-    for kind, value in wanted.items():
+    expected = {"flops": mean.square().sum(), "l1": mean.sum(), "df_flops": (activ * mean).square().sum()}
+    for kind, value in expected.items():
         assert_same(sparsity(as_terms(w), kind), value)
     assert activ[share < 0.1].max() < 0.5 < activ[share > 0.1].min()
 

@@ -26,6 +26,18 @@ TEXTS = ["the fish in the sea", "the fox", "", "the old sea and the fish"]
 QUERY = "the fox in the snow"
 
 
+def check_search(model: Paradigm) -> None:
+    """Check that indexes of every kind find and rerank by the scores of rel."""
+    texts = dict(zip("abcd", TEXTS, strict=True))
+    scores = model.score(model.encode_documents(TEXTS), model.encode_queries([QUERY]))[0].tolist()
+    expected = {id: scores["abcd".index(id)] for id in "abd"}
+    for kind, error in ((kinds.exact(), 5e-3), (kinds.compressed(bits=8), 2e-2), (kinds.faiss(), 5e-3)):
+        retriever = Indexed.build(model, texts, kind=kind, precision="no")
+        run = retriever.search({"q": QUERY}, 3)["q"]
+        assert run == pytest.approx(expected, abs=error)
+        assert retriever.rerank({"q": QUERY}, {"q": dict.fromkeys("abd", 0.0)})["q"] == pytest.approx(run)
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Paradigm:
     return PARADIGMS["colbert"](write_checkpoint("bert", tmp_path / "bert")).eval()
@@ -62,15 +74,9 @@ def test_it_is_indexed_and_trained(model, monkeypatch):
     texts = dict(zip("abcd", TEXTS, strict=True))
     counted = model.count_corpus(texts.values())
     weighed = model.with_alignment(Idf(statistics=counted.name), "total")
-    scores = weighed.score(weighed.encode_documents(TEXTS), weighed.encode_queries([QUERY]))[0].tolist()
-    expected = {id: scores["abcd".index(id)] for id in "abd"}
     for place in (ranking, scan):
         monkeypatch.setattr(place, "score", lambda *_: pytest.fail("all of S was formed"))
-    for kind, error in ((kinds.exact(), 5e-3), (kinds.compressed(bits=8), 2e-2), (kinds.faiss(), 5e-3)):
-        retriever = Indexed.build(weighed, texts, kind=kind, precision="no")
-        run = retriever.search({"q": QUERY}, 3)["q"]
-        assert run == pytest.approx(expected, abs=error)
-        assert retriever.rerank({"q": QUERY}, {"q": dict.fromkeys("abd", 0.0)})["q"] == pytest.approx(run)
+    check_search(weighed)
     objective = Contrastive(weighed, Corpus.of(texts), [Example(QUERY, 1, (0,), (1,))])
     objective.loss(weighed, objective.collate(objective.examples)).backward()
     assert weighed.encoder.backbone.embeddings.word_embeddings.weight.grad.any()
@@ -91,12 +97,7 @@ def test_floors_are_counted_searched_and_kept(model, tmp_path):
     assert counted.floors[snow] == counted.floors[-1] != counted.floors[fish], "no occurrence: the mean"
 
     ranked = model.with_alignment(TableExcess(statistics=counted.name)).double()
-    texts = dict(zip("abcd", TEXTS, strict=True))
-    scores = ranked.score(ranked.encode_documents(TEXTS), ranked.encode_queries([QUERY]))[0].tolist()
-    expected = {id: scores["abcd".index(id)] for id in "abd"}
-    for kind, error in ((kinds.exact(), 5e-3), (kinds.compressed(bits=8), 2e-2), (kinds.faiss(), 5e-3)):
-        retriever = Indexed.build(ranked, texts, kind=kind, precision="no")
-        assert retriever.search({"q": QUERY}, 3)["q"] == pytest.approx(expected, abs=error)
+    check_search(ranked)
     ranked.save_pretrained(tmp_path / "saved")
     del STATISTICS[counted.name]
     paradigms.load(tmp_path / "saved")

@@ -266,6 +266,16 @@ def write_collection(
     return folder
 
 
+def randomised(model: Any, scale: float = 0.1, seed: int = 1) -> Any:
+    """Add noise to every weight that is trained: of its initial value, a gain of 1 would go unnoticed."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.requires_grad:
+                weight.add_(scale * torch.randn(weight.shape, generator=generator))
+    return model
+
+
 def built(name: str, backbone: Path, **settings: Any) -> Paradigm:
     """A paradigm over a tiny checkpoint, which has no masked-language-model head: SPLADE ties one."""
     return PARADIGMS[name](backbone, **({"tied_head": True} if name == "splade" else {}) | settings)

@@ -124,8 +124,8 @@ def assemble(
         judged: Judgements = {query: {} for query in answers.get(split, {})}
         _judge(judged, judgements.get(split, ()), texts, ids, split, problems)
         # In the order of the queries, not of the judgements.
-        every = Split(texts, judged, answers.get(split, {}), groups or {})
-        splits[split] = every.only(query for query in texts if query in judged)
+        loaded = Split(texts, judged, answers.get(split, {}), groups or {})
+        splits[split] = loaded.only(query for query in texts if query in judged)
         _digest_split(digest, split, splits[split])
     if not any(split.queries for split in splits.values()):
         raise ValueError(f"{name}: no split holds a judged query" + (f"\n{problems}" if problems else ""))

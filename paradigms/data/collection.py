@@ -118,8 +118,8 @@ class Corpus(Sequence[str]):
     def copies(self) -> dict[str, str]:
         """Map each document whose text an earlier document has to the first document with this text."""
         hashes = (hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in self)
-        every = np.fromiter(hashes, "S32", len(self))
-        _, firsts, numbers = np.unique(every, return_index=True, return_inverse=True)
+        digests = np.fromiter(hashes, "S32", len(self))
+        _, firsts, numbers = np.unique(digests, return_index=True, return_inverse=True)
         first = firsts[numbers]
         return {self.ids[n]: self.ids[first[n]] for n in np.flatnonzero(first < np.arange(len(self)))}
 

@@ -126,14 +126,16 @@ def read_msmarco(folder: Path) -> Collection:
         raise FileNotFoundError(f"{folder} holds no qrels.<split>.tsv and no triples.<split>.tsv")
     if "dev" in files and "test" not in files:
         files["test"] = files.pop("dev")
-    every = ["queries.all.tsv"] if "queries.all.tsv" in names else list(filter(QUERIES.fullmatch, names))
-    queries = [pair for name in every for pair in _pairs(existing(folder, name))]
+    query_files = (
+        ["queries.all.tsv"] if "queries.all.tsv" in names else list(filter(QUERIES.fullmatch, names))
+    )
+    queries = [pair for name in query_files for pair in _pairs(existing(folder, name))]
     with_text = {id for id, _ in queries}
     judgements: dict[str, Iterable[tuple[str, str, int]]] = {}
     for split, file in sorted(files.items()):
         rows = judgements[split] = list(_judgements(file))
         if rows and not any(query in with_text for query, _, _ in rows):
-            read = ", ".join(every) or "no queries.<split>.tsv"
+            read = ", ".join(query_files) or "no queries.<split>.tsv"
             raise ValueError(f"{file} judges no query that has a text; queries were read from: {read}")
     passages = existing(folder, PASSAGES)
     _, first = next(numbered_lines(passages), (0, ""))

@@ -82,8 +82,8 @@ def read_documents(paths: Sequence[Path], parse: Parse) -> tuple[Iterator[Docume
                     yield document
             before += path.stat().st_size
 
-    def stored(kept: np.ndarray) -> tuple[Lines, Lines]:
-        places = np.frombuffer(offsets, dtype=np.int64)[kept]
+    def stored(positions: np.ndarray) -> tuple[Lines, Lines]:
+        places = np.frombuffer(offsets, dtype=np.int64)[positions]
         return Lines(paths, places, parse, TITLE), Lines(paths, places, parse, TEXT)
 
     return stream(), None if any(path.suffix == ".gz" for path in paths) else stored

@@ -43,7 +43,7 @@ def within_documents(collection: Collection) -> Collection:
             problems.add("near copy of a training query (left out)", query)
         else:
             chosen[split].append(query)
-    every = Split(queries, judged)
+    merged = Split(queries, judged)
     digest = Digest()
     digest.add(WITHIN, collection.fingerprint)
     for split, ids in chosen.items():
@@ -51,7 +51,7 @@ def within_documents(collection: Collection) -> Collection:
     return replace(
         collection,
         name=f"{collection.name}, {WITHIN}",
-        splits={split: every.only(sorted(ids)) for split, ids in chosen.items()},
+        splits={split: merged.only(sorted(ids)) for split, ids in chosen.items()},
         problems=problems,
         fingerprint=digest.hexdigest(),
     )

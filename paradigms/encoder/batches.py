@@ -59,7 +59,7 @@ class Batch:
         used = self.attention_mask.bool() | self.counts
         return (used * torch.arange(1, used.shape[1] + 1, device=used.device)).amax(1).tolist()
 
-    def some(self, places: Int[Tensor, " y"], width: int) -> "Batch":
+    def select(self, places: Int[Tensor, " y"], width: int) -> "Batch":
         """Select texts by their positions, and cut them to `width` tokens."""
         return self.map(lambda t: t[places, :width])
 
@@ -122,7 +122,7 @@ def in_parts(
     for part in parts:
         places = torch.tensor(part, device=batch.counts.device)
         width = max(1, lengths[part[0]])
-        texts = batch.some(places, width)
+        texts = batch.select(places, width)
         encoded.append(_cached(encode, texts) if cached and left > rows else encode(texts))
         left -= len(part)
     order = torch.tensor([place for part in parts for place in part], device=batch.counts.device)
@@ -137,17 +137,18 @@ def _cached(encode: Callable[[Batch], Tokens], batch: Batch) -> Tokens:
         lambda *parts: encode(Batch(*parts)),
         *tensors,
         use_reentrant=False,
-        context_fn=lambda: (nullcontext(), _again()),
+        context_fn=lambda: (nullcontext(), switched_on(AGAIN)),
     )
 
 
 @contextmanager
-def _again() -> Iterator[None]:
-    before = AGAIN.set(True)
+def switched_on(switch: ContextVar[bool]) -> Iterator[None]:
+    """Context in which a variable is true."""
+    token = switch.set(True)
     try:
         yield
     finally:
-        AGAIN.reset(before)
+        switch.reset(token)
 
 
 @contextmanager

@@ -178,8 +178,8 @@ def fast_forward(backbone: nn.Module, precision: str) -> Forward | None:
     gradients.
     """
     light = isinstance(backbone, Light)
-    theirs = type(backbone).__name__ == "BertModel" and type(backbone).__module__ == TRANSFORMERS
-    if not (light or theirs) or backbone.training or torch.is_grad_enabled():
+    bert_model = type(backbone).__name__ == "BertModel" and type(backbone).__module__ == TRANSFORMERS
+    if not (light or bert_model) or backbone.training or torch.is_grad_enabled():
         return None
     if not light and not (backbone.device.type == "cpu" and supported(backbone.config)):
         _passes.pop(backbone, None)  # it has the weights that were on the CPU

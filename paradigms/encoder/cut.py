@@ -44,13 +44,15 @@ def count_cut(encoder: Encoder, texts: Sequence[str]) -> Cut:
 def read_part(encoder: Encoder, texts: Sequence[str]) -> list[str]:
     """Cut each document after the last token that the encoder reads."""
     tokenizer, layout, room = _room(encoder)
-    if not tokenizer.is_fast:
-        rows = call_tokenizer(tokenizer, list(texts), add_special_tokens=False)["input_ids"]
-        pairs = zip(texts, rows, strict=True)
-        return [text if len(ids) <= room else tokenizer.decode(ids[:room]) for text, ids in pairs]
     read: list[str] = []
     for start in range(0, len(texts), BATCH):
         full = [layout.prompt + text for text in texts[start : start + BATCH]]
+        if not tokenizer.is_fast:
+            rows = call_tokenizer(tokenizer, full, add_special_tokens=False)["input_ids"]
+            for text, ids in zip(full, rows, strict=True):
+                part = tokenizer.decode(ids[:room]) if len(ids) > room else text
+                read.append(part[len(layout.prompt) :])
+            continue
         starts = beginnings(tokenizer, full, layout.length)
         encoded = call_tokenizer(tokenizer, starts, add_special_tokens=False, return_offsets_mapping=True)
         for text, places in zip(full, encoded["offset_mapping"], strict=True):

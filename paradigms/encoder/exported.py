@@ -32,7 +32,7 @@ def session(file: Path) -> Any:
 
 
 class ExportedBackbone(nn.Module):
-    """The backbone in a folder with config.json and model.onnx, as `saving.onnx` writes them.
+    """The backbone in a folder with config.json and model.onnx, as `saving.write` writes them.
 
     Its only parameter is the file's SHA-256, which stands for the weights in `identity`.
     """

@@ -41,7 +41,6 @@ class LowerStates:
         self.folder = folder
         self._made_by = state_of(weights)[1:]  # values; a copy on another device has the same
         self._files: set[str] = set()
-        self._stored: set[bytes] = set()  # hashes of the text groups that `add` has stored
         self._rows: dict[bytes, Tensor] = {}
         self.open()
 
@@ -76,31 +75,22 @@ class LowerStates:
         tokenize: Callable[[Sequence[str]], Batch],
         compute: Callable[[Batch], Tensor],
         *,
-        layout: str = "",
         process: int = 0,
         processes: int = 1,
         progress: bool = False,
     ) -> None:
         """Compute and store this process's share of the texts' missing states.
 
-        layout: description of how `tokenize` cuts and marks texts; texts stored with the same layout are not
-        tokenised again. Every process calls this, waits for the others, and then calls `open`.
+        Every process calls this, waits for the others, and then calls `open`.
         """
-        missing = []
-        for number, start in enumerate(range(0, len(texts), SHARD)):
-            group = texts[start : start + SHARD]
-            joined = "\0".join([layout, *group]).encode("utf-8", "surrogatepass")
-            digest = hashlib.sha256(joined).digest()
-            if digest not in self._stored:
-                missing.append((number, group, digest))
-        with progress_bar(progress and len(missing) > 1) as bar:
-            batches = ahead(lambda shard: tokenize(shard[1]), missing)
-            shards = bar.track(missing, description="frozen layers")
-            for (number, _, digest), batch in zip(shards, batches, strict=True):
+        shards = [texts[start : start + SHARD] for start in range(0, len(texts), SHARD)]
+        with progress_bar(progress and len(shards) > 1) as bar:
+            batches = bar.track(ahead(tokenize, shards), total=len(shards), description="frozen layers")
+            for number, batch in enumerate(batches):
                 new = {key: n for n, key in enumerate(keys(batch)) if key not in self._rows}
                 name = hashlib.sha256(b"".join(new)).hexdigest()[:16]
                 if new and number % processes == process and not (self.folder / name).exists():
-                    self._write(name, list(new), _computed(batch, list(new.values()), compute), digest)
+                    self._write(name, list(new), _computed(batch, list(new.values()), compute))
 
     def open(self) -> None:
         """Map the files written since the last call; delete damaged ones, with a warning."""
@@ -116,7 +106,6 @@ class LowerStates:
                     states = file.get_tensor("states")
                     lengths = file.get_tensor("lengths").tolist()
                     names = file.get_tensor("keys").numpy()
-                    self._stored.add(file.get_tensor("texts").numpy().tobytes())
                 for key, rows in zip(names, states.split(lengths), strict=True):
                     self._rows[key.tobytes()] = rows
                 self._files.add(place.name)
@@ -142,17 +131,16 @@ class LowerStates:
         states = states.to(device)
         if missing:
             places = torch.tensor(missing, device=device)
-            states[places] = scaled(compute(batch.some(places, width))).float()
+            states[places] = scaled(compute(batch.select(places, width))).float()
         return states / SCALE
 
-    def _write(self, name: str, names: list[bytes], rows: list[Tensor], texts: bytes) -> None:
+    def _write(self, name: str, names: list[bytes], rows: list[Tensor]) -> None:
         with torch.autocast(rows[0].device.type, enabled=False):  # autocast cannot join float16 on a CPU
             states = torch.cat(rows)
         tensors = {
             "states": states,
             "lengths": torch.tensor([len(row) for row in rows]),
             "keys": torch.frombuffer(bytearray(b"".join(names)), dtype=torch.uint8).view(len(names), -1),
-            "texts": torch.frombuffer(bytearray(texts), dtype=torch.uint8),
         }
         if not tensors["states"].isfinite().all():
             raise ValueError(
@@ -205,7 +193,7 @@ def _computed(batch: Batch, places: list[int], compute: Callable[[Batch], Tensor
     lengths = [batch.lengths()[place] for place in places]
     rows: list[Tensor] = [torch.empty(0)] * len(places)
     for part in by_length(lengths, TOKENS):
-        texts = batch.some(torch.tensor([places[n] for n in part]), max(1, lengths[part[0]]))
+        texts = batch.select(torch.tensor([places[n] for n in part]), max(1, lengths[part[0]]))
         for n, states in zip(part, scaled(compute(texts)).cpu(), strict=True):
             rows[n] = states[: lengths[n]]
     return rows

@@ -4,7 +4,7 @@ Encoders of different paradigms differ only in settings.
 """
 
 import string
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -17,6 +17,16 @@ Vectors = Literal["pooled", "all", "first", "spans", "learned"]
 Salience = Literal["none", "entropic", "hard", "relu"]
 SIDES: tuple[Side, Side] = ("query", "document")
 LONGEST = 1 << 17  # tokens of a text
+# Settings without a choice where an encoder's own heads make the vectors (SPLADE, BGE-M3)
+FIXED: dict[str, Any] = {
+    "dim": None,
+    "layer_norm": False,
+    "pooled_dim": 0,
+    "salience": "none",
+    "truncate": None,
+    "query_vectors": "all",
+    "document_vectors": "all",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +87,35 @@ class EncoderSettings:
 
     def __post_init__(self) -> None:
         check_types(self)
-        for breaks, message in RULES:
-            if breaks(self):
-                raise ValueError(message.format(s=self))
+        if self.pooled_dim != 0:
+            if self.dim is None or (self.pooled_dim or 0) % self.dim != 0:
+                raise ValueError(f"pooled_dim={self.pooled_dim} must be a multiple of dim={self.dim}")
+            if not {self.query_vectors, self.document_vectors} <= {"all", "first"}:
+                raise ValueError(
+                    "pooled_dim joins a pooled vector to token vectors; these vectors are pooled"
+                )
+            if self.truncate is not None:
+                raise ValueError(
+                    "pooled_dim joins vectors that must stay whole: leave out truncate, or pooled_dim"
+                )
+            if self.layer_norm:
+                raise ValueError(
+                    "layer_norm takes vectors of width dim; the pooled vector has width pooled_dim"
+                )
+        if self.dim is None and (self.projection_bias or self.activation != "identity"):
+            raise ValueError(
+                "projection_bias and activation belong to the projection, which dim adds: set dim"
+            )
+        if self.attend_augmentation and not self.query_augmentation:
+            raise ValueError("attend_augmentation needs query_augmentation")
+        if self.lora_rank == 0 and (self.dora or self.lora_targets != "all-linear"):
+            raise ValueError("dora and lora_targets configure adapters: set lora_rank above 0")
+        if self.salience_l1 > 0 and not self.weighs:
+            raise ValueError(f"salience_l1={self.salience_l1} needs a salience: set salience to 'relu'")
+
+    def changed(self, values: Mapping[str, Any]) -> list[str]:
+        """Return the names of settings whose values differ from the given ones."""
+        return [name for name, value in values.items() if getattr(self, name) != value]
 
     @property
     def pools(self) -> bool:
@@ -118,43 +154,6 @@ class EncoderSettings:
             left_out.add("salience")
         values = asdict(self).items()
         return {n: value for n, value in values if n not in left_out and not n.startswith("query_")}
-
-
-# Settings that need or exclude each other: whether they break a rule, and what is wrong.
-RULES: list[tuple[Callable[[EncoderSettings], bool], str]] = [
-    (
-        lambda s: s.pooled_dim != 0 and (s.dim is None or (s.pooled_dim or 0) % s.dim != 0),
-        "pooled_dim={s.pooled_dim} must be a multiple of dim={s.dim}",
-    ),
-    (
-        lambda s: s.pooled_dim != 0 and not {s.query_vectors, s.document_vectors} <= {"all", "first"},
-        "pooled_dim joins a pooled vector to token vectors; these vectors are pooled",
-    ),
-    (
-        lambda s: s.pooled_dim != 0 and s.truncate is not None,
-        "pooled_dim joins vectors that must stay whole: leave out truncate, or pooled_dim",
-    ),
-    (
-        lambda s: s.pooled_dim != 0 and s.layer_norm,
-        "layer_norm takes vectors of width dim; the pooled vector has width pooled_dim",
-    ),
-    (
-        lambda s: s.dim is None and (s.projection_bias or s.activation != "identity"),
-        "projection_bias and activation belong to the projection, which dim adds: set dim",
-    ),
-    (
-        lambda s: s.attend_augmentation and not s.query_augmentation,
-        "attend_augmentation needs query_augmentation",
-    ),
-    (
-        lambda s: s.lora_rank == 0 and (s.dora or s.lora_targets != "all-linear"),
-        "dora and lora_targets configure adapters: set lora_rank above 0",
-    ),
-    (
-        lambda s: s.salience_l1 > 0 and not s.weighs,
-        "salience_l1={s.salience_l1} needs a salience: set salience to 'relu'",
-    ),
-]
 
 
 @dataclass(frozen=True, kw_only=True)

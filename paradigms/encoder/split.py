@@ -86,20 +86,16 @@ class SplitBackbone:
     def upper(self, states: Float[Tensor, "x l w"], batch: Batch) -> Float[Tensor, "x l v"]:
         """Compute the backbone's first output (last hidden states or logits) from `lower`'s output."""
         self._source.states = states
-        if not self._lower:  # nothing to leave out but the embeddings
-            hook = self._upper[0].register_forward_pre_hook(self._source.replace_input, with_kwargs=True)
-            try:
-                return self.backbone(**batch.inputs())[0]
-            finally:
-                hook.remove()
-        # In each lower layer's place, because decoders choose a layer's attention by its number.
-        below = [self._source] * self._lower
+        # In each lower layer's place, because decoders choose a layer's attention by its number; the hook
+        # replaces the embeddings if there is no lower layer.
+        replacement = self._upper[0].register_forward_pre_hook(self._source.replace_input, with_kwargs=True)
         layers = self.place._modules[self.name]
-        self.place._modules[self.name] = nn.ModuleList(below + self._upper)
+        self.place._modules[self.name] = nn.ModuleList([self._source] * self._lower + self._upper)
         try:
             return self.backbone(**batch.inputs())[0]
         finally:
             self.place._modules[self.name] = layers
+            replacement.remove()
 
     def keep_states(
         self, folder: Path, weights: Mapping[str, Tensor], outputs: bool = False

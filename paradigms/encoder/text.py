@@ -25,7 +25,7 @@ from paradigms.encoder.backbone import (
     quiet,
 )
 from paradigms.encoder.base import Encoder
-from paradigms.encoder.batches import Batch, in_parts, insert, keep_freed_memory
+from paradigms.encoder.batches import Batch, evaluated, in_parts, insert, keep_freed_memory
 from paradigms.encoder.bert import last_hidden
 from paradigms.encoder.layers import add_adapters, orthogonal, salience_head, without_adapters
 from paradigms.encoder.pooling import LearnedPooling, mean_of_spans, pool, spans
@@ -178,12 +178,6 @@ class TextEncoder(Encoder):
     def document_settings(self) -> dict[str, Any]:
         return self.settings.of_documents()
 
-    def layout(self, side: Side) -> str:
-        """Describe all settings that determine the token ids and attention masks of a side's texts."""
-        s = self.settings
-        augment = (s.query_augmentation, s.attend_augmentation) if side == "query" else ()
-        return repr((self._layouts[side], augment))
-
     def labels(self, text: str, side: Side, ids: Tensor | None = None) -> list[str]:
         kind = self._vectors(side)
         m = self.settings.vectors
@@ -216,6 +210,13 @@ class TextEncoder(Encoder):
         encoded = in_parts(encode, batch, axis, tokens=tokens, rows=chunk or None, least=least)
         s = self.settings
         return encoded if s.truncate is None else first_coordinates(encoded, s.truncate, s.normalize)
+
+    def ids_of(self, batch: Batch, side: Side) -> Tensor:
+        """Encode a batch, without dropout, to return its Tokens' ids."""
+        with evaluated(self), torch.inference_mode():
+            ids = self(batch.to(self.device), side).ids
+        assert ids is not None
+        return ids
 
     def _load_backbone(self, name: str | Path) -> Any:
         return load_backbone(name)

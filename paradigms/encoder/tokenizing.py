@@ -134,7 +134,7 @@ def spell_in_bytes(tokenizer: Any) -> None:
 
     SentencePiece does this; transformers maps all such characters to the same unknown token.
     """
-    if not isinstance(tokenizer.backend_tokenizer.model, models.Unigram):
+    if not tokenizer.is_fast or not isinstance(tokenizer.backend_tokenizer.model, models.Unigram):
         return
     state = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     pieces = [(piece, score) for piece, score in state["vocab"]]

@@ -29,8 +29,8 @@ def unpadded_hidden(backbone: Any, batch: Batch) -> Float[Tensor, "x l w"]:
         name: t.flatten()[places][None] for name, t in batch.inputs().items() if name != "attention_mask"
     }
     # RoBERTa's positions begin after its padding index.
-    own = (part for part in backbone.modules() if hasattr(part, "position_embeddings"))
-    first = next((part.padding_idx for part in own if hasattr(part, "padding_idx")), -1) + 1
+    embeddings = (part for part in backbone.modules() if hasattr(part, "position_embeddings"))
+    first = next((part.padding_idx for part in embeddings if hasattr(part, "padding_idx")), -1) + 1
     row["position_ids"] = (used.cumsum(1) - 1 + first).flatten()[places][None]
     longest = used.shape[1]
     ends = {

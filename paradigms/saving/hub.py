@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from paradigms.encoder.backbone import PACKAGED
+from paradigms.encoder.backbone import original
 from paradigms.encoder.published import MODULES, modules
 from paradigms.io.checks import json_or_empty, read_json
 from paradigms.saved import M3_HEADS, PICKLED, SETTINGS_AND_WEIGHTS
@@ -206,9 +206,8 @@ def base_models(settings: Mapping[str, Any]) -> list[str]:
     """Return [hub name of the backbone that training started from] if all systems share one, else []."""
     systems = settings.get("systems")
     differ = isinstance(systems, dict) and any(system.get("backbone") for system in systems.values())
-    name = settings.get("backbone")
-    name = PACKAGED[name].original if name in PACKAGED else name
-    return [str(name)] if not differ and _is_hub_name(name) else []
+    name = original(settings.get("backbone", ""))
+    return [name] if not differ and _is_hub_name(name) else []
 
 
 def datasets_of(settings: Mapping[str, Any]) -> list[str]:

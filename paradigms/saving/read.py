@@ -19,7 +19,7 @@ from paradigms.align import AllPairs, PositiveEqualIds, QueryToDocument
 from paradigms.baselines.cross_attention import SequenceClassifier
 from paradigms.bge_m3 import bge_m3
 from paradigms.coil import coil
-from paradigms.encoder.backbone import load_model, load_tokenizer, positions, pretrained, quiet
+from paradigms.encoder.backbone import load_heads, load_model, load_tokenizer, positions, pretrained, quiet
 from paradigms.encoder.published import MODEL, MODULES, TRANSFORMER, modules, pooling, prompts
 from paradigms.encoder.settings import LONGEST
 from paradigms.encoder.text import EncoderSettings, TextEncoder
@@ -147,10 +147,6 @@ class Chain:
     normalize: bool = False
     mask: dict[str, Any] = field(default_factory=dict)  # of MultiVectorMask
     sparse: bool = False  # SpladePooling of the logits
-
-
-def is_sentence_transformers(folder: Path) -> bool:
-    return (folder / MODULES).is_file()
 
 
 def read_sentence_transformers(folder: Path) -> Paradigm:
@@ -318,10 +314,6 @@ DENSE = "2_Dense"
 DIM = 128  # width of published XTRs; T5 models with one vector per text have 768
 
 
-def is_dpr(folder: Path) -> bool:
-    return json_or_empty(folder / "config.json").get("model_type") == "dpr"
-
-
 def read_dpr(folder: Path) -> Paradigm:
     """Read one of DPR's two encoders and use it for both sides; `loading.load` joins two into a pair."""
     import transformers
@@ -353,11 +345,6 @@ def _bert(model: Any) -> Any:
     return bert
 
 
-def is_coil(folder: Path) -> bool:
-    heads = any((folder / name).is_file() for name in ("model.pt", COIL_HEADS))
-    return heads and (folder / "config.json").is_file()
-
-
 def read_coil(folder: Path) -> Paradigm:
     """Read COIL-full without layer normalisation: an encoder, and two projections in model.pt.
 
@@ -375,13 +362,6 @@ def read_coil(folder: Path) -> Paradigm:
     tokens.put_into(model.encoder.projection)
     pooled.put_into(model.encoder.pooled_projection)
     return model.with_alignment(PositiveEqualIds())
-
-
-def is_stanford(folder: Path) -> bool:
-    config = json_or_empty(folder / "config.json")
-    return bool(config) and (
-        (folder / METADATA).is_file() or "HF_ColBERT" in (config.get("architectures") or ())
-    )
 
 
 def read_stanford(folder: Path) -> Paradigm:
@@ -422,26 +402,6 @@ def read_stanford(folder: Path) -> Paradigm:
     return late_interaction(encoder)
 
 
-def is_xtr(folder: Path) -> bool:
-    return _t5_with_dense(folder) and not (folder / MODULES).is_file()
-
-
-def may_be_xtr(folder: Path) -> bool:
-    """Return whether a folder may be XTR: a model with one vector per text may have the same files."""
-    if not (_t5_with_dense(folder) and (folder / MODULES).is_file()):
-        return False
-    if json_or_empty(folder / MODEL).get("model_type"):
-        return False
-    head = json_or_empty(folder / DENSE / "config.json")
-    linear = ACTIVATIONS.get(head.get("activation_function", "")) == "identity" and not head.get("bias", True)
-    return linear and head.get("out_features") == DIM
-
-
-def _t5_with_dense(folder: Path) -> bool:
-    model_type = json_or_empty(folder / "config.json").get("model_type")
-    return (folder / DENSE).is_dir() and model_type in ("t5", "mt5")
-
-
 def read_xtr(folder: Path) -> Paradigm:
     """Read XTR (xtr-base-en, Lee et al. 2023): the encoder of a T5 and a linear layer.
 
@@ -458,34 +418,19 @@ def read_xtr(folder: Path) -> Paradigm:
 M3_MODULES = {"colbert_linear": "token_projection", "sparse_linear": "term_projection"}  # file -> module
 
 
-def is_m3(folder: Path) -> bool:
-    return all(
-        any((folder / f"{name}.{end}").is_file() for end in ("pt", "safetensors")) for name in M3_MODULES
-    )
-
-
 def read_m3(folder: Path) -> Paradigm:
     """Read BGE-M3. Raises ValueError if a head's shape is not BGE-M3's, such as fewer dimensions."""
     length = text_length({}, folder)
     model: Any = bge_m3(folder, pooling="cls", query_length=length, document_length=length)
     for name, head in M3_MODULES.items():
         module = getattr(model.encoder, head)
-        weights = {key: weight.float() for key, weight in load_file(folder / f"{name}.safetensors").items()}
-        shapes = {key: list(weight.shape) for key, weight in weights.items()}
-        needed = {key: list(weight.shape) for key, weight in module.state_dict().items()}
-        if shapes != needed:
-            raise ValueError(f"{name} holds {shapes}, where {needed} belong")
-        module.load_state_dict(weights)
+        load_heads(module, module.state_dict(), folder / f"{name}.safetensors")
     return model
 
 
 # transformers: `architectures` in config.json determines the reader.
 
 HEADLESS = ("Model", "ForPreTraining", "ForMaskedLM", "ForConditionalGeneration")  # heads that may be dropped
-
-
-def is_plain(folder: Path) -> bool:
-    return "model_type" in json_or_empty(folder / "config.json")
 
 
 def read_plain(folder: Path) -> Paradigm:
@@ -517,19 +462,10 @@ def check_encoder(folder: Path) -> None:
             raise ValueError(f"{name} is not a text encoder: save the encoder below its head separately")
 
 
-def is_masked(folder: Path, head: str = "ForMaskedLM") -> bool:
-    config = json_or_empty(folder / "config.json")
-    return "model_type" in config and any(name.endswith(head) for name in config.get("architectures") or [])
-
-
 def read_masked(folder: Path) -> Paradigm:
     """Read SPLADE with its head, which layout "plain" drops. Raises ValueError if weights are missing."""
     logger.warning("%s is read as SPLADE, by its masked-language-model head; layout 'plain' drops it", folder)
     return splade(folder, **lengths(folder))
-
-
-def is_reranker(folder: Path) -> bool:
-    return is_masked(folder, "ForSequenceClassification")
 
 
 def read_reranker(folder: Path) -> SequenceClassifier:

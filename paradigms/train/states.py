@@ -95,14 +95,13 @@ def keep_states(
         assert tower.split is not None
         side_texts = texts.get(side, ())
         tokenize = partial(tower.tokenize, side=side)
-        layout = tower.layout(side)
         with autocast(accelerator.device, accelerator.mixed_precision):
             store = tower.keep_states(folder)
-            add_states(store, side_texts, tokenize, tower.split.compute, accelerator, layout)
+            add_states(store, side_texts, tokenize, tower.split.compute, accelerator)
             tower.split.outputs = None
             if untrained and not tower.split.has_head:  # logits of the whole vocabulary would be large
                 store = tower.keep_states(folder, outputs=True)
-                add_states(store, side_texts, tokenize, tower.split.untrained, accelerator, layout)
+                add_states(store, side_texts, tokenize, tower.split.untrained, accelerator)
 
 
 def add_states(
@@ -111,7 +110,6 @@ def add_states(
     tokenize: Callable[[Sequence[str]], Batch],
     compute: Callable[[Batch], torch.Tensor],
     accelerator: Accelerator,
-    layout: str = "",
 ) -> None:
     """Store each process's share of the texts' states, unless they are `too_large`; then open all states."""
     if texts and not [*store.folder.parent.glob("[0-9a-f]*/")]:
@@ -126,7 +124,6 @@ def add_states(
             texts,
             tokenize,
             compute,
-            layout=layout,
             process=accelerator.process_index,
             processes=accelerator.num_processes,
             progress=accelerator.is_main_process,

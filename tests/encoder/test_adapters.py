@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from paradigms import PARADIGMS, Paradigm, load
 from tests.near import assert_within_rounding
-from tests.tiny import FAMILIES, TERMS
+from tests.tiny import FAMILIES, TERMS, randomised
 
 TEXTS = ["the sea", "a bird flew over the island in the morning light"]
 
@@ -19,12 +19,7 @@ def adapted(name: str, backbone: Path, seed: int = 0, **settings: Any) -> Paradi
     """A paradigm whose adapters and heads are away from where they start."""
     torch.manual_seed(seed)
     settings = {"lora_rank": 2, "document_length": 20} | settings
-    paradigm = PARADIGMS[name](backbone, **settings)
-    with torch.no_grad():
-        for weight in paradigm.parameters():
-            if weight.requires_grad:
-                weight.add_(0.1 * torch.randn_like(weight))
-    return paradigm
+    return randomised(PARADIGMS[name](backbone, **settings))
 
 
 @pytest.mark.parametrize("dora", [False, True])

@@ -37,11 +37,11 @@ def test_first_tokens_are_those_of_the_whole_text(checkpoints: dict[str, Path], 
     @given(st.lists(TEXTS, max_size=4), st.integers(3, 24))
     def check(texts: list[str], length: int) -> None:
         nonlocal cuts
-        found, how = beginnings(tokenizer, texts, length), {"truncation": True, "max_length": length}
+        found, options = beginnings(tokenizer, texts, length), {"truncation": True, "max_length": length}
         cuts += found != texts
         for special in (False, True):
             rows = [
-                tokenizer(t, add_special_tokens=special, **how).input_ids
+                tokenizer(t, add_special_tokens=special, **options).input_ids
                 for t in (texts or [""], found or [""])
             ]
             assert rows[0] == rows[1]
@@ -59,10 +59,10 @@ def test_a_text_of_many_megabytes_is_read_as_far_as_its_tokens_are_kept(
         def __getattr__(self, name: str) -> Any:
             return getattr(tokenizer, name)
 
-        def __call__(self, texts: list[str], **how: Any) -> Any:
+        def __call__(self, texts: list[str], **options: Any) -> Any:
             nonlocal most
             most = max(most, *map(len, texts))
-            return tokenizer(texts, **how)
+            return tokenizer(texts, **options)
 
     (found,) = beginnings(Counting(), ["the bird over the sea " * 1_000_000], 16)
     assert len(found) == most < 200

@@ -140,7 +140,7 @@ def test_token_rows_are_those_of_transformers(checkpoints):
     for folder in (*checkpoints.values(), packaged("offline")):
         tokenizer = load_tokenizer(folder)
         for whole in (False, True):
-            wanted = tokenizer(
+            expected = tokenizer(
                 TEXTS,
                 padding="max_length" if whole else True,
                 truncation=True,
@@ -151,7 +151,7 @@ def test_token_rows_are_those_of_transformers(checkpoints):
             found = token_rows(tokenizer, TEXTS, 13, full=whole)
             names = ("input_ids", "attention_mask", "special_tokens_mask")
             for name, rows in zip(names, found, strict=True):
-                assert torch.equal(rows, wanted[name]), (folder, name)
+                assert torch.equal(rows, expected[name]), (folder, name)
 
 
 OPTIONS = {"do_lower_case": False, "tokenize_chinese_chars": False, "strip_accents": False}

@@ -17,8 +17,8 @@ def layers(bias: bool) -> list[nn.Linear]:
 
 def check(found: torch.Tensor, layer: nn.Linear, x: torch.Tensor) -> None:
     bias = None if layer.bias is None else layer.bias.double()
-    wanted = nn.functional.linear(x.double(), layer.weight.double(), bias)
-    assert_within_rounding(found, wanted, torch.float32, WIDTH, scale=WIDTH)
+    expected = nn.functional.linear(x.double(), layer.weight.double(), bias)
+    assert_within_rounding(found, expected, torch.float32, WIDTH, scale=WIDTH)
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -57,10 +57,10 @@ def test_queries_and_documents_are_encoded_alike(native, tiny_bert, monkeypatch)
     monkeypatch.setattr(
         model.encoder, "_hidden", lambda *given: used.append(product_precision(CPU)) or inner(*given)
     )
-    for name, wanted in (("auto", "bf16"), ("no", "no")):
+    for name, expected in (("auto", "bf16"), ("no", "no")):
         index = Indexed.build(model, TEXTS, precision=name)
         index.search({"q": "a cat"}, 2)
-        assert used == [wanted, wanted], name
+        assert used == [expected, expected], name
         used.clear()
     with autocast(CPU, "no"):  # a training in float32 measures in float32
         Indexed.build(model, TEXTS).search({"q": "a cat"}, 2)

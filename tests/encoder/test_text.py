@@ -10,10 +10,18 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import AutoModel, AutoTokenizer, T5Config, T5ForConditionalGeneration
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    ByT5Tokenizer,
+    T5Config,
+    T5EncoderModel,
+    T5ForConditionalGeneration,
+)
 
 from paradigms import PARADIGMS
 from paradigms.encoder import backbone
+from paradigms.encoder.cut import read_part
 from paradigms.encoder.precision import autocast
 from paradigms.encoder.text import EncoderSettings, Side, TextEncoder
 from paradigms.encoder.tokenizing import TOKENIZING
@@ -54,6 +62,18 @@ def test_token_vectors_are_the_backbones_whatever_the_padding(checkpoints, famil
         assert tokens.mask[0, x].sum() == len(expected)
         assert_same(tokens.vectors[0, x, : len(expected)], expected)
     assert torch.isfinite(tokens.vectors).all()  # padding too: 0 · NaN would reach the gradients
+
+
+def test_a_tokenizer_in_python(checkpoints, tmp_path):
+    """ByT5's tokens are bytes, which the library `tokenizers` does not make."""
+    folder = tmp_path / "byt5"
+    ByT5Tokenizer().save_pretrained(folder)
+    T5EncoderModel(T5Config.from_pretrained(checkpoints["t5"], vocab_size=384)).save_pretrained(folder)
+    model = encoder(folder, dim=None, normalize=False, document_length=9, document_prompt="a: ")
+    tokens = encode(model, ["the fox", "", "é"])
+    assert tokens.mask[0].sum(-1).tolist() == [9, 0, 6]
+    assert_same(tokens.vectors[0, 2, :6], states(folder, "a: é"))
+    assert read_part(model, ["the fox", "", "é"]) == ["the f", "", "é"]
 
 
 def test_projection_and_normalisation(tiny_bert):

@@ -46,10 +46,10 @@ def test_what_goes_out_comes_back(tiny_bert, tmp_path, what):
         model = model.with_alignment(QueryToDocument(), "query_tokens")
     model.save_pretrained(tmp_path / "out", LAYOUT)
     back = paradigms.load(tmp_path / "out")
-    wanted = model.encoder.settings  # of which tokens are listed, and a marker is a prompt
-    wanted = replace(wanted, skip="", skip_tokens=" ".join(model.encoder.skipped))
-    wanted = replace(wanted, query_marker="", query_prompt=wanted.query_marker + wanted.query_prompt)
-    assert back.encoder.settings == wanted
+    expected = model.encoder.settings  # of which tokens are listed, and a marker is a prompt
+    expected = replace(expected, skip="", skip_tokens=" ".join(model.encoder.skipped))
+    expected = replace(expected, query_marker="", query_prompt=expected.query_marker + expected.query_prompt)
+    assert back.encoder.settings == expected
     assert_same(scores_of(back), scores_of(model))
 
 

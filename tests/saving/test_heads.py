@@ -34,8 +34,8 @@ def test_a_masked_language_model_is_splade_unless_it_is_to_be_plain(
     assert isinstance(model, Paradigm)
     assert model.name == "splade"
     assert "read as SPLADE" in caplog.text
-    wanted = by_transformers(folder, QUERIES) @ by_transformers(folder, DOCUMENTS).T
-    assert_same(scores_of(model), wanted)
+    expected = by_transformers(folder, QUERIES) @ by_transformers(folder, DOCUMENTS).T
+    assert_same(scores_of(model), expected)
     assert paradigms.load(folder, layout="plain").name == "dpr"
 
 

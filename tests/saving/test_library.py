@@ -70,9 +70,9 @@ def test_scores_are_the_library_s_own(tmp_path, make, similarity):
     Q, D = theirs.encode_query(QUERIES), theirs.encode_document(DOCUMENTS)
     assert_within_rounding(score, theirs.similarity(Q, D), **SCORES)  # it multiplies token vectors in float32
     if make is multi:
-        wanted = torch.stack([torch.stack([(q @ d.T).amax(-1).sum() for d in D]) for q in Q])
+        expected = torch.stack([torch.stack([(q @ d.T).amax(-1).sum() for d in D]) for q in Q])
         lengths = torch.tensor([len(q) for q in Q])[:, None]
-        assert_same(score, wanted / lengths if similarity == "meanmaxsim" else wanted)
+        assert_same(score, expected / lengths if similarity == "meanmaxsim" else expected)
 
 
 @EACH
@@ -198,10 +198,10 @@ def test_sounds_are_documents(tmp_path):
     parts = [(list(sounds), ours.encode_documents(list(sounds.values())))]
     store = Store.build_from(kinds.exact(), parts, paradigm=ours.name, dim=ours.encoder.dim)
     run = Indexed(Index(store), ours).search({"q": "the sea"}, 3)["q"]
-    wanted = theirs.similarity(
+    expected = theirs.similarity(
         theirs.encode_query(["the sea"]), theirs.encode_document(list(sounds.values()))
     )
-    assert [run[id] for id in sounds] == pytest.approx(wanted[0].tolist(), abs=2e-3)
+    assert [run[id] for id in sounds] == pytest.approx(expected[0].tolist(), abs=2e-3)
     assert len(set(run.values())) == 3
 
 
@@ -217,14 +217,14 @@ PAGES = {f"page {n}": picture(n) for n in range(3)}
 def test_pages_are_documents(colpali, tmp_path):
     ours = wrap(colpali)
     tokens = ours.encode_documents(list(PAGES.values()))
-    how = {"paradigm": ours.name, "dim": ours.encoder.dim}
-    Store.build_from(kinds.exact(), [(list(PAGES), tokens)], tmp_path / "pages", **how)
+    options = {"paradigm": ours.name, "dim": ours.encoder.dim}
+    Store.build_from(kinds.exact(), [(list(PAGES), tokens)], tmp_path / "pages", **options)
     found = Indexed(open_index(tmp_path / "pages"), ours)
     run = found.search({"q": "a red fish"}, 3)["q"]
-    wanted = colpali.similarity(
+    expected = colpali.similarity(
         colpali.encode_query(["a red fish"]), colpali.encode_document(list(PAGES.values()))
     )
-    assert [run[id] for id in PAGES] == pytest.approx(wanted[0].tolist(), abs=5e-3)
+    assert [run[id] for id in PAGES] == pytest.approx(expected[0].tolist(), abs=5e-3)
     assert len(set(run.values())) == 3
     best = next(iter(run))
     explained = ours.explain("a red fish", PAGES[best])

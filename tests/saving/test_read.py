@@ -129,8 +129,8 @@ def test_pooling(folder, mode, old):
         _, attention, states = hidden(folder, texts)
         return torch.stack([pool(s[m.bool()]) for s, m in zip(states, attention, strict=True)])
 
-    wanted = pooled(QUERIES) @ pooled(DOCUMENTS).T
-    assert_same(scores_of(paradigms.load(folder)), wanted)
+    expected = pooled(QUERIES) @ pooled(DOCUMENTS).T
+    assert_same(scores_of(paradigms.load(folder)), expected)
 
 
 def test_the_published_dimensions(bert):
@@ -207,8 +207,8 @@ def test_stanford_colbert(bert, attend):
     metadata = {"query_maxlen": 12, "doc_maxlen": 10, "attend_to_mask_tokens": attend, "dim": 8}
     metadata |= {"query_token_id": "fish", "doc_token_id": "fox"}  # of the tiny vocabulary
     (bert / "artifact.metadata").write_text(json.dumps(metadata))
-    wanted = late(plain, weight, lengths=(12, 10), markers=("fish", "fox"), attend=attend)
-    assert_same(scores_of(paradigms.load(bert)), wanted)
+    expected = late(plain, weight, lengths=(12, 10), markers=("fish", "fox"), attend=attend)
+    assert_same(scores_of(paradigms.load(bert)), expected)
 
 
 @pytest.mark.parametrize("marker", ["[unused0]", "<s>"])  # the first is none of the vocabulary
@@ -223,10 +223,10 @@ def test_stanford_colbert_over_other_tokenizers(tmp_path, kind, marker):
     )
     documents = ["the fish, is ( in ) the sea ~", "cold, <pad> snow! and é", "the fox, " * 40]
     found = scores_of(paradigms.load(folder), documents)
-    wanted = late(
+    expected = late(
         folder, weight, lengths=(12, 64), markers=(marker, "[unused1]"), attend=False, documents=documents
     )
-    assert_same(found, wanted)
+    assert_same(found, expected)
 
 
 @pytest.mark.parametrize(
@@ -261,9 +261,9 @@ def test_pylate(bert, attend, kind):
         do_query_expansion=True,
         skiplist_words=list(string.punctuation),
     )
-    wanted = late(bert, weight, lengths=(12, 10), markers=("fish", "fox"), attend=attend)
+    expected = late(bert, weight, lengths=(12, 10), markers=("fish", "fox"), attend=attend)
     model = paradigms.load(bert)
-    assert_same(scores_of(model), wanted)
+    assert_same(scores_of(model), expected)
     assert model.name == "colbert"
     write_modules(bert, module("Dense", "1_Dense"), do_query_expansion=True)
     settings = paradigms.load(bert).encoder.settings
@@ -285,9 +285,9 @@ def test_coil(bert):
         for y, document in enumerate(d):
             S = (query @ token[0].T + token[1]) @ (document @ token[0].T + token[1]).T
             S = S * (q_ids[x][:, None] == d_ids[y]) * b[y]  # 0 where ids differ: the largest is never below 0
-            wanted = S.max(1).values[1 : int(count) - 1].sum()  # without [CLS] and [SEP]
-            wanted += (query[0] @ pooled[0].T + pooled[1]) @ (document[0] @ pooled[0].T + pooled[1])
-            assert_same(found[x, y], wanted, float(S.abs().sum()))
+            expected = S.max(1).values[1 : int(count) - 1].sum()  # without [CLS] and [SEP]
+            expected += (query[0] @ pooled[0].T + pooled[1]) @ (document[0] @ pooled[0].T + pooled[1])
+            assert_same(found[x, y], expected, float(S.abs().sum()))
     torch.save({"ln_tok.weight": torch.ones(4)} | weights, bert / "model.pt")
     with pytest.raises(ValueError, match="ln_tok"):
         paradigms.load(bert, pickled=True)
@@ -508,18 +508,18 @@ def pickle_weights(folder: Path, parts: int = 1) -> None:
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_pickled_weights_are_read_when_asked_for(folder, parts):
-    wanted = scores_of(paradigms.load(folder))
+    expected = scores_of(paradigms.load(folder))
     pickle_weights(folder, parts)
     refused(folder, "pickled weights, pytorch_model.*pickled=True")
     model = paradigms.load(folder, pickled=True)
-    assert torch.equal(scores_of(model), wanted)
+    assert torch.equal(scores_of(model), expected)
     assert not list(folder.glob("*.safetensors"))
     own = folder / "own"
     model.save_pretrained(own)
     pickle_weights(own / "backbone", parts)
     with pytest.raises(ValueError, match=r"pickled weights, backbone/pytorch_model"):
         paradigms.load(own)
-    assert torch.equal(scores_of(paradigms.load(own, pickled=True)), wanted)
+    assert torch.equal(scores_of(paradigms.load(own, pickled=True)), expected)
 
 
 def test_a_pickle_runs_no_code(bert):

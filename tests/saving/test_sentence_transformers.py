@@ -72,8 +72,8 @@ def test_cross_encoders_come_in(tmp_path):
     theirs = CrossEncoder(str(write_headed(BertForSequenceClassification, tmp_path / "bert", num_labels=1)))
     theirs.save_pretrained(str(tmp_path / "theirs"))
     ours, pairs = paradigms.load(tmp_path / "theirs").double(), [(QUERIES[0], text) for text in DOCUMENTS]
-    wanted = theirs.double().predict(pairs, activation_fn=LINEAR)  # which the library rounds to float32
-    assert_within_rounding(ours.score_texts(pairs), wanted.tolist(), torch.float32, 1)
+    expected = theirs.double().predict(pairs, activation_fn=LINEAR)  # which the library rounds to float32
+    assert_within_rounding(ours.score_texts(pairs), expected.tolist(), torch.float32, 1)
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])

@@ -80,6 +80,11 @@ def texts(
     return [tokens(1, n, i, (0, 0)), tokens(b, 1, j, (b - 1, 0))]
 
 
+def sides(salience: bool = False) -> list[Tokens]:
+    """The same without gradients."""
+    return [side.map(Tensor.detach) for side in texts(salience)]
+
+
 def in_float64(tokens: Tokens) -> Tokens:
     """Copy tokens in float64, with separate gradients."""
     salience = None if tokens.salience is None else tokens.salience.detach().double().requires_grad_()
