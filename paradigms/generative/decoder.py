@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from paradigms.encoder.packed import linears
 
 FAMILIES = ("t5", "mt5", "bart")  # supported model types
+WIDE = (torch.float32, torch.float64)  # types of the compiled norm
 Drop = Callable[[Tensor], Tensor]
 Products = Callable[[Tensor], Sequence[Tensor]]  # from `linears`
 
@@ -50,7 +51,7 @@ def small_decoder(width: int, heads: int, layers: int) -> nn.Module:
 class Attention(NamedTuple):
     """An attention module, with the same names for T5 and BART.
 
-    `read` and `write` compute with the weights, and with or without gradients, as when they were made.
+    The functions keep the weights, and whether there are gradients, from the moment when they were made.
     """
 
     q: nn.Linear
@@ -133,7 +134,7 @@ class Trace:
 class Memory:
     """Cache for decoding b queries: each layer's cross-attention and self-attention keys and values.
 
-    The decoder's weights must not change while a memory is in use.
+    The decoder's weights and hooks must not change while a memory is in use.
     """
 
     mask: Bool[Tensor, "b j"]
@@ -141,32 +142,37 @@ class Memory:
     past: list[tuple[Float[Tensor, "b n t heads k"], Float[Tensor, "b n t heads k"]]]
     crossing: Float[Tensor, "b n m h"] | None = None  # Σ_h O_h V_h Q α_h of the last layer, newest positions
     states: Float[Tensor, "b j h"] | None = None  # Q, which the set part of rel reads
+    layers: list[Layer] | None = None  # the decoder's, looked up once
+    mode: tuple[bool, bool] | None = None  # whether gradients and autocast were on when they were
+    bias: Float[Tensor, "1 heads t t"] | None = None  # of positions in self-attention
 
     def of_query(self, query: int) -> "Memory":
         """Return one query's memory, before any decoding."""
         row = slice(query, query + 1)
         crossed = [(keys[row], values[row]) for keys, values in self.crossed]
-        return Memory(self.mask[row], crossed, [])
+        return Memory(self.mask[row], crossed, [], layers=self.layers, mode=self.mode)
 
     def keep(self, rows: Int[np.ndarray, "b n"]) -> None:
         """Keep the given sequences of each query, as a beam search does after each step."""
-        sequences = self.past[0][0].shape[1]
-        flat = rows + sequences * np.arange(len(rows))[:, None]
-        at = torch.from_numpy(flat.ravel()).to(self.mask.device)
+        if self.past:
+            old = self.past[0][0].shape[1]
+            new = rows.shape[1]
+            flat = (rows + old * np.arange(len(rows))[:, None]).ravel()
+            if old != new or not np.array_equal(flat, np.arange(len(flat))):
+                at = torch.from_numpy(flat).to(self.mask.device)
+                self.past = [(_take(keys, at, new), _take(values, at, new)) for keys, values in self.past]
 
-        def chosen(x: Tensor) -> Tensor:
-            return x.flatten(0, 1).index_select(0, at).unflatten(0, rows.shape)
 
-        self.past = [(chosen(keys), chosen(values)) for keys, values in self.past]
+def _mode() -> tuple[bool, bool]:
+    return torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")  # a GPU's weights are never reordered
 
 
 def remember(decoder: Any, states: Float[Tensor, "b j h"], mask: Bool[Tensor, "b j"]) -> Memory:
     """Build the cache from the queries' encoder states: every cross-attention's keys and values."""
-    crossing = [layer.cross_attention for layer in layers_of(decoder)]
-    crossed = [
-        (a.k(states).unflatten(-1, (a.heads, -1)), a.v(states).unflatten(-1, (a.heads, -1))) for a in crossing
-    ]
-    return Memory(mask, crossed, [], states=states)
+    layers = layers_of(decoder)
+    crossing = [layer.cross_attention for layer in layers]
+    crossed = [(_heads(a.k(states), a), _heads(a.v(states), a)) for a in crossing]
+    return Memory(mask, crossed, [], states=states, layers=layers, mode=_mode())
 
 
 def decode(
@@ -190,7 +196,7 @@ def decode(
         positions = nn.functional.embedding(table.offset + before + places, table.weight)
         inputs = _norm(decoder.layernorm_embedding, inputs + positions, trace)
     x = drop(inputs)
-    bias = _bias(decoder, before, inputs)
+    bias = _bias(decoder, before, inputs, memory)
     mask = memory.mask[:, None, None]
     memory.past = []
 
@@ -199,7 +205,10 @@ def decode(
             return _norm(norm, x + drop(part(x, *arguments)), trace)
         return x + drop(part(_norm(norm, x, trace), *arguments))
 
-    for number, layer in enumerate(layers_of(decoder)):
+    if memory.layers is None or memory.mode != _mode():
+        memory.layers = layers_of(decoder)
+        memory.mode = _mode()
+    for number, layer in enumerate(memory.layers):
         to_self = layer.self_attention
         to_query = layer.cross_attention
         seen = past[number] if past else None
@@ -223,7 +232,7 @@ def _self_attention(
     dropout: float,
     trace: Trace | None,
 ) -> Tensor:
-    q, k, v = (part.unflatten(-1, (attention.heads, -1)) for part in attention.read(x))
+    q, k, v = (_heads(part, attention) for part in attention.read(x))
     if past is not None:
         k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
     memory.past.append((k, v))
@@ -241,8 +250,7 @@ def _cross_attention(
     dropout: float,
     trace: Trace | None,
 ) -> Tensor:
-    q = attention.read(x)[0].unflatten(-1, (attention.heads, -1))
-    q = q.flatten(1, 2)  # the sequences of a query share its keys
+    q = _heads(attention.read(x)[0], attention).flatten(1, 2)  # the sequences of a query share its keys
     rows = [part.transpose(1, 2) for part in (q, *crossed)]  # [b, heads, n·i or j, k]
     context, weights = _attended(rows, mask, attention.scale, dropout, trace)
     context = context.transpose(1, 2).unflatten(1, x.shape[1:3])  # [b, n, i, heads, k]
@@ -274,7 +282,7 @@ def _attended(
 
 def _feed_forward(x: Tensor, feed: Feed, drop: Drop, trace: Trace | None) -> Tensor:
     wide, *inner = feed.read(x)
-    gate = feed.act(wide)
+    gate = _activated(feed.act, wide)
     if inner:
         return feed.write(drop((gate if trace is None else gate.detach()) * inner[0]))[0]
     if trace is not None:  # act(W x̄) = (act(W x̄) / W x̄) ⊙ W x̄; the ratio is ReLU's 0/1 gate
@@ -282,7 +290,14 @@ def _feed_forward(x: Tensor, feed: Feed, drop: Drop, trace: Trace | None) -> Ten
     return feed.write(drop(gate))[0]
 
 
+def _activated(act: nn.Module, x: Tensor) -> Tensor:
+    """act(x), with T5's gelu as one torch operation; transformers uses eight."""
+    one = type(act).__name__ == "NewGELUActivation"
+    return nn.functional.gelu(x, approximate="tanh") if one else act(x)
+
+
 def _norm(norm: Any, x: Tensor, trace: Trace | None) -> Tensor:
+    """Apply the norm. Without gradients, T5's norm on a CPU is one compiled loop."""
     weight = norm.weight
     if trace is not None:
         if isinstance(norm, nn.LayerNorm):
@@ -292,7 +307,15 @@ def _norm(norm: Any, x: Tensor, trace: Trace | None) -> Tensor:
         return normed if getattr(norm, "bias", None) is None else normed + norm.bias
     if isinstance(norm, nn.LayerNorm):
         return norm(x)
-    return nn.functional.rms_norm(x.to(weight.dtype), x.shape[-1:], weight, norm.variance_epsilon)
+    x = x.to(weight.dtype)
+    if torch.is_grad_enabled() or weight.device.type != "cpu" or weight.dtype not in WIDE:
+        return nn.functional.rms_norm(x, x.shape[-1:], weight, norm.variance_epsilon)
+    from paradigms.generative.compiled import rms_norm
+
+    x = x.detach().contiguous()
+    out = torch.empty_like(x)
+    rms_norm(x.numpy(), weight.detach().numpy(), norm.variance_epsilon, out.numpy())
+    return out
 
 
 def _inverse_rms(norm: Any, x: Tensor) -> Tensor:
@@ -301,11 +324,25 @@ def _inverse_rms(norm: Any, x: Tensor) -> Tensor:
     return (exact.pow(2).mean(-1, keepdim=True) + eps).rsqrt()
 
 
-def _bias(decoder: Any, before: int, inputs: Tensor) -> Float[Tensor, "1 heads i t"]:
+def _bias(decoder: Any, before: int, inputs: Tensor, memory: Memory) -> Float[Tensor, "1 heads i t"]:
     """Return T5's relative position bias, shared by all layers; later positions get −∞."""
     total = before + inputs.shape[2]
-    place = torch.arange(total, device=inputs.device)
-    bias = inputs.new_zeros(1, 1, total, total)
-    if not _after(decoder):
-        bias = decoder.block[0].layer[0].SelfAttention.compute_bias(total, total)
-    return bias.masked_fill(place > place[:, None], -torch.inf)[..., before:, :]
+    if memory.bias is None or memory.bias.shape[-1] < total:
+        size = 2 * total if before else total  # a search asks for one more position at a time
+        place = torch.arange(size, device=inputs.device)
+        bias = inputs.new_zeros(1, 1, size, size)
+        if not _after(decoder):
+            bias = decoder.block[0].layer[0].SelfAttention.compute_bias(size, size)
+        memory.bias = bias.masked_fill(place > place[:, None], -torch.inf)
+    return memory.bias[..., before:total, :total]
+
+
+def _heads(x: Tensor, attention: Attention) -> Tensor:
+    return x.view(*x.shape[:-1], attention.heads, -1)  # unflatten takes four times as long
+
+
+def _take(
+    x: Float[Tensor, "b n t heads k"], flat: Int[Tensor, " c"], m: int
+) -> Float[Tensor, "b m t heads k"]:
+    """Select whole rows of the first two axes, m for each b."""
+    return x.flatten(0, 1).index_select(0, flat).unflatten(0, (len(x), m))
