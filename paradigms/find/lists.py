@@ -26,7 +26,7 @@ such tokens, an addition rewrites the lists.
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ from paradigms.scoring.stored import PackedQueries, Scanned, divided
 from paradigms.scoring.threads import shared, worth
 from paradigms.store.build import Advance
 from paradigms.store.columns import Files, Writer
+from paradigms.store.kind import Derived
 from paradigms.store.residuals import FINE, padded
 from paradigms.store.store import Store
 from paradigms.store.view import ranges
@@ -67,19 +68,16 @@ class OpenLists(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Lists:
+class Lists(Derived):
     """Files with the concatenated lists; a centroid's list names the documents that contain its tokens."""
-
-    def check(self, dim: int) -> None: ...
 
     def write(self, writer: Writer, store: Store, anew: bool) -> None:
         from paradigms.find import loops
 
         if not anew and _unlisted(writer, store) <= UNLISTED:
             return
-        codec: Any = store.codec
         centroids = store.columns["centroids"]
-        sizes = loops.sizes(centroids, len(codec.packed))
+        sizes = loops.sizes(centroids, len(store.codec.packed))
         begins = np.concatenate([[0], np.cumsum(sizes)])
         writer.remove(BEGINS)
         writer.append(BEGINS, begins)
@@ -97,9 +95,8 @@ class Lists:
 
     def open(self, store: Store) -> OpenLists:
         """Open the lists. Document numbers are not checked until a search reads them."""
-        codec: Any = store.codec
         begins, entries = store.files.array(BEGINS, "int64"), store.files.array(ENTRIES, "uint32")
-        listed, lists = len(entries), len(codec.packed)
+        listed, lists = len(entries), len(store.codec.packed)
         first = int(np.searchsorted(store.offsets, listed))
         wrong = len(begins) != lists + 1 or begins[0] != 0 or (np.diff(begins) < 0).any()
         if wrong or begins[-1] != listed:
@@ -131,8 +128,7 @@ class Probing:
             raise ValueError(f"probes must be a number of lists for each query token, got {self.probes}")
 
     def efforts(self, store: Store, k: int) -> Iterator["Probing"]:
-        codec: Any = store.codec
-        lists = len(codec.packed)
+        lists = len(store.codec.packed)
         probes = PROBES
         candidates = max(CANDIDATES, EACH * k) // 4
         while True:
@@ -144,8 +140,7 @@ class Probing:
             candidates *= 2
 
     def exhaustive(self, store: Store) -> "Probing":
-        codec: Any = store.codec
-        return Probing(len(codec.packed), REFINED * len(store))
+        return Probing(len(store.codec.packed), REFINED * len(store))
 
     def search(
         self, store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance
@@ -187,10 +182,7 @@ class Probing:
 
         vectors: query tokens [t, h].
         """
-        if k < 1:
-            raise ValueError(f"k must be at least 1, got {k}")
-        codec: Any = store.codec
-        products = padded(vectors.cpu(), codec.bits) @ codec.centroids.T
+        products = padded(vectors.cpu(), store.codec.bits) @ store.codec.centroids.T
         probed = products.topk(min(self.probes or PROBES, products.shape[1])).indices.tolist()
         values = vectors.new_full((len(vectors), min(k, int(store.offsets[-1]))), -torch.inf)
         tokens = torch.full(values.shape, -1, device=values.device)
@@ -331,13 +323,11 @@ def _fine(store: Store) -> Scanned:
 
 
 def _coarse(store: Store) -> Scanned:
-    codec: Any = store.codec
-    return store.whole.once(_scanned) if FINE in codec.codes else _fine(store)
+    return store.whole.once(_scanned) if FINE in store.codec.codes else _fine(store)
 
 
 def _scanned(store: Store) -> Scanned:
-    codec: Any = store.codec
-    return codec.scanned(store.columns, store.offsets, coarse=True)
+    return store.codec.scanned(store.columns, store.offsets, coarse=True)
 
 
 def _each(parts: Sequence[Tokens], advance: Advance, search: Callable[[Tokens], dict[str, float]]) -> Ranked:

@@ -20,11 +20,12 @@ from paradigms.find.scan import Exact
 from paradigms.recipe import Recipe
 from paradigms.store.build import Advance
 from paradigms.store.columns import Writer
+from paradigms.store.kind import Derived
 from paradigms.store.store import Store
 
 
 @dataclass(frozen=True)
-class TokenFile:
+class TokenFile(Derived):
     """A FAISS file with all token vectors. factory, seed: see `nearest.Factory`."""
 
     factory: str = ""
@@ -37,9 +38,6 @@ class TokenFile:
         vectors = store.columns["vectors"]
         factory = Factory(self.factory, self.seed)
         factory.write(writer, len(vectors), lambda rows: vectors[rows].astype(np.float32), anew)
-
-    def behind(self, store: Store) -> bool:
-        return False
 
     def open(self, store: Store) -> Nearest:
         return Nearest(store.files, (int(store.offsets[-1]), store.dim))
@@ -69,8 +67,6 @@ class NearTokens:
 
         vectors: query tokens [t, h].
         """
-        if k < 1:
-            raise ValueError(f"k must be at least 1, got {k}")
         queries = np.ascontiguousarray(vectors.float().cpu().numpy())
         near: Nearest = store.derived
         scores, tokens = near(queries, min(k, store.living_tokens), store.dead, self.probes)

@@ -8,7 +8,7 @@ all their tokens: by `core.rel` or, if the paradigm imputes, as in reranking.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
@@ -18,15 +18,16 @@ from paradigms.core import Tokens
 from paradigms.find.nearest import FLAT, Factory, Nearest
 from paradigms.find.ranking import Ranked, best, scores
 from paradigms.find.scan import Exact
+from paradigms.io.checks import Range
 from paradigms.lemur import SAMPLE, TARGETS, TOKENS, Features, Regression, fit_features
 from paradigms.lemur import best as best_tokens
 from paradigms.recipe import Recipe
 from paradigms.store.build import Advance
 from paradigms.store.columns import Files, Writer
+from paradigms.store.kind import Derived
 from paradigms.store.store import Store
 
 FEATURES, LEARNED = "features.bin", "learned.bin"  # ψ, and the tokens of the least squares
-WIDE = 1 << 20  # maximum number of features
 READ = 1 << 16  # padded tokens read at once
 CANDIDATES, EACH = 64, 4  # documents scored in full: the minimum, and the number per wanted document
 
@@ -39,7 +40,7 @@ class DocumentVectors(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Predictors:
+class Predictors(Derived):
     """A FAISS file with every document's weights w_d, which are fitted to the features ψ (`lemur`).
 
     The first build trains ψ; weights of documents that are added later are fitted to the same ψ. width:
@@ -47,17 +48,12 @@ class Predictors:
     seed: see `nearest.Factory`.
     """
 
-    width: int = 1024
-    epochs: int = 4
+    width: Annotated[int, Range(2, 1 << 20)] = 1024
+    epochs: Annotated[int, Range(0, 1 << 31)] = 4
     seed: int = 0
     factory: str = FLAT
 
     def check(self, dim: int) -> None:
-        if not 2 <= self.width <= WIDE or self.epochs < 0:
-            raise ValueError(
-                f"features need a width from 2 to {WIDE:,} and at least 0 epochs, got {self.width} and "
-                f"{self.epochs}"
-            )
         Factory(self.factory).check(self.width)
 
     def write(self, writer: Writer, store: Store, anew: bool) -> None:
@@ -90,9 +86,6 @@ class Predictors:
         columns = [part if part.ndim == 2 else part[:, None] for part in astuple(features)]
         writer.append(FEATURES, torch.cat(columns, 1).numpy())
         writer.append(LEARNED, rows[:SAMPLE])
-
-    def behind(self, store: Store) -> bool:
-        return False
 
     def open(self, store: Store) -> DocumentVectors:
         fitted = _Fitted(store.files, store.dim)

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from paradigms.core import Tokens
+from paradigms.data import best_first
 from paradigms.impute import retrieved_rel
 from paradigms.recipe import Recipe
 from paradigms.scoring.stored import PackedQueries, Scanned, compiled, score
@@ -136,8 +137,7 @@ def best(store: Store, scores: Float[Tensor, " n"], rows: np.ndarray, k: int) ->
     scores = scores.float().cpu() + 0.0  # adding 0 turns −0 into 0
     least = scores.topk(min(k, len(rows))).values[-1]
     top = (scores >= least).numpy()
-    values = by_id(store, rows[top], scores[top].tolist()).items()
-    return dict(sorted(values, key=lambda pair: (-pair[1], pair[0]))[:k])
+    return best_first(by_id(store, rows[top], scores[top].tolist()), k)
 
 
 def by_id(store: Store, rows: np.ndarray, scores: Sequence[float]) -> dict[str, float]:

@@ -40,8 +40,6 @@ class Exact:
 
         vectors: query tokens [t, h].
         """
-        if k < 1:
-            raise ValueError(f"k must be at least 1, got {k}")
         stored, count = store.columns["vectors"], min(k, store.living_tokens)
         dead = None if store.dead is None else torch.from_numpy(store.dead)
         _, cells = ranking.SIZES.get(vectors.device.type, LARGE_SIZES)
@@ -71,11 +69,10 @@ def _gathered(store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, adv
     for block in _in_place(store) if read else store.blocks(limit):
         documents = None if read else store.tokens(block, device)
         for n, piece in enumerate(queries):
-            if documents is None:
-                assert read
-                scores = read.relevance(recipe, piece, block)
-            else:
+            if documents is not None:
                 scores = score(recipe, documents, piece)
+            elif read is not None:
+                [scores] = read.relevances([recipe], piece, block)
             new = keys(store, scores, block)
             both = torch.cat([top[n], new], 1) if n in top else new
             top[n] = both.topk(min(k, both.shape[1])).values

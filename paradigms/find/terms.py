@@ -7,7 +7,7 @@ on the stored weights. Documents that share no term with the query are not retur
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -35,7 +35,6 @@ class BlockMax:
 
         for queries in parts:
             _check(store, recipe, queries)
-        codec: Any = store.codec
         inverted = store.once(_postings)
 
         def search(query: Tokens) -> dict[str, float]:
@@ -46,7 +45,7 @@ class BlockMax:
             weights = np.zeros(len(terms), np.float32)
             np.add.at(weights, places, query.vectors[..., 0][mask].cpu().numpy())
             rows, scores = np.empty(len(store.living), np.int64), np.empty(len(store.living), np.float32)
-            count = postings.best(inverted, codec.table, terms, weights, k, rows, scores)
+            count = postings.best(inverted, store.codec.table, terms, weights, k, rows, scores)
             advance(1)
             return best(store, torch.from_numpy(scores[:count]), rows[:count], k)
 
@@ -71,10 +70,9 @@ def _check(store: Store, recipe: Recipe, queries: Tokens) -> None:
 def _postings(store: Store) -> "Postings":
     from paradigms.find.postings import inverted
 
-    codec: Any = store.codec
     ids, weights = store.columns["ids"], store.columns["weights"]
     if len(ids) and not 0 <= ids.min() <= ids.max() < TERMS:
         raise store.files.damaged("ids.bin", f"terms that are not from 0 to {TERMS - 1}")
     if weights.dtype == np.uint16 and weights.max(initial=0) > LARGEST:
         raise store.files.damaged("weights.bin", "weights below 0, or not finite")
-    return inverted(ids, weights, codec.table, store.offsets, store.living)
+    return inverted(ids, weights, store.codec.table, store.offsets, store.living)

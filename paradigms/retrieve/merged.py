@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import compress
 from pathlib import Path
@@ -29,6 +29,7 @@ class Merged:
     """
 
     parts: Sequence[Indexed]
+    _owners: dict[str, int] = field(default_factory=dict, init=False, repr=False)  # id → its index
 
     def __post_init__(self) -> None:
         if not self.parts:
@@ -38,14 +39,11 @@ class Merged:
             if other := differing(_made(part), _made(first)):
                 stores = f"{part.index.store} and {first.index.store}"
                 raise ValueError(f"{stores} are not of one model ({other}): search each alone")
-        count = sum(len(part.index) for part in self.parts)
-        if len(self._owners) < count:
-            seen: set[str] = set()
-            for part in self.parts:
-                store = part.index.store
-                if twice := next((id for id in store.rows_by_id if id in seen), None):
-                    raise ValueError(f"document {twice!r} of {store} is also in another index: delete it")
-                seen.update(store.rows_by_id)
+        for n, part in enumerate(self.parts):
+            store = part.index.store
+            for id in compress(store.ids, store.living):
+                if self._owners.setdefault(id, n) != n:
+                    raise ValueError(f"document {id!r} of {store} is also in another index: delete it")
 
     @classmethod
     def open(cls, folders: Sequence[str | Path], model: Paradigm, corpus: Corpus | None = None) -> Merged:
@@ -76,7 +74,7 @@ class Merged:
     @any_queries
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
         runs = [part.search(queries, k, progress=progress) for part in self.parts]
-        return {query: best_first(_joined(runs, query), k) for query in queries}
+        return {query: best_first(joined(runs, query), k) for query in queries}
 
     def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
         check_queries(run, queries)
@@ -88,17 +86,11 @@ class Merged:
             part.rerank(queries, part_run, progress=progress)
             for part, part_run in zip(self.parts, divided, strict=True)
         ]
-        return {query: best_first(_joined(runs, query)) for query in run}
+        return {query: best_first(joined(runs, query)) for query in run}
 
     def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
         [owner] = [n for n, ids in enumerate(self._divided([document])) if ids]
         return self.parts[owner].explain(query, document, self._divided(others)[owner])
-
-    @cached_property
-    def _owners(self) -> dict[str, int]:
-        """Document id → position of its index."""
-        stores = [part.index.store for part in self.parts]
-        return {id: n for n, store in enumerate(stores) for id in compress(store.ids, store.living)}
 
     def _divided(self, ids: Iterable[str]) -> list[list[str]]:
         """Group documents by index, keeping their order. Raises KeyError if a document is unknown."""
@@ -117,6 +109,6 @@ def _made(part: Indexed) -> dict[str, Any]:
     return stored | {"settings": described(part.model.encoder)} | part.model.recipe.described()
 
 
-def _joined(runs: Sequence[Run], query: str) -> dict[str, float]:
-    """Return the documents that all runs have for a query."""
+def joined(runs: Sequence[Run], query: str) -> dict[str, float]:
+    """Return the documents of all runs for a query."""
     return {id: score for run in runs for id, score in run[query].items()}

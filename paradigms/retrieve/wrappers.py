@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 from torch import distributed
 
 from paradigms.data import Corpus, Run, best_first
@@ -17,7 +15,7 @@ from paradigms.data.results import any_queries
 from paradigms.explanation import Explanation
 from paradigms.io.checks import check_texts
 from paradigms.retrieve.indexed import Indexed
-from paradigms.retrieve.merged import Merged
+from paradigms.retrieve.merged import Merged, joined
 from paradigms.retrieve.retriever import Retriever
 from paradigms.store.building import Launch
 
@@ -125,7 +123,7 @@ class AllProcesses(Wrapper):
 
     Every process calls the methods with the same arguments. If the index can be divided (`Indexed.part`),
     each process searches one part of the documents, and the results are merged. Otherwise, and for reranking,
-    the queries are divided. Results travel as arrays, BLOCK queries at a time, and process 0 merges them.
+    the queries are divided. Results are sent for BLOCK queries at a time, and process 0 merges them.
 
     launch: object that describes the processes, such as accelerate's `Accelerator` or `PartialState`.
     to_all: whether every process receives the results; if not, those after process 0 receive no documents.
@@ -158,36 +156,9 @@ class AllProcesses(Wrapper):
         for start in range(0, len(names), BLOCK):
             block = names[start : start + BLOCK]
             parts: list[Any] | None = [None] * count if self.launch.process_index == 0 else None
-            distributed.gather_object(RunArrays.of([run.get(query, {}) for query in block]), parts)
-            best = [RunArrays.merged(parts, k) if parts else RunArrays.of([{}] * len(block))]
+            distributed.gather_object({query: run.get(query, {}) for query in block}, parts)
+            results: list[Run] = [{query: best_first(joined(parts or [], query), k) for query in block}]
             if self.to_all:
-                distributed.broadcast_object_list(best)
-            merged |= zip(block, best[0].scored(), strict=True)
+                distributed.broadcast_object_list(results)
+            merged |= results[0]
         return merged
-
-
-class RunArrays(NamedTuple):
-    """Scored documents of several queries, one query after the other."""
-
-    lengths: np.ndarray  # int64 [queries]
-    ids: np.ndarray  # bytes of equal width [documents]: UTF-8 and a full stop, as numpy strips final zeros
-    scores: np.ndarray  # float64 [documents]
-
-    @classmethod
-    def of(cls, scored: Sequence[Mapping[str, float]]) -> RunArrays:
-        ids = [f"{id}.".encode("utf-8", "surrogatepass") for scores in scored for id in scores]
-        values = [score for scores in scored for score in scores.values()]
-        return cls(np.array([*map(len, scored)], np.int64), np.array(ids, np.bytes_), np.array(values, float))
-
-    def scored(self) -> Iterator[dict[str, float]]:
-        for start, end in pairwise([0, *self.lengths.cumsum().tolist()]):
-            ids = (id[:-1].decode("utf-8", "surrogatepass") for id in self.ids[start:end].tolist())
-            yield dict(zip(ids, self.scores[start:end].tolist(), strict=True))
-
-    @classmethod
-    def merged(cls, parts: Sequence[RunArrays], k: int | None) -> RunArrays:
-        """Return each query's `best_first` documents of all parts."""
-        best = []
-        for query in zip(*(part.scored() for part in parts), strict=True):
-            best.append(best_first({id: score for scores in query for id, score in scores.items()}, k))
-        return cls.of(best)

@@ -1,6 +1,6 @@
 """Compute rel for stored documents, with the compiled kernels or from tensors.
 
-`Scanned.relevance` equals `core.rel` for alignments that keep each query token's most similar document
+`Scanned.relevances` equals `core.rel` for alignments that keep each query token's most similar document
 tokens, optionally restricted to tokens with the same id (`Alignment.kept`). `Scanned.imputed` equals
 `impute.imputed_rel`. `score` supports all alignments.
 """
@@ -25,13 +25,7 @@ from paradigms.scoring.threads import shared, worth
 if TYPE_CHECKING:
     from paradigms.scoring import kernels
 
-NORMALISERS = (
-    "one",
-    "query_tokens",
-    "document_tokens",
-    "total",
-    "retrieved",
-)  # position = number in the kernels
+NORMALISERS = ("one", "query_tokens", "document_tokens", "total", "retrieved")  # position = number in kernels
 PIECES = 4  # pieces of work per thread, so that no thread waits long for another
 NOTHING = np.zeros((1, 0), np.float32)
 PACKED = 1 << 20  # bytes of queries scored together, so that they stay in the cache
@@ -143,14 +137,10 @@ class Scanned:
         again.query = packed.query._replace(centre=centre)
         return again
 
-    def relevance(self, recipe: Recipe, packed: PackedQueries, rows: np.ndarray) -> Float[Tensor, "b n"]:
-        """Compute rel(d, q) of the documents at `rows`, as `score` does. The recipe must be `compiled`."""
-        return self.relevances([recipe], packed, rows)[0]
-
     def relevances(
         self, recipes: Sequence[Recipe], packed: PackedQueries, rows: np.ndarray
     ) -> Float[Tensor, "s b n"]:
-        """Compute rel(d, q) with each recipe.
+        """Compute rel(d, q) of the documents at `rows` with each recipe, which must be `compiled`.
 
         All recipes share one S = DᵀQ, unless one of them imputes similarities or depends on token ids.
         """
@@ -213,9 +203,8 @@ class Scanned:
         starts, stops = self.offsets[rows], self.offsets[rows + 1]
         lengths, width, lanes = stops - starts, packed.vectors.shape[1], int(packed.query.spans[-1])
         k = max(1, min(k, int(lengths.sum())))
-        tops: dict[
-            int, kernels.Largest
-        ] = {}  # one per thread: with more tokens, the k-th similarity is larger
+        # One per thread: with more tokens, the k-th similarity is larger.
+        tops: dict[int, kernels.Largest] = {}
 
         def work(part: slice) -> tuple[np.ndarray, np.ndarray]:
             some, thread = part.stop - part.start, get_ident()

@@ -77,12 +77,6 @@ def parts(
         yield names, as_tokens(vectors[part], ids=more_ids, salience=weights)
 
 
-def to_numpy(tokens: Tokens) -> list[np.ndarray]:
-    """Return each text's vectors [l, h], without padding."""
-    vectors, mask = tokens.vectors.flatten(0, 1).cpu(), tokens.mask.flatten(0, 1).cpu()
-    return [rows[real].numpy() for rows, real in zip(vectors, mask, strict=True)]
-
-
 def to_arrow(store: Store) -> pyarrow.Table:
     """Return a table of the documents that are not deleted: id, vectors, and, if stored, ids and salience.
 

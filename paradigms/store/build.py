@@ -10,8 +10,9 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from glob import escape
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,18 @@ from paradigms.identity import Identity
 from paradigms.io.checks import parse_json
 from paradigms.io.files import atomic_folder, check_replaceable, locked
 from paradigms.store.building import (
-    Building,
+    TRAINED,
+    TRAINED_ON,
+    VECTORS,
     Launch,
     OneProcess,
     ShardFiles,
     ShardMemory,
     begun,
+    grown,
+    in_codes,
 )
-from paradigms.store.columns import FILES, MANIFEST, ColumnFolder, ColumnMemory, Writer
+from paradigms.store.columns import FILES, MANIFEST, ColumnFolder, ColumnMemory, Files, Writer
 from paradigms.store.kind import (
     DELETED,
     DOCUMENTS,
@@ -42,12 +47,14 @@ from paradigms.store.kind import (
     TEXTS,
     Codec,
     Kind,
+    Quantiser,
     Rows,
 )
 from paradigms.store.pruning import TokenReduction
 from paradigms.store.shards import SHARD, Shard, different
 
 HELD = 16  # maximum number of shards kept as float16 to train a quantiser
+UNKNOWN = 1 << 26  # expected number of tokens if the number of documents is not known
 Advance = Callable[[float], object]  # callback: the number of documents or queries just completed
 
 
@@ -107,8 +114,8 @@ class Build:
             )
         files = ColumnMemory(self.manifest)
         table = ColumnMemory({})
-        work = Building(table, ShardMemory(), table, self.kind.quantiser, self.dim)
-        files.commit(**work.append(files, self._store_shards(work, str(files))))
+        work = Building(self, table, ShardMemory(), table, str(files))
+        files.commit(**work.append(files, work.store_shards()))
         derive(files)
         return files
 
@@ -137,8 +144,8 @@ class Build:
                 entries = {"building": checksum.hexdigest(), **manifest}
                 writer = stack.enter_context(begun(hidden, entries))
             launch.wait_for_everyone()
-            work = Building(hidden, files, writer, self.kind.quantiser, self.dim)
-            sources = self._store_shards(work, str(folder))
+            work = Building(self, hidden, files, writer, str(folder))
+            sources = work.store_shards()
             launch.wait_for_everyone()
             if writer is not None:
                 busy = locked(target) if target.exists() else nullcontext()
@@ -151,31 +158,141 @@ class Build:
                 files.clear()
         launch.wait_for_everyone()
 
-    def _store_shards(self, work: Building, place: str) -> list[bytes]:
+
+class Building:
+    """A build in progress.
+
+    table: files of the trained codec. shards: the encoded shards, as float16 until the codec is trained.
+    writer: writes the codec; None in every process except process 0. place: name of the store in error
+    messages.
+    """
+
+    def __init__(
+        self, build: Build, table: Files, shards: ShardFiles | ShardMemory, writer: Writer | None, place: str
+    ) -> None:
+        self._build = build
+        self._quantiser = build.kind.quantiser
+        self._table = table
+        self._shards = shards
+        self._writer = writer
+        self._place = place
+        self._codec: Codec | None = None
+        self._checksum = ""
+
+    def store_shards(self) -> list[bytes]:
         """Train the quantiser, and store this process's share of the shards; return all shards' sources."""
-        launch = self.launch
-        if work.untrained and self.sample is not None and (self.count or 0) > HELD * SHARD:
-            assert self.count is not None
-            encode = partial(self._encoded, place=place, advance=lambda n: None)
-            work.train_on_sample(launch, self.sample, encode, self.count)
+        build = self._build
+        count = build.count
+        if self._quantiser is not None and build.sample is not None and (count or 0) > HELD * SHARD:
+            self._train_on_sample(self._quantiser, build.sample)
         sources: list[bytes] = []
         documents = 0
-        for n, shard in enumerate(different(self.shards)):
-            if work.untrained and documents >= HELD * SHARD:
-                work.train_on_stored(launch, sources, documents, self.count)
-            mine = n % launch.num_processes == launch.process_index
-            if mine and not work.holds(shard.source):
-                work.put(shard.source, self._encoded(shard, place))
+        for n, shard in enumerate(different(build.shards)):
+            if documents >= HELD * SHARD:
+                self._train_on_stored(sources, documents, count)
+            mine = n % build.launch.num_processes == build.launch.process_index
+            if mine and not any(self._shards.holds(shard.source, codec) for codec in (self._checksum, "")):
+                columns = self._encoded(shard, build.advance)
+                self._shards.put(shard.source, in_codes(self._codec, columns), self._checksum)
             else:
-                self.advance(len(shard.ids))
+                build.advance(len(shard.ids))
             documents += len(shard.ids)
             sources.append(shard.source)
-        if work.untrained:
-            work.train_on_stored(launch, sources, documents, documents)
+        self._train_on_stored(sources, documents, documents)
         return sources
 
-    def _encoded(self, shard: Shard, place: str, advance: Advance | None = None) -> Rows:
-        return encoded(self.kind.codec, shard, self.manifest, place, advance or self.advance)
+    def append(self, writer: Writer, sources: Iterable[bytes]) -> dict[str, int]:
+        """Append the codec and all shards to a new store's columns; return what to commit."""
+        manifest = {"documents": 0, "tokens": 0}
+        if self._codec is not None:
+            manifest[TRAINED] = self._table.manifest[TRAINED]
+            for name in self._table.entries:
+                writer.append(name, self._table.array(name, "uint8"))
+        for source in sources:
+            stored_as = self._checksum if self._shards.holds(source, self._checksum) else ""
+            columns = in_codes(self._codec, self._shards.load(source, stored_as))
+            for name, rows in columns.items():
+                writer.append(name, rows)
+            manifest |= grown(manifest, columns)
+        return manifest
+
+    def _encoded(self, shard: Shard, advance: Advance) -> Rows:
+        return encoded(self._build.kind.codec, shard, self._build.manifest, self._place, advance)
+
+    def _train_on_sample(self, quantiser: Quantiser, sample: Iterable[Shard]) -> None:
+        """Train the quantiser on a random sample of the documents, or open the codec trained on it."""
+        count = self._build.count
+        if self._writer is not None:
+            shards = iter(sample)
+            again = list(islice(shards, self._table.manifest.get(TRAINED_ON, {}).get("shards", 0)))
+            if not self._trained_on([shard.source for shard in again], count):
+                sources: list[bytes] = []
+                parts: list[np.ndarray] = []
+                documents = vectors = tokens = 0
+                for shard in chain(again, shards):
+                    sources.append(shard.source)
+                    parts.append(self._encoded(shard, lambda n: None)[VECTORS])
+                    documents += len(shard.ids)
+                    vectors += len(parts[-1])
+                    tokens = _estimated(vectors, documents, count)
+                    if vectors >= quantiser.sample_size(tokens):
+                        break
+                self._train(quantiser, parts, vectors, tokens, sources, count)
+        self._open_codec(quantiser)
+
+    def _train_on_stored(self, sources: Sequence[bytes], documents: int, count: int | None) -> None:
+        """If there is an untrained quantiser, train it on stored shards, or open the codec trained on these.
+
+        sources: the shards. documents: number of documents in them. count: total number, if known.
+        """
+        quantiser, shards = self._quantiser, self._shards
+        if quantiser is None or self._codec is not None:
+            return
+        self._build.launch.wait_for_everyone()
+        if self._writer is not None and not self._trained_on(sources, count):
+            vectors = sum(int(shards.column(source, LENGTHS).sum(dtype=np.int64)) for source in sources)
+            parts = (shards.column(source, VECTORS) for source in sources)
+            self._train(quantiser, parts, vectors, _estimated(vectors, documents, count), sources, count)
+        self._open_codec(quantiser)
+
+    def _train(
+        self,
+        quantiser: Quantiser,
+        parts: Iterable[np.ndarray],
+        vectors: int,
+        tokens: int,
+        sources: Sequence[bytes],
+        count: int | None,
+    ) -> None:
+        """Train the quantiser on `vectors` vectors in `parts`, for an index of `tokens` tokens."""
+        assert self._writer is not None
+        quantiser.train(self._writer, parts, vectors, tokens, self._build.dim)
+        self._writer.commit(**{TRAINED: tokens, TRAINED_ON: _training(sources, count)})
+
+    def _trained_on(self, sources: Sequence[bytes], count: int | None) -> bool:
+        """Return whether an interrupted build trained the quantiser on these shards."""
+        return self._table.manifest.get(TRAINED_ON) == _training(sources, count)
+
+    def _open_codec(self, quantiser: Quantiser) -> None:
+        """Open the codec that process 0 has committed."""
+        self._build.launch.wait_for_everyone()
+        if isinstance(self._table, ColumnFolder):
+            self._table.read()
+        self._codec = quantiser.open(self._table, self._build.dim)
+        # Codes depend on the quantiser's bits, too, which its files do not have.
+        checksums = (entry.get("crc32") for entry in self._table.entries.values())
+        self._checksum = str([quantiser, *checksums])
+
+
+def _training(sources: Sequence[bytes], count: int | None) -> dict[str, Any]:
+    """Describe the shards that train a quantiser. count: number of documents of the build, if known."""
+    checksum = hashlib.sha256(b"".join(sources) + str(count).encode()).hexdigest()
+    return {"shards": len(sources), "sha256": checksum}
+
+
+def _estimated(tokens: int, documents: int, count: int | None) -> int:
+    """Estimate the number of tokens in `count` documents, if `documents` of them have `tokens` tokens."""
+    return UNKNOWN if count is None else tokens * count // max(1, documents)
 
 
 def encoded(codec: Codec, shard: Shard, manifest: Mapping[str, Any], place: str, advance: Advance) -> Rows:

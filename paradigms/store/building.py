@@ -9,10 +9,9 @@ processes or on interruptions. If a process fails, its launch ends.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -21,19 +20,14 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from paradigms.io.files import check_replaceable, contents, remove_folder, replace_file
-from paradigms.store.columns import DEFECTS, FILES, FORMAT, SHARDS, ColumnFolder, Files, FolderWriter, Writer
-from paradigms.store.kind import LENGTHS, Codec, Kind, Quantiser, Rows
-from paradigms.store.shards import Shard
+from paradigms.store.columns import DEFECTS, FILES, FORMAT, SHARDS, ColumnFolder, FolderWriter
+from paradigms.store.kind import LENGTHS, Codec, Kind, Rows
 
 VECTORS = "vectors.bin"  # vectors that are not quantised, or not yet
 TRAINED = "trained"  # manifest entry: the expected number of tokens when the quantiser was trained
 TRAINED_ON = "trained_on"  # the shards that the quantiser was trained on
-UNKNOWN = 1 << 26  # expected number of tokens if the number of documents is not known
 STORED = ".safetensors"
-Encode = Callable[[Shard], Rows]
-BUILT = contents(
-    *FILES, f"{SHARDS}/", "*.partial"
-)  # the files of a build's hidden folder, which is recognised by its name
+BUILT = contents(*FILES, f"{SHARDS}/", "*.partial")  # the files of a build's hidden folder
 
 
 @runtime_checkable
@@ -116,130 +110,6 @@ class ShardMemory:
         self._shards[source, codec] = columns
 
 
-class Building:
-    """The shards and the codec of an unfinished build.
-
-    table: files of the codec. writer: writes the codec; None in every process except process 0. quantiser:
-    encodes the shards once it is trained; until then, shards are stored as float16.
-    """
-
-    def __init__(
-        self,
-        table: Files,
-        shards: ShardFiles | ShardMemory,
-        writer: Writer | None,
-        quantiser: Quantiser | None,
-        dim: int,
-    ) -> None:
-        self.table = table
-        self._shards = shards
-        self._writer = writer
-        self._quantiser = quantiser
-        self._dim = dim
-        self._codec: Codec | None = None
-        self._checksum = ""
-
-    @property
-    def untrained(self) -> bool:
-        """Whether there is a quantiser that has not been trained yet."""
-        return self._quantiser is not None and self._codec is None
-
-    def train_on_sample(self, launch: Launch, sample: Iterable[Shard], encode: Encode, count: int) -> None:
-        """Train the quantiser on a random sample of the documents, or open the codec trained on this sample.
-
-        encode: converts a shard to rows. count: number of documents of the build.
-        """
-        if self._writer is not None:
-            assert self._quantiser is not None
-            shards = iter(sample)
-            again = list(islice(shards, self.table.manifest.get(TRAINED_ON, {}).get("shards", 0)))
-            if not self._trained_on([shard.source for shard in again], count):
-                sources: list[bytes] = []
-                parts: list[np.ndarray] = []
-                documents = held = tokens = 0
-                for shard in chain(again, shards):
-                    sources.append(shard.source)
-                    parts.append(encode(shard)[VECTORS])
-                    documents += len(shard.ids)
-                    held += len(parts[-1])
-                    tokens = estimated(held, documents, count)
-                    if held >= self._quantiser.wanted(tokens):
-                        break
-                self._train(parts, held, tokens, sources, count)
-        self._open_codec(launch)
-
-    def train_on_stored(
-        self, launch: Launch, sources: Sequence[bytes], documents: int, count: int | None
-    ) -> None:
-        """Train the quantiser on stored shards, or open the codec that was trained on these shards.
-
-        sources: the shards. documents: number of documents in them. count: total number, if known.
-        """
-        launch.wait_for_everyone()
-        if self._writer is not None and not self._trained_on(sources, count):
-            held = sum(int(self._shards.column(source, LENGTHS).sum(dtype=np.int64)) for source in sources)
-            parts = (self._shards.column(source, VECTORS) for source in sources)
-            self._train(parts, held, estimated(held, documents, count), sources, count)
-        self._open_codec(launch)
-
-    def _train(
-        self,
-        parts: Iterable[np.ndarray],
-        held: int,
-        tokens: int,
-        sources: Sequence[bytes],
-        count: int | None,
-    ) -> None:
-        assert self._quantiser is not None
-        assert self._writer is not None
-        self._quantiser.train(self._writer, parts, held, tokens, self._dim)
-        self._writer.commit(**{TRAINED: tokens, TRAINED_ON: _training(sources, count)})
-
-    def _trained_on(self, sources: Sequence[bytes], count: int | None) -> bool:
-        """Return whether an interrupted build trained the quantiser on these shards."""
-        return self.table.manifest.get(TRAINED_ON) == _training(sources, count)
-
-    def _open_codec(self, launch: Launch) -> None:
-        """Open the codec that process 0 has committed."""
-        assert self._quantiser is not None
-        launch.wait_for_everyone()
-        if isinstance(self.table, ColumnFolder):
-            self.table.read()
-        self._codec = self._quantiser.open(self.table, self._dim)
-        # Codes depend on the quantiser's bits, too, which its files do not have.
-        checksums = (entry.get("crc32") for entry in self.table.entries.values())
-        self._checksum = str([self._quantiser, *checksums])
-
-    def holds(self, source: bytes) -> bool:
-        """Return whether a shard is stored, in codes or not."""
-        return any(self._shards.holds(source, codec) for codec in (self._checksum, ""))
-
-    def put(self, source: bytes, columns: Rows) -> None:
-        """Store a shard. columns: file name → the rows to append."""
-        self._shards.put(source, in_codes(self._codec, columns), self._checksum)
-
-    def append(self, writer: Writer, sources: Iterable[bytes]) -> dict[str, int]:
-        """Append the codec and all shards to a new store's columns; return what to commit."""
-        manifest = {"documents": 0, "tokens": 0}
-        if self._codec is not None:
-            manifest[TRAINED] = self.table.manifest[TRAINED]
-            for name in self.table.entries:
-                writer.append(name, self.table.array(name, "uint8"))
-        for source in sources:
-            stored_as = self._checksum if self._shards.holds(source, self._checksum) else ""
-            columns = in_codes(self._codec, self._shards.load(source, stored_as))
-            for name, rows in columns.items():
-                writer.append(name, rows)
-            manifest |= grown(manifest, columns)
-        return manifest
-
-
-def _training(sources: Sequence[bytes], count: int | None) -> dict[str, Any]:
-    """Describe the shards that train a quantiser. count: number of documents of the build, if known."""
-    checksum = hashlib.sha256(b"".join(sources) + str(count).encode()).hexdigest()
-    return {"shards": len(sources), "sha256": checksum}
-
-
 @contextmanager
 def begun(table: ColumnFolder, entries: Mapping[str, Any]) -> Iterator[FolderWriter]:
     """Start or resume a build in a hidden folder; yield the folder's only writer.
@@ -265,11 +135,6 @@ def begun(table: ColumnFolder, entries: Mapping[str, Any]) -> Iterator[FolderWri
             if not any((table.folder / SHARDS).glob(f"*{STORED}")):
                 remove_folder(table.folder, BUILT)
             raise
-
-
-def estimated(tokens: int, documents: int, count: int | None) -> int:
-    """Estimate the number of tokens in `count` documents, if `documents` of them have `tokens` tokens."""
-    return UNKNOWN if count is None else tokens * count // max(1, documents)
 
 
 def in_codes(codec: Codec | None, columns: Rows) -> Rows:

@@ -191,9 +191,8 @@ class FolderWriter(_FolderFiles):
         data = rows if isinstance(rows, bytes) else rows.tobytes()
         entry = self.entries.get(name) or self._anew(name)
         if name not in self._streams:
-            mode: Literal["ab", "wb"] = (
-                "ab" if entry["bytes"] else "wb"
-            )  # overwrite a leftover file of that name
+            # An empty entry overwrites a leftover file of that name.
+            mode: Literal["ab", "wb"] = "ab" if entry["bytes"] else "wb"
             self._streams[name] = (self.folder / entry["file"]).open(mode)
         self._streams[name].write(data)
         entry["bytes"] += len(data)

@@ -56,13 +56,13 @@ class Codec(Protocol):
 class Quantiser(Protocol):
     """A codec that is trained on tokens during a build."""
 
-    def wanted(self, tokens: int) -> int:
+    def sample_size(self, tokens: int) -> int:
         """Return the number of training tokens to use for an index of `tokens` tokens."""
 
-    def train(self, writer: Writer, parts: Iterable[np.ndarray], held: int, tokens: int, dim: int) -> None:
+    def train(self, writer: Writer, parts: Iterable[np.ndarray], vectors: int, tokens: int, dim: int) -> None:
         """Train the codec and write its files.
 
-        parts: arrays of vectors [t, dim]; `held` is their total number of vectors. tokens: number of tokens
+        parts: arrays of vectors [t, dim]. vectors: their total number of vectors. tokens: number of tokens
         that the index will contain.
         """
 
@@ -70,9 +70,9 @@ class Quantiser(Protocol):
         """Open the trained codec. Raises ValueError if its files are damaged."""
 
 
-@runtime_checkable
-class Derived(Protocol):
-    """Files that are derived from all rows of a store, for use by finders."""
+@dataclass(frozen=True)
+class Derived:
+    """Files that are derived from all rows of a store, for use by finders; none in this base class."""
 
     def check(self, dim: int) -> None:
         """Raise ValueError, before anything is encoded, if no build with these settings can succeed."""
@@ -86,24 +86,13 @@ class Derived(Protocol):
 
     def behind(self, store: "Store") -> bool:
         """Return whether the files lack rows that a full rewrite, as in `compact`, would include."""
+        return False
 
     def open(self, store: "Store") -> Any:
         """Open the data that finders read, in time that does not depend on the number of tokens.
 
         Raises ValueError, naming the file, if a file is damaged.
         """
-
-
-@dataclass(frozen=True)
-class NoFiles:
-    """A placeholder for kinds without derived files."""
-
-    def check(self, dim: int) -> None: ...
-    def write(self, writer: Writer, store: "Store", anew: bool) -> None: ...
-    def behind(self, store: "Store") -> bool:
-        return False
-
-    def open(self, store: "Store") -> None: ...
 
 
 @dataclass(frozen=True)
@@ -117,7 +106,7 @@ class Kind:
     name: str
     codec: Codec
     finder: Any
-    derived: Derived = NoFiles()
+    derived: Derived = Derived()
     quantiser: Quantiser | None = None
 
     def __post_init__(self) -> None:
@@ -141,7 +130,7 @@ class Kind:
             raise ValueError(f"dim must be a number from 1 to {WIDEST}, got {dim!r:.40}")
         if not isinstance(names, list) or names[:1] != ["vectors"] or not set(names) <= DTYPES.keys():
             raise ValueError(f"fields must be vectors, and may be ids and salience, got {names!r:.200}")
-        if TokenReduction.kept_by(manifest).pool > 1 and "ids" in names:
+        if TokenReduction.from_manifest(manifest).pool > 1 and "ids" in names:
             raise ValueError("tokens that are compared by their ids cannot be pooled: set pool=1")
         self.codec.columns(dim, names)
         self.derived.check(dim)

@@ -11,7 +11,7 @@ index of all tokens.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from paradigms.core import Tokens
+from paradigms.io.checks import Range, check_types
 from paradigms.relax import token_budget
 
 
@@ -65,20 +66,15 @@ class TokenReduction:
     pool is below 1.
     """
 
-    keep: float = 1.0
-    pool: int = 1
+    keep: Annotated[float, Range(0, 1, above=True)] = 1.0
+    pool: Annotated[int, Range(1, 1 << 31)] = 1
     pooling: Literal["ward", "sequential"] = "ward"
 
     def __post_init__(self) -> None:
-        if type(self.keep) not in (int, float) or not 0 < self.keep <= 1:
-            raise ValueError(f"keep, a pruning ratio, must lie in (0, 1], got {self.keep!r:.40}")
-        if type(self.pool) is not int or self.pool < 1:
-            raise ValueError(f"pool, the tokens that become one, must be at least 1, got {self.pool!r:.40}")
-        if self.pooling not in ("ward", "sequential"):
-            raise ValueError(f"pooling must be ward or sequential, got {self.pooling!r:.40}")
+        check_types(self)
 
     @classmethod
-    def kept_by(cls, manifest: Mapping[str, Any]) -> "TokenReduction":
+    def from_manifest(cls, manifest: Mapping[str, Any]) -> "TokenReduction":
         """The reduction that a store's manifest records."""
         return cls(*(manifest[field.name] for field in fields(cls)))
 

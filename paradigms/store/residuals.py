@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from numpy.typing import DTypeLike
 from safetensors.numpy import load, save
 from torch import Tensor
 
+from paradigms.io.checks import Range
 from paradigms.scoring import VECTOR
 from paradigms.scoring.stored import Codes, Scanned
 from paradigms.store.columns import Files, Writer
@@ -34,9 +36,7 @@ STEPS = {1: 1.5958, 2: 0.9957, 4: 0.3352, 8: 0.0308}
 MANTISSA = 16  # levels of s per factor of two: an error of at most 2.2%, while a 4-bit code errs by 10%
 UNIT = 96  # level at which s equals the quantiser's step: scales cover residuals of 2^-6 to 2^10 times σ
 LEVELS = np.concatenate([[0], 2.0 ** ((np.arange(1, 256) - UNIT) / MANTISSA)]).astype(np.float32)
-NARROWEST = (
-    0.25  # smallest σ of a dimension, relative to the mean, so that nearly constant dimensions do no harm
-)
+NARROWEST = 0.25  # smallest σ of a dimension relative to the mean: nearly constant dimensions do no harm
 MOST_CENTROIDS = 1 << 16
 PER_CENTROID = 32  # sampled tokens per centroid for k-means
 FLAT = 1 << 10  # maximum number of centroids that are all compared with each token
@@ -69,9 +69,9 @@ class Residuals:
     """
 
     bits: int = 4
-    lists: int = 0
-    rounds: int = 5
-    seed: int = 0
+    lists: Annotated[int, Range(0, MOST_CENTROIDS)] = 0
+    rounds: Annotated[int, Range(0, 1 << 31)] = 5
+    seed: Annotated[int, Range(0, 1 << 31)] = 0
     fine_bits: int = 0
 
     def __post_init__(self) -> None:
@@ -79,17 +79,13 @@ class Residuals:
             raise ValueError(f"bits must be one of {', '.join(map(str, STEPS))}, got {self.bits}")
         if self.fine_bits and not (self.fine_bits in STEPS and self.fine_bits > self.bits):
             raise ValueError(f"fine_bits must be 0, or 2, 4 or 8 and above bits, got {self.fine_bits}")
-        if not 0 <= self.lists <= MOST_CENTROIDS:
-            raise ValueError(f"lists must lie in 1 to 65,536, or be 0 for a number by size, got {self.lists}")
-        if self.rounds < 0 or self.seed < 0:
-            raise ValueError(f"rounds and seed must be at least 0, got {self.rounds} and {self.seed}")
 
-    def wanted(self, tokens: int) -> int:
+    def sample_size(self, tokens: int) -> int:
         return (self.lists or centroids_for(tokens)) * PER_CENTROID
 
-    def train(self, writer: Writer, parts: Iterable[np.ndarray], held: int, tokens: int, dim: int) -> None:
+    def train(self, writer: Writer, parts: Iterable[np.ndarray], vectors: int, tokens: int, dim: int) -> None:
         random = np.random.default_rng(self.seed)
-        chosen = np.sort(random.choice(held, min(held, self.wanted(tokens)), replace=False))
+        chosen = np.sort(random.choice(vectors, min(vectors, self.sample_size(tokens)), replace=False))
         sample, first = [torch.zeros(0, dim)], 0
         for part in parts:
             low, high = np.searchsorted(chosen, (first, first + len(part)))
@@ -107,6 +103,7 @@ class Residuals:
             if CODEC not in files.entries:
                 raise ValueError("it is missing")
             tensors = load(files.array(CODEC, "uint8").tobytes())
+            tensors["packed"] = tensors.pop("centroids")
             codec = Codec(**tensors, bits=self.bits, dim=dim, fine_bits=self.fine_bits)
             codec.check()
         except Exception as error:
@@ -156,30 +153,29 @@ class Centroids:
         return torch.stack([self.centroids[low:high].mean(0) for low, high in pairwise(self.cells.tolist())])
 
 
+@dataclass(eq=False)
 class Codec:
     """A trained codec.
 
-    centroids: int8 [K, h], with h = `padded_width`; units [K]: each centroid's scale. spread: σ [h]. cells:
-    int64 [C + 1]; cell n contains the centroids cells[n] to cells[n + 1] − 1. bits, fine_bits: see
+    packed: int8 [K, h], centroids with h = `padded_width`; units [K]: each centroid's scale. spread: σ [h].
+    cells: int64 [C + 1]; cell n contains the centroids cells[n] to cells[n + 1] − 1. bits, fine_bits: see
     `Residuals`.
     """
 
-    def __init__(
-        self,
-        centroids: np.ndarray,
-        units: np.ndarray,
-        spread: np.ndarray,
-        cells: np.ndarray,
-        bits: int,
-        dim: int,
-        fine_bits: int = 0,
-    ) -> None:
-        self.bits, self.dim, self.spread, self.cells = bits, dim, spread, cells
-        self.codes = {"": bits} | ({FINE: fine_bits} if fine_bits else {})  # prefix of columns → bits
-        self.packed, self.units = centroids, units
-        self.centroids: Float[Tensor, "K h"] = torch.from_numpy(centroids).float()
-        self.centroids *= torch.from_numpy(units)[:, None]
-        self.nearest = Centroids(self.centroids, cells).nearest
+    packed: np.ndarray
+    units: np.ndarray
+    spread: np.ndarray
+    cells: np.ndarray
+    bits: int
+    dim: int
+    fine_bits: int = 0
+
+    def __post_init__(self) -> None:
+        fine = {FINE: self.fine_bits} if self.fine_bits else {}
+        self.codes = {"": self.bits} | fine  # prefix of columns → bits
+        self.centroids = torch.from_numpy(self.packed).float()
+        self.centroids *= torch.from_numpy(self.units)[:, None]
+        self.nearest = Centroids(self.centroids, self.cells).nearest
 
     def check(self) -> None:
         """Raise ValueError if the arrays do not fit vectors [dim], or have values that do not fit float16."""
@@ -192,11 +188,8 @@ class Codec:
         bounds = self.cells.dtype == np.int64 and self.cells.ndim == 1 and len(self.cells) > 1
         if not bounds or self.cells[0] or self.cells[-1] != count or (np.diff(self.cells) < 1).any():
             raise ValueError(f"cells do not divide {count} centroids")
-        if (
-            not count
-            or not (np.abs(self.units) <= most).all()
-            or not ((self.spread >= 0) & (self.spread <= most)).all()
-        ):
+        fits = (np.abs(self.units) <= most).all() and ((self.spread >= 0) & (self.spread <= most)).all()
+        if not count or not fits:
             raise ValueError("it has no centroids, or units or spread that are not finite, or too large")
 
     @classmethod

@@ -68,18 +68,12 @@ def text_shards(
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
 
     def encode(window: list[tuple[str, str]]) -> Encoded:
-        texts = [text for _, text in window]
-        groups = by_length([len(text) for text in texts], rows=batch_size)
-
-        def at(places: list[int]) -> list[str]:
-            return [texts[n] for n in places]
-
-        def tokenized(places: list[int]) -> Any:
-            return paradigm.batch(at(places), "document")
-
-        for places, batch in zip(groups, ahead(tokenized, groups), strict=True):
+        groups = by_length([len(text) for _, text in window], rows=batch_size)
+        parts = [[window[n][1] for n in places] for places in groups]
+        batches = ahead(lambda texts: paradigm.batch(texts, "document"), parts)
+        for places, texts, batch in zip(groups, parts, batches, strict=True):
             with autocast(paradigm.encoder.device, precision):
-                tokens = reduction(paradigm.tokens(at(places), "document", batch))
+                tokens = reduction(paradigm.tokens(texts, "document", batch))
             yield places, tokens
 
     window: list[tuple[str, str]] = []

@@ -155,7 +155,7 @@ class Store(View):
 
         keep, pool, pooling: see `build`, but applied to this store's tokens.
         """
-        reduction, before = TokenReduction(keep, pool, pooling), TokenReduction.kept_by(self.manifest)
+        reduction, before = TokenReduction(keep, pool, pooling), TokenReduction.from_manifest(self.manifest)
         living = np.flatnonzero(self.living)
 
         def shards(rows: np.ndarray) -> Iterator[Shard]:
@@ -235,7 +235,7 @@ class Store(View):
         unknown.
         """
         self.check(paradigm)
-        count, reduction = check_ids(ids, texts), TokenReduction.kept_by(self.manifest)
+        count, reduction = check_ids(ids, texts), TokenReduction.from_manifest(self.manifest)
         precision = resolved(paradigm.encoder.device, precision)
         shards = text_shards(
             paradigm, ids, texts, reduction=reduction, batch_size=batch_size, precision=precision
@@ -252,7 +252,7 @@ class Store(View):
 
     def add_from(self, parts: Batches, *, instead_of: Iterable[str] = ()) -> "Store":
         """Store more documents, like `add`, but from batches as in `build_from`."""
-        return self._add(token_shards(parts, TokenReduction.kept_by(self.manifest)), instead_of, {})
+        return self._add(token_shards(parts, TokenReduction.from_manifest(self.manifest)), instead_of, {})
 
     def _add(
         self,

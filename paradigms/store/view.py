@@ -48,7 +48,7 @@ class View:
         self.files = cast(Files, files)  # a writer while derived files are written
         self.kind, self.manifest = kind, manifest
         opened = codec or (kind.quantiser.open(files, self.dim) if kind.quantiser else None)
-        self.codec = opened or kind.codec
+        self.codec: Any = opened or kind.codec
         self._codec_entry = dict(files.entries.get(CODEC, {}))
         dtypes = self.codec.columns(self.dim, manifest["fields"])
         self.columns = {name: files.array(f"{name}.bin", dtype) for name, dtype in dtypes.items()}

@@ -72,7 +72,7 @@ def test_impossible_settings_are_refused_before_anything_is_encoded(tmp_path: Pa
         yield
 
     for wrong, message in (
-        (partial(kinds.lemur, width=1), "a width from 2"),
+        (partial(kinds.lemur, width=1), "width must be at least 2"),
         (partial(kinds.lemur, factory="Nonsense"), "cannot make the index"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -71,11 +71,13 @@ def test_settings_of_a_user_are_kept_and_measured() -> None:
     ).search_tokens(RECIPE, queries(2), 10)
 
 
-def test_candidates_grow_with_k() -> None:
+def test_candidates_grow_with_k_if_the_way_of_scoring_was_measured() -> None:
     index = Index(store("compressed")).tuned(RECIPE, [queries(1)])
     [_, last] = index.choices
     assert len(index.search_tokens(RECIPE, queries(2, 1), 2000)[0]) == 2000
     assert index._finder(RECIPE, 250).candidates == 3 * last.settings["candidates"]
+    imputing = Recipe("xtr", PoolTopK(k=8), "retrieved", search="impute", search_tokens=20)
+    assert index._finder(imputing, 10) == index.finder
 
 
 @pytest.mark.parametrize("kind", [KINDS["compressed"], kinds.lemur(width=40, epochs=0)])
@@ -89,12 +91,6 @@ def test_the_choice_of_a_small_index_serves_when_it_has_grown(kind: Kind) -> Non
     assert all(choice.settings["candidates"] >= 64 for choice in tuned.choices)
     with pytest.raises(ValueError, match="restricted to some documents"):
         tuned.only(ids[:5]).tuned(RECIPE, [queries(1)])
-
-
-def test_a_choice_is_for_the_way_of_scoring_that_was_measured() -> None:
-    index = Index(store("compressed")).tuned(RECIPE, [queries(1)])
-    imputing = Recipe("xtr", PoolTopK(k=8), "retrieved", search="impute", search_tokens=20)
-    assert index._finder(imputing, 10) == index.finder
 
 
 def test_an_exhaustive_search_needs_no_choice() -> None:

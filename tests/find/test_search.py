@@ -11,6 +11,7 @@ from paradigms import PARADIGMS, Paradigm
 from paradigms.align import PoolTopK, TopK
 from paradigms.baselines.bm25 import BM25
 from paradigms.core import similarity
+from paradigms.data import best_first
 from paradigms.find import INDEXES, Index, Store, kinds, open_index, ranking, scan
 from paradigms.impute import imputed_rel
 from paradigms.retrieve import Indexed, indexed
@@ -58,10 +59,6 @@ def twin(paradigm: Paradigm, index: Index, ids: list[str], query: str) -> dict[s
     return dict(zip(ids, placed(scores, documents)[0].tolist(), strict=True))
 
 
-def ranked(scores: dict[str, float]) -> list[str]:
-    return sorted(scores, key=lambda d: (-scores[d], d))
-
-
 @pytest.mark.parametrize("sizes", [(1, 1, 5, 2), (40, 300, 20, 1), (10**6, 10**8, 10**6, 1)])
 @pytest.mark.parametrize("name", PARADIGMS)
 def test_search_equals_the_twin_over_the_whole_corpus(made, name, sizes, monkeypatch):
@@ -76,7 +73,7 @@ def test_search_equals_the_twin_over_the_whole_corpus(made, name, sizes, monkeyp
         expected = twin(paradigm, index, IDS, text)
         for document, score in found[query].items():
             assert_within_rounding(score, expected[document], **SCORES, scale=max(1, *expected.values()))
-        assert list(found[query]) == ranked(found[query])
+        assert list(found[query]) == list(best_first(found[query]))
         if not text:
             assert found[query] == {}
         elif paradigm.recipe.search == "gather":
@@ -98,16 +95,8 @@ def test_rerank_equals_the_twin_over_the_candidates(made, name):
         if candidates:
             expected = twin(paradigm, index, list(candidates), QUERIES[query])
             assert_within_rounding(found[query], expected, **SCORES)
-        assert list(found[query]) == ranked(found[query])
+        assert list(found[query]) == list(best_first(found[query]))
     assert found["q2"] == {}
-
-
-@pytest.mark.parametrize("scanned", [True, False])
-def test_a_query_without_candidates_has_none(made, monkeypatch, scanned):
-    paradigm, index = made["xtr"]
-    if not scanned:
-        monkeypatch.setattr(ranking, "scanned", lambda *_: None)
-    assert index.rerank_tokens([paradigm.recipe], paradigm.encode_queries(["sea"]), [[]])[0] == [{}]
 
 
 def test_no_index_takes_the_place_of_a_folder_of_the_users(made, tmp_path):

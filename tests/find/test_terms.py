@@ -12,6 +12,7 @@ import torch
 from paradigms import PARADIGMS
 from paradigms.align import EqualIds, QueryToDocument
 from paradigms.core import Tokens
+from paradigms.data import best_first
 from paradigms.find import Index, Store, kinds, open_index
 from paradigms.find.postings import BLOCK
 from paradigms.recipe import Recipe
@@ -60,16 +61,12 @@ def expected(index: Index, asked: Tokens, k: int) -> list[dict[str, float]]:
     scores = score(RECIPE, index.store.tokens_of(ids), asked)
     rows = []
     for row in scores.tolist():
-        best = sorted(zip(ids, row, strict=True), key=lambda pair: (-pair[1], pair[0]))[:k]
-        rows.append({id: value for id, value in best if value > 0})
+        rows.append(best_first({id: value for id, value in zip(ids, row, strict=True) if value > 0}, k))
     return rows
 
 
 def same(index: Index, k: int) -> None:
-    for found, wanted in zip(
-        index.search_tokens(RECIPE, queries(), k), expected(index, queries(), k), strict=True
-    ):
-        same_scores([found], [wanted])
+    same_scores(index.search_tokens(RECIPE, queries(), k), expected(index, queries(), k))
 
 
 @pytest.mark.parametrize("bits", [8, 16])

@@ -11,7 +11,6 @@ from accelerate import PartialState
 from paradigms import PARADIGMS
 from paradigms.find import INDEXES, Store, open_index
 from paradigms.retrieve import AllProcesses, Indexed, Merged, wrappers
-from paradigms.retrieve.wrappers import RunArrays
 from tests.forks import fork_group
 from tests.tiny import WORDS
 
@@ -53,13 +52,6 @@ def search(backbone: Path, folder: Path, answers: str) -> None:
         assert alone == received
     Path(f"{answers}-{state.num_processes}-{state.process_index}.json").write_text(json.dumps(found))
     state.destroy_process_group()
-
-
-def test_results_are_merged_as_arrays():
-    parts = [[{"a\0": 0.1, "ü": 2.0}, {}], [{"c": 2.0, "\ud800": 1 / 3}, {"c": -1.0}]]
-    arrays = [RunArrays.of(part) for part in parts]
-    assert [list(part.scored()) for part in arrays] == parts
-    assert [*map(list, RunArrays.merged(arrays, 3).scored())] == [["c", "ü", "\ud800"], ["c"]]
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paradigms.baselines.bm25 import BM25
-from paradigms.data import Run
+from paradigms.data import Run, best_first
 from paradigms.retrieve import Fused, fuse
 
 A = {"q": {"x": 3.0, "y": 2.0, "z": 1.0}, "r": {"x": 5.0}}
@@ -29,8 +29,7 @@ class Table:
 
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
         rows = self.searched or self.scores
-        ranked = {q: sorted(rows[q].items(), key=lambda item: (-item[1], item[0])) for q in queries}
-        return {q: dict(row[:k]) for q, row in ranked.items()}
+        return {q: best_first(rows[q], k) for q in queries}
 
     def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
         return {q: {d: self.scores[q][d] for d in row} for q, row in run.items()}

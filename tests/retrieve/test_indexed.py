@@ -76,20 +76,10 @@ def test_an_index_refuses_other_texts(model: Paradigm, tmp_path: Path):
 
 
 def test_documents_stored_as_vectors_are_not_compared(model: Paradigm):
-    store = Store.build_from(
-        kinds.exact(),
-        [(["cat"], model.encode_documents(["a cat"]))],
-        paradigm="colbert",
-        dim=model.encoder.dim,
-    )
+    given = [(["cat"], model.encode_documents(["a cat"]))]
+    store = Store.build_from(kinds.exact(), given, paradigm="colbert", dim=model.encoder.dim)
     store = store.add(model, ["sea"], ["a ship"])
     with pytest.warns(UserWarning, match="1 of its documents as vectors, without their texts"):
         Indexed(Index(store), model, Corpus.of({"cat": "a dog", "sea": "a ship"}))
     with pytest.raises(ValueError, match="other texts for 1 of these documents: 'sea'"):
         Indexed(Index(store), model, Corpus.of({"cat": "a dog", "sea": "the sea"}))
-
-
-def test_fewer_query_tokens_search(model: Paradigm, tmp_path: Path):
-    whole = Indexed.build(model, TEXTS, tmp_path / "index")
-    pruned = Indexed(whole.index, model, keep=0.3)
-    assert pruned.search(QUERIES)["q"] != pytest.approx(whole.search(QUERIES)["q"], abs=1e-3)

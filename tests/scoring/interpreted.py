@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -40,6 +41,14 @@ def imported(interpret: bool) -> Iterator[ModuleType]:
         for name in names():
             del sys.modules[name]
         sys.modules.update(before)
+
+
+def counted(fused: ModuleType, patch: pytest.MonkeyPatch) -> list[Any]:
+    """An item for each call of `best_tokens` from now on."""
+    calls: list[Any] = []
+    best_tokens = fused.best_tokens
+    patch.setattr(fused, "best_tokens", lambda *given: (calls.append(given), best_tokens(*given))[1])
+    return calls
 
 
 def small(fused: ModuleType, patch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from paradigms.scoring.stored import PackedQueries, Scanned, compiled, score
 from tests.near import assert_same, assert_within_rounding
 from tests.scoring.coded import BITS, LENGTHS, QUERIES, Corpus, frozen, normal, offsets_of, stored_tokens
 from tests.scoring.coded import texts as stored_texts
-from tests.scoring.interpreted import needs_triton, small
+from tests.scoring.interpreted import counted, needs_triton, small
 from tests.scoring.table import ALIGNED, RECIPES, gradients, in_float64, label, texts
 
 LARGEST_OF = kernels.largest_of
@@ -76,8 +76,7 @@ def test_one_vector_each(recipe: Recipe) -> None:
 )
 def test_in_batch_on_a_gpu(fused: ModuleType, monkeypatch: pytest.MonkeyPatch, recipe: Recipe) -> None:
     small(fused, monkeypatch)
-    calls, best_tokens = [], fused.best_tokens
-    monkeypatch.setattr(fused, "best_tokens", lambda *a: (calls.append(a), best_tokens(*a))[1])
+    calls = counted(fused, monkeypatch)
     sides = texts(salience=True, dtype=torch.float32)
     A, Z = recipe.align, recipe.normalise_function
     found, wide = in_batch_rel(*sides, A, Z), [in_float64(t) for t in sides]
@@ -149,7 +148,7 @@ def test_stored_tokens(tmp_path: Path, width: int, salience: bool) -> None:
         together = iter(scanned.relevances(several, packed, rows))
         for recipe in recipes:
             expected, scale = law(recipe, *wide)[:, rows], float(law(recipe, *sizes).max())
-            alone = scanned.relevance(recipe, packed, rows)
+            [alone] = scanned.relevances([recipe], packed, rows)
             for found in (alone, next(together)) if recipe in several else (alone,):
                 assert_within_rounding(found, expected, torch.float32, terms, scale)
 

@@ -6,7 +6,6 @@ rel by them is in `test_equals_rel`.
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from paradigms.align import NORMALISERS, PoolTopK, QueryToDocument, TopK
 from paradigms.core import Align, Tokens, rel, similarity
 from paradigms.scoring import in_batch as scoring
 from tests.near import assert_within_rounding
-from tests.scoring.interpreted import SMALL, imported, needs_triton, small
+from tests.scoring.interpreted import SMALL, counted, imported, needs_triton, small
 from tests.scoring.table import gradients, in_float64
 from tests.scoring.table import texts as random_texts
 
@@ -104,7 +103,7 @@ def test_what_the_kernels_do_not_do_is_done_without_them(
     fused: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alignments other than a max, float64, sides without tokens; vectors of two types are einsum's error."""
-    calls = count_calls(fused, monkeypatch)
+    calls = counted(fused, monkeypatch)
     D, Q = texts()
     double = [replace(t, vectors=t.vectors.double()) for t in (D, Q)]
     empty = [t.map(lambda v: v[:, :, :0]) for t in (D, Q)]
@@ -123,13 +122,6 @@ def test_what_the_kernels_do_not_do_is_done_without_them(
     assert not calls
     scoring.in_batch_rel(D, Q, best, Z)
     assert len(calls) == 1
-
-
-def count_calls(fused: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    calls: list[Any] = []
-    best_tokens = fused.best_tokens
-    monkeypatch.setattr(fused, "best_tokens", lambda *a, **k: (calls.append(a), best_tokens(*a, **k))[1])
-    return calls
 
 
 @needs_triton

@@ -5,9 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 from studies.counted import Living
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from paradigms.align import PoolTopK, QueryToDocument, TopK
 from paradigms.core import rel
@@ -62,33 +59,6 @@ def test_documents_of_each_query_are_refused() -> None:
     D, Q = texts()
     with pytest.raises(ValueError, match=r"axes \[1, n, i, h\], got x = 3"):
         in_batch_rel(D.map(lambda t: t.expand(3, *t.shape[1:])), Q, *functions(MAXSIM))
-
-
-class Largest(TorchDispatchMode):
-    """The most elements of any tensor that an operation returned, forward and backward."""
-
-    size = 0
-
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        result = function(*arguments, **(keywords or {}))
-        for leaf in tree_leaves(result):
-            # A broadcast view has many elements and no memory of its own.
-            if isinstance(leaf, Tensor) and leaf.untyped_storage().nbytes() >= leaf.nbytes:
-                self.size = max(self.size, leaf.numel())
-        return result
-
-
-@EVERY
-def test_similarities_are_never_formed_in_full(recipe: Recipe) -> None:
-    b, n, i, j, _ = sizes = 16, 16, 24, 8, 3
-    sides, cells = texts(salience=True, sizes=sizes), 2 * n * i * j
-    with Largest() as plain:
-        gradients(rel(*sides, *functions(recipe)), *sides)
-    assert plain.size >= b * n * i * j
-    with Largest() as chunked:
-        gradients(in_batch_rel(*sides, *functions(recipe), cells), *sides)
-    most = max(cells, 6 * b * n * j)  # a chunk of S, or the pairs that are kept: at most a quarter of them
-    assert chunked.size <= most <= b * n * i * j / 4
 
 
 @EVERY

@@ -63,7 +63,7 @@ def test_every_float16_is_widened_exactly() -> None:
     rows = np.arange(len(halves))
     scanned = Scanned(kernels.halves(frozen(halves)), np.arange(len(halves) + 1), {})
     units = texts(list(np.eye(16, dtype=np.float32)[:, None]))
-    found = scanned.relevance(Recipe("test", QueryToDocument(), "one"), PackedQueries(units), rows)
+    [found] = scanned.relevances([Recipe("test", QueryToDocument(), "one")], PackedQueries(units), rows)
     assert np.array_equal(found.numpy().T, halves.view(np.float16).astype(np.float32))
 
 
@@ -80,23 +80,6 @@ def test_every_float16_is_widened_exactly() -> None:
 def test_registers_are_those_that_the_features_name(features: str, name: str | None, expected: Any) -> None:
     assert tiles.registers("x86_64-unknown-linux-gnu", features, name) == expected
     assert tiles.registers("arm64-apple-darwin", "+neon") == (32, 4, True)
-
-
-@pytest.mark.parametrize("bits", BITS)
-def test_probe_finds_the_maxima_over_tokens_of_the_chosen_lists(bits: int) -> None:
-    lengths = (*LENGTHS, 100, 0, 70)
-    for j, some, rows in ((3, [0, 1, 2, 3, 4], range(13)), (17, [1, 3], [1, 4, 10, 12]), (33, [], [0, 10])):
-        corpus = Corpus(bits, 128, j, lengths)
-        chosen = np.isin(np.arange(5), some)
-        found = probed(corpus, chosen, np.array(rows))
-        for document, row in zip(rows, found, strict=True):
-            mine = np.arange(*corpus.offsets[document : document + 2])
-            mine = mine[chosen[corpus.coded.centroids[mine]]]
-            if len(mine):
-                expected = corpus.similarities[mine].max(0)
-                assert_within_rounding(row[:j], expected, torch.float32, corpus.terms, corpus.scale)
-            else:
-                assert (row == -np.inf).all()
 
 
 def in_lists(offsets: np.ndarray, centroids: np.ndarray, listed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -64,12 +64,16 @@ def random_tokens(seed: int) -> Tokens:
     )
 
 
+@pytest.mark.parametrize("salient", [True, False])
 @pytest.mark.parametrize("ratio", [0.01, 0.2, 0.4, 0.5, 0.75, 1.0])
-def test_the_most_salient_tokens_are_kept_in_the_order_of_the_text(ratio):
-    tokens = random_tokens(0)
-    kept, expected = most_salient(tokens, ratio), by_hand(tokens, ratio)
+def test_the_most_salient_tokens_are_kept_in_the_order_of_the_text(ratio, salient):
+    """Without salience, these are the first tokens."""
+    tokens = random_tokens(0) if salient else replace(random_tokens(0), salience=None)
+    equal = replace(tokens, salience=torch.ones(tokens.mask.shape))
+    kept, expected = most_salient(tokens, ratio), by_hand(tokens if salient else equal, ratio)
     assert torch.equal(kept.mask.sum(-1), expected.mask.sum(-1))
-    for name in ("vectors", "ids", "salience"):
+    assert salient or kept.salience is None
+    for name in ("vectors", "ids", "salience") if salient else ("vectors", "ids"):
         assert torch.equal(getattr(kept, name)[kept.mask], getattr(tokens, name)[expected.mask])
     if ratio < 1:  # and no place is left that no text needs
         assert kept.mask.shape[-1] == int(kept.mask.sum(-1).max())
@@ -85,15 +89,6 @@ def test_parts_of_different_kinds_are_not_cut_off(tiny_bert):
     ):
         with pytest.raises(ValueError, match=message):
             most_salient(given, 0.4)
-
-
-def test_without_salience_texts_are_cut_off():
-    tokens = random_tokens(1)
-    equal = most_salient(replace(tokens, salience=torch.ones(tokens.mask.shape)), 0.4)
-    cut = most_salient(replace(tokens, salience=None), 0.4)
-    assert cut.salience is None
-    assert torch.equal(cut.mask, equal.mask)
-    assert torch.equal(cut.vectors[cut.mask], equal.vectors[equal.mask])
 
 
 ALIGNMENTS = [TopK(k=1), TopK(k=3), TopP(p=0.3), Entropic(k=2, eps=0.1)]
