@@ -48,7 +48,7 @@ import torch
 from fewer_bytes import BLOCK, LISTS, principal_axes
 from matplotlib.figure import Figure
 from studies.gains import training_section
-from studies.model_runs import bind, encoder_job, open_study, run_jobs, values_of
+from studies.model_runs import StudyData, bind, encoder_job, open_study, run_jobs, values_of
 from studies.pages import Measured, Rows, Section, publish, resampled, shown
 from studies.settings import lengths_of
 
@@ -69,7 +69,7 @@ UNTRAINED = "untrained"
 
 def main(settings: Settings) -> None:
     accelerator, console = script.begin(settings)
-    data = open_study(settings, console)
+    data = open_study(settings, accelerator, console)
     bound = {"fingerprint": data.collection.fingerprint, "dim": DIM, "bits": BITS, "vectors": VECTORS}
     bind(settings, accelerator, FREE, ("backbone",), **bound)
     shorter = {"matryoshka": settings.dims}
@@ -83,10 +83,8 @@ def main(settings: Settings) -> None:
             Path(settings.output) / f"{name}-{seed}",
             seed,
             partial(made, name, settings),
-            partial(measured, name, settings, data),
+            partial(measured, name, data),
             data,
-            settings,
-            accelerator,
             **methods.get(name, {}),
         )
         for name, seed in runs
@@ -125,13 +123,13 @@ def ways(name: str, settings: Settings) -> Iterator[tuple[str, int, Kind, int, s
             yield f"{dim} {PRINCIPAL}", dim, exact, 1, PRINCIPAL
 
 
-def measured(name: str, settings: Settings, data: Any, model: Paradigm, index: Index) -> Measured:
+def measured(name: str, data: StudyData, model: Paradigm, index: Index) -> Measured:
     """Measure bytes per document and nDCG@10 of each query, for each way to store documents."""
     stored = index.store
     queries = list(data.test.queries.values())
     encoded = model.encode_queries(queries).to("cpu")
     results = {}
-    for way, dim, kind, pool, axes in ways(name, settings):
+    for way, dim, kind, pool, axes in ways(name, data.settings):
         basis = torch.from_numpy(principal_axes(stored, dim)) if axes == PRINCIPAL else torch.eye(DIM)
 
         def shorter(tokens: Tokens, basis: torch.Tensor = basis, dim: int = dim) -> Tokens:

@@ -7,6 +7,7 @@ choices are made on dev queries. Collections and seeds may be added to a results
 """
 
 from dataclasses import field, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -40,7 +41,6 @@ class Settings(EncoderStudy, Collections):
 
 launch(__name__, Settings, __doc__)  # before the slow imports
 
-from accelerate import Accelerator
 from papers.implicit_idf.floors import NDCG, Corpus, Floor, Ranker, chosen, estimates_of
 from papers.implicit_idf.sections import sections_of
 from studies.model_runs import Job, StudyData, bind, bind_collection, encoder_job, open_study, run_jobs
@@ -67,12 +67,12 @@ def main(settings: Settings) -> None:
     encoders = {name: backbone for name, backbone in named.items() if backbone}
     measured: dict[tuple[str, str], dict[str, list[Measured]]] = {}  # (encoder, collection) -> loss -> seeds
     for collection in settings.collections:
-        data = open_study(settings, console, ("training", "dev", "test"), collection)
-        bind_collection(data, Path(settings.output) / folder_name(collection), accelerator)
+        data = open_study(settings, accelerator, console, ("training", "dev", "test"), collection)
+        bind_collection(data, Path(settings.output) / folder_name(collection))
         for encoder, backbone in encoders.items():
             losses = LOSSES * (collection in settings.trained)
             cells = [("untrained", settings.seeds[0]), *product(losses, settings.seeds)]
-            jobs = [job(encoder, backbone, *cell, data, settings, accelerator) for cell in cells]
+            jobs = [job(encoder, backbone, *cell, data) for cell in cells]
             systems = measured.setdefault((encoder, folder_name(collection)), {})
             for (loss, _), result in zip(cells, run_jobs(jobs, accelerator, console), strict=True):
                 systems.setdefault(loss, []).append(result)
@@ -84,15 +84,8 @@ def main(settings: Settings) -> None:
     accelerator.end_training()
 
 
-def job(
-    encoder: str,
-    backbone: str,
-    loss: str,
-    seed: int,
-    data: StudyData,
-    settings: Settings,
-    accelerator: Accelerator,
-) -> Job:
+def job(encoder: str, backbone: str, loss: str, seed: int, data: StudyData) -> Job:
+    settings: Settings = data.settings
     name = f"{encoder}, {loss}, seed {seed}"
     folder = Path(settings.output) / folder_name(data.collection.name) / folder_name(name)
 
@@ -103,25 +96,23 @@ def job(
         model = xtr(backbone, k_train=K_TRAIN, **same)
         return model if loss == "Eq. 2" else model.with_alignment(PoolExcess(k=K_TRAIN), "query_tokens")
 
-    def measured(paradigm: Paradigm, index: Index) -> Measured:
-        return measure(paradigm, index, data, settings)
-
     checkpoint = Path(backbone) if loss == "untrained" else None  # read as `make` does, without training
 
     def read(saved: Path) -> Paradigm:
         return load(saved) if checkpoint is None else make()
 
     return encoder_job(
-        name, folder, seed, make, measured, data, settings, accelerator, read=read, checkpoint=checkpoint
+        name, folder, seed, make, partial(measure, data), data, read=read, checkpoint=checkpoint
     )
 
 
-def measure(paradigm: Paradigm, index: Index, data: StudyData, settings: Settings) -> Measured:
+def measure(data: StudyData, paradigm: Paradigm, index: Index) -> Measured:
     """Measure all ways to score with one model; dev queries choose the floors.
 
     "values" map a measure and a system to one value per test query, "dev" a corpus ("all" or "a sixteenth")
     and a system to one value per dev query.
     """
+    settings: Settings = data.settings
     corpus = data.collection.corpus
     dev = data.dev.only(hash_order(data.dev.queries)[: settings.dev_queries])
     everything = Corpus.of(index)

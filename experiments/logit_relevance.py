@@ -66,8 +66,8 @@ def measure(settings: Settings, _: str, seed: int, data: StudyData, __: list[Any
     remove_folder(folder, TRAINED)  # an interrupted run has lost its states
     torch.manual_seed(seed)
     accelerator = Accelerator()
-    model = trained_pairs.build(settings.paradigm, seed, data, settings).to(accelerator.device)
-    pairs = trained_pairs.pairs_of(model, data, settings, Problems())
+    model = trained_pairs.build(settings.paradigm, seed, data).to(accelerator.device)
+    pairs = trained_pairs.pairs_of(model, data, Problems())
     seen = list[Any]()
     every = max(1, settings.generative_steps // STATES)
 

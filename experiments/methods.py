@@ -58,7 +58,6 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from jaxtyping import Float, Int
 from papers.implicit_idf.floors import weighted
 from papers.lee2023.token_measures import best_documents, stored_ids
@@ -166,10 +165,10 @@ def main(settings: Settings) -> None:
     bind(settings, accelerator, {"collections", "parts"}, ("backbone", "splade"))
     sections = {}
     for collection in settings.collections:
-        data = open_study(settings, console, ("training", "dev", "test"), collection)
+        data = open_study(settings, accelerator, console, ("training", "dev", "test"), collection)
         name = folder_name(collection)
-        bind_collection(data, Path(settings.output) / name, accelerator)
-        jobs = [job(name, part, data, settings, accelerator) for part in settings.parts]
+        bind_collection(data, Path(settings.output) / name)
+        jobs = [job(name, part, data) for part in settings.parts]
         for part, result in zip(settings.parts, run_jobs(jobs, accelerator, console), strict=True):
             sections[f"{name}-{part}"] = MEASUREMENTS[part][1](name, result)
     summary = (
@@ -181,25 +180,24 @@ def main(settings: Settings) -> None:
     accelerator.end_training()
 
 
-def job(name: str, part: str, data: StudyData, settings: Settings, accelerator: Accelerator) -> Job:
+def job(name: str, part: str, data: StudyData) -> Job:
     """Make the job that measures a part on one collection."""
+    settings: Settings = data.settings
 
     def prepare() -> Paradigm:
         torch.manual_seed(settings.seed)
-        return colbert(
-            settings.backbone,
-            query_length=settings.query_length,
-            document_length=settings.document_length,
-        ).to(accelerator.device)
+        return colbert(settings.backbone, **lengths_of(settings)).to(data.accelerator.device)
 
     def measured(paradigm: Paradigm) -> Measured:
-        return MEASUREMENTS[part][0](paradigm.eval(), data, settings, accelerator.mixed_precision)
+        return MEASUREMENTS[part][0](paradigm.eval(), data)
 
     return Job(f"{name}, {part}", Path(settings.output) / name / f"{part}.json", prepare, measured)
 
 
-def measure(paradigm: Paradigm, data: StudyData, settings: Settings, precision: str) -> Measured:
+def measure(paradigm: Paradigm, data: StudyData) -> Measured:
     """Measure each method's nDCG@10 on test queries, with the free numbers that dev queries choose."""
+    settings: Settings = data.settings
+    precision = data.accelerator.mixed_precision
     corpus = data.collection.corpus
     store = Store.build(kinds.exact(), paradigm, corpus.ids, corpus, precision=precision)
     indexes = {1: Index(store)} | {n: Index(store.copy(kinds.exact(), pool=n)) for n in SHARES}
@@ -231,9 +229,12 @@ def measure(paradigm: Paradigm, data: StudyData, settings: Settings, precision: 
     }
 
 
-def measure_stages(paradigm: Paradigm, data: StudyData, settings: Settings, precision: str) -> Measured:
+def measure_stages(paradigm: Paradigm, data: StudyData) -> Measured:
     """Measure the first documents of BM25 and SPLADE, as they are and ranked by MaxSim: measure -> values."""
-    corpus, queries = data.collection.corpus, data.test.queries
+    settings: Settings = data.settings
+    precision = data.accelerator.mixed_precision
+    corpus = data.collection.corpus
+    queries = data.test.queries
     splade = PARADIGMS["splade"](settings.splade, **lengths_of(settings)).to(paradigm.encoder.device).eval()
     with TemporaryDirectory() as work:
         sparse = Indexed.build(splade, corpus, Path(work, "splade"), precision=precision)

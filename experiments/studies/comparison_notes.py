@@ -1,6 +1,6 @@
 """What a comparison's report says of its data, systems and trainings, in sentences.
 
-settings: settings of compare.py, in all functions.
+settings: settings of compare.py.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from paradigms.retrieve.wrappers import Wrapper
 COLUMNS = {"retrieve": "whole corpus", "rerank": "reranking"}  # names of stages in the overview
 
 
-def summary(
-    data: ComparisonData, settings: Any, where: Mapping[str, Any], seconds: float, resumed: bool
-) -> str:
+def summary(data: ComparisonData, where: Mapping[str, Any], seconds: float, resumed: bool) -> str:
+    settings = data.settings
     splits = {settings.split: data.test, **data.others}
     asked_of = " and ".join(f"{len(split.queries):,} {name}" for name, split in splits.items())
     loaded = "".join(
@@ -64,12 +63,13 @@ def label(name: str, undone: bool, share: float, settings: Any) -> str:
     return f"{name} (untrained)" if undone or plain else name
 
 
-def notes(data: ComparisonData, settings: Any, undone: set[str], share: float) -> Iterator[str]:
+def notes(data: ComparisonData, undone: set[str], share: float) -> Iterator[str]:
     """Write the notes below the tables.
 
     undone: systems whose encoder was better on dev queries before training. share: share of test queries
     whose relevant documents have training queries.
     """
+    settings = data.settings
     yield f"Collection fingerprint {data.collection.fingerprint[:16]}."
     yield of_seeds(settings)
     if data.cut is not None:

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from accelerate import Accelerator
 from rich.console import Console
 from studies.alignment_view import align_query, chosen_queries
 from studies.comparison_notes import (
@@ -42,14 +41,9 @@ from paradigms.view.report import Picture, Report, cost_picture, write_pictures,
 ALIGNED = 6  # test queries in the report's alignment view
 
 
-def make_report(
-    data: ComparisonData, settings: Any, where: dict[str, Any], seconds: float, resumed: bool
-) -> Report:
-    """Build the report on a comparison.
-
-    settings: settings of compare.py; the other functions of this module take the same settings. where: a
-    description of the machine.
-    """
+def make_report(data: ComparisonData, where: dict[str, Any], seconds: float, resumed: bool) -> Report:
+    """Build the report on a comparison. where: a description of the machine."""
+    settings = data.settings
     lexical = ["bm25"] if data.cut is None else ["bm25", CUT]
     folder = Path(settings.output)
     systems = [*lexical, *settings.chosen]
@@ -76,7 +70,7 @@ def make_report(
             for stage, of_stage in runs.items()
         }
         tables = {
-            stage: stage_table(stage, values, trainings, labels, systems, settings, data)
+            stage: stage_table(stage, values, trainings, labels, systems, data)
             for stage, values in bar.track(measured.items(), description="test differences")
         }
         curves = {
@@ -84,7 +78,7 @@ def make_report(
             for name in bar.track(systems, description="recall curves")
         }
         unfused = ["bm25", *(name for name, system in settings.chosen.items() if not system.fuse)]
-        retrievers = {name: finished(name, data, settings) for name in unfused}
+        retrievers = {name: finished(name, data) for name in unfused}
         candidates = read_run(folder / "runs" / "candidates.run")
         alignments = [
             example
@@ -95,14 +89,14 @@ def make_report(
     learned = learning(settings, where["processes"])
     return Report(
         title=f"Retrieval paradigms on {data.collection.name}",
-        summary=summary(data, settings, where, seconds, resumed),
+        summary=summary(data, where, seconds, resumed),
         tables=list(tables.values()),
         curve=curve,
         curves=curves,
         costs=[{"system": name} | costs_of(folder / name) for name in systems],
         settings=asdict(settings),
         environment=where,
-        notes=[*notes(data, settings, undone, share), rerankable(candidates, test), *gates(retrievers)],
+        notes=[*notes(data, undone, share), rerankable(candidates, test), *gates(retrievers)],
         alignments=alignments,
         pictures=[
             costs_picture(tables, labels, systems, folder, measures[0]),
@@ -130,10 +124,10 @@ def stage_table(
     trainings: Mapping[str, Training],
     labels: Mapping[str, str],
     systems: Sequence[str],
-    settings: Any,
     data: ComparisonData,
 ) -> ResultTable:
     """Make a stage's table, with each system's mean over seeds, beside its untrained encoder."""
+    settings = data.settings
     titles = {
         "retrieve": "End to end: the whole corpus searched",
         "rerank": f"Rerank: BM25's top {settings.depth}"
@@ -216,14 +210,14 @@ def overview(tables: Mapping[str, ResultTable], costs: Sequence[Mapping[str, Any
     return rows
 
 
-def show(
-    report: Report, stages: Sequence[str], settings: Any, accelerator: Accelerator, console: Console
-) -> None:
+def show(report: Report, data: ComparisonData, console: Console) -> None:
     """Print each stage's table, write tables, figures and report to disk, and log tables and figures to W&B.
 
     study.json contains the values that `fill_pages.py` inserts into the pages: `overview` and the data behind
     the figures.
     """
+    settings = data.settings
+    accelerator = data.accelerator
     folder = Path(settings.output)
     for table in report.tables:
         console.print(evaluate.rich_table(table))
@@ -232,7 +226,7 @@ def show(
     write_text(
         folder / "table.md", "\n\n".join(evaluate.markdown_table(table) for table in report.tables) + "\n"
     )
-    tables = dict(zip(stages, report.tables, strict=True))
+    tables = dict(zip((*STAGES, *data.others), report.tables, strict=True))
     for stage, table in tables.items():
         write_text(folder / f"{stage}.csv", evaluate.csv_table(table))
     write_json(folder / "environment.json", report.environment)

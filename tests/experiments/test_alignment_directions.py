@@ -9,6 +9,7 @@ import alignment_directions as study
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 from alignment_directions import BACKWARD, CANDIDATES, CHANCE, FORWARD, GENERATIVE, TRAINED, WHOLE
 from papers.wu2024.trained_pairs import open_pairs
 from rich.console import Console
@@ -39,7 +40,8 @@ def test_it_leaves_tables_and_figures(finished: Path) -> None:
 
 def test_directions_against_loops_over_tokens(finished: Path, words: Path, seq2seq: dict[str, Path]) -> None:
     own = settings("alignment_directions", **pair_flags(words, seq2seq["t5"], finished))
-    data, folder = open_pairs(own, Console(quiet=True)), finished / "models" / "seed-0"
+    data = open_pairs(own, Accelerator(cpu=True), Console(quiet=True))
+    folder = finished / "models" / "seed-0"
     mvdr, generative = (load(folder / name / "checkpoint").eval() for name in ("colbert", "seal"))
     corpus, pool = data.collection.corpus, data.pool(4)
     runs = study.rankings([mvdr, generative], data, pool)

@@ -26,6 +26,8 @@ from tests.tiny import WIDTH
 
 ENCODINGS = [name for name in SYSTEMS.values() if re.match("(dsi|genre|seal)-", name)]
 
+QUIET = (Accelerator(cpu=True), Console(quiet=True))
+
 
 def settings(collection: Path, backbone: Path, folder: Path, **changes: object) -> Settings:
     small = {"steps": 1, "span": 3, "queries": 0, "beams": 40, "second": backbone.parent / "t5"}
@@ -41,7 +43,7 @@ def given(words: Path, seq2seq: dict[str, Path]) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def data(given: tuple[Path, Path]) -> StudyData:
-    return open_pairs(settings(*given, given[0]), Console(quiet=True))
+    return open_pairs(settings(*given, given[0]), *QUIET)
 
 
 def test_settings_choose_the_documents_and_the_division(
@@ -50,9 +52,9 @@ def test_settings_choose_the_documents_and_the_division(
     calls: list[object] = []
     monkeypatch.setattr(trained_pairs, "most_asked", lambda whole, most: calls.append(most) or whole)
     monkeypatch.setattr(trained_pairs, "within_documents", lambda whole: calls.append("within") or whole)
-    open_pairs(settings(*given, tmp_path, documents=40), Console(quiet=True))  # all
+    open_pairs(settings(*given, tmp_path, documents=40), *QUIET)  # all
     assert not calls
-    open_pairs(settings(*given, tmp_path, documents=39, division="within"), Console(quiet=True))
+    open_pairs(settings(*given, tmp_path, documents=39, division="within"), *QUIET)
     assert calls == [39, "within"]
 
 
@@ -60,7 +62,7 @@ def test_settings_choose_the_documents_and_the_division(
 def own(given: tuple[Path, Path], data: StudyData, tmp_path_factory: pytest.TempPathFactory) -> Settings:
     """Settings with a trained DPR, whose vectors DSI clusters."""
     found = settings(*given, tmp_path_factory.mktemp("own"))
-    trained("dpr", 0, data, found, Accelerator(cpu=True), Console(quiet=True))
+    trained("dpr", 0, replace(data, settings=found), Console(quiet=True))
     return found
 
 
@@ -111,7 +113,7 @@ def test_a_run_measures_every_system_and_goes_on(
 
 
 def test_names_say_what_is_encoded(given: tuple[Path, Path], data: StudyData, own: Settings) -> None:
-    models = {name: build(name, 0, data, own) for name in ("dsi", *ENCODINGS)}
+    models = {name: build(name, 0, replace(data, settings=own)) for name in ("dsi", *ENCODINGS)}
     ranks = {name: model.settings.pawa_rank for name, model in models.items() if model.settings.pawa_rank}
     assert ranks == {"dsi-pawa": WIDTH, "genre-pawa": 8, "seal-pawa": 8}
     clustered = {n: m.settings.refresh for n, m in models.items() if m.settings.tokens == "clusters"}
