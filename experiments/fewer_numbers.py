@@ -47,15 +47,14 @@ import numpy as np
 import torch
 from fewer_bytes import BLOCK, LISTS, principal_axes
 from matplotlib.figure import Figure
-from studies.gains import training_section
+from studies.gains import differences, training_section
 from studies.model_runs import StudyData, bind, encoder_job, open_study, run_jobs, values_of
-from studies.pages import Measured, Rows, Section, publish, resampled, shown
+from studies.pages import Measured, Rows, Section, publish, resampled
 from studies.settings import lengths_of
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.core import Tokens
 from paradigms.encoder.text import first_coordinates
-from paradigms.evaluate import holm, paired_test, seeds_interval
 from paradigms.find import Index, Store, kinds
 from paradigms.store.kind import Kind
 from paradigms.train import script
@@ -154,7 +153,7 @@ def sections(settings: Settings, values: dict[str, list[Measured]]) -> dict[str,
     The tests of all differences are one family.
     """
     rows: Rows = []
-    pairs = {}
+    pairs: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     for name, seeds in values.items():
         for way in seeds[0]["ways"]:
             scores = np.array([seed["ways"][way]["values"] for seed in seeds])
@@ -162,11 +161,10 @@ def sections(settings: Settings, values: dict[str, list[Measured]]) -> dict[str,
             row |= {MEASURE: scores, "minus the control": "–", "p (Holm)": "–"}
             if name != "control" and way in values["control"][0]["ways"]:
                 control = np.array([seed["ways"][way]["values"] for seed in values["control"]])
-                row["minus the control"] = shown(seeds_interval(scores - control), "+")
-                pairs[len(rows)] = paired_test(scores.mean(0), control.mean(0))
+                pairs[len(rows)] = (scores, control)
             rows.append(row)
-    for place, p in zip(pairs, holm(list(pairs.values())), strict=True):
-        rows[place]["p (Holm)"] = p
+    for place, (difference, p) in zip(pairs, differences(list(pairs.values())), strict=True):
+        rows[place] |= {"minus the control": difference, "p (Holm)": p}
     text = (
         f"Intervals (95%) resample {resampled(len(settings.seeds))}; differences are paired, and their tests "
         "are one family. A line joins a model's best values up to each size."

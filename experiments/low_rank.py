@@ -64,9 +64,12 @@ def main(settings: Settings) -> None:
 
 def measure(_: Settings, __: str, ___: int, data: StudyData, models: list[Any]) -> Measured:
     """Measure every head for every query, and the parts that make up each query's rel."""
-    (model,), rng, measured, norms = models, np.random.default_rng(0), [], None
+    (model,) = models
+    rng = np.random.default_rng(0)
+    measured = []
+    norms = None
     positions = {id: n for n, id in enumerate(model.identifiers.documents)}
-    pairs = relevant(data)
+    pairs = {query: data.most_relevant(query) for query in sorted(data.measured)}
     names = []
     texts = [data.test.queries[query] for query in pairs]
     with progress_bar(True) as bar:
@@ -80,13 +83,6 @@ def measure(_: Settings, __: str, ___: int, data: StudyData, models: list[Any]) 
     heads = {key: np.stack([one[key] for one in measured]).tolist() for key in measured[0]}
     more = {"parts": parts_of_rel(model, texts, names), "cosines": cosines_of_D(model, texts, names)}
     return {"queries": list(pairs), "heads": heads} | more
-
-
-def relevant(data: StudyData) -> dict[str, str]:
-    return {
-        query: min((-grade, id) for id, grade in data.test.judgements[query].items() if grade > 0)[1]
-        for query in sorted(data.measured)
-    }
 
 
 def weight_norm(view: Seen) -> tuple[Array, Array]:

@@ -61,15 +61,16 @@ import torch
 from jaxtyping import Float, Int
 from papers.implicit_idf.floors import weighted
 from papers.lee2023.token_measures import best_documents, stored_ids
+from studies.gains import differences
 from studies.model_runs import Job, StudyData, bind, bind_collection, open_study, run_jobs
-from studies.pages import Measured, Section, publish, shown
+from studies.pages import Measured, Section, publish
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.colbert import colbert
 from paradigms.data import Run, Split
 from paradigms.data.collection import hash_order
 from paradigms.encoder.backbone import original
-from paradigms.evaluate import candidates, holm, paired_test, per_query, seeds_interval
+from paradigms.evaluate import candidates, per_query
 from paradigms.find import Index, Store, kinds
 from paradigms.io.command_line import folder_name
 from paradigms.io.progress import progress_bar
@@ -310,10 +311,10 @@ def values_of(
 
 def section(name: str, measured: Measured) -> Section:
     """Make a collection's table: each method beside its control, one family of tests."""
-    of = {system: np.array(each) for system, each in measured["values"].items()}
-    tests = holm([paired_test(of[method], of[control]) for method, control in CONTROLS.items()])
+    of = {system: np.array([each]) for system, each in measured["values"].items()}
+    tests = differences([(of[method], of[control]) for method, control in CONTROLS.items()])
     rows = []
-    for (method, control), p in zip(CONTROLS.items(), tests, strict=True):
+    for (method, control), (difference, p) in zip(CONTROLS.items(), tests, strict=True):
         vectors = measured["vectors"]["1"]
         for n, share in SHARES.items():
             if method.startswith(share):
@@ -323,23 +324,22 @@ def section(name: str, measured: Measured) -> Section:
                 "method": method,
                 "chosen": measured["chosen"][method],
                 "vectors/document": round(vectors, 1),
-                NDCG: shown(seeds_interval(of[method][None])),
+                NDCG: of[method],
                 "control": control,
-                "difference": shown(seeds_interval((of[method] - of[control])[None]), "+"),
+                "difference": difference,
                 "p (Holm)": f"{p:.4f}",
             }
         )
-    text = f"{len(of['MaxSim']):,} test queries."
+    text = f"{of['MaxSim'].size:,} test queries."
     return Section(f"Methods on {name}", text, rows)
 
 
 def stages_section(name: str, measured: Measured) -> Section:
     """Make a collection's table of first stages, one family of tests."""
     rows = []
-    tests = holm([paired_test(np.array(of["SPLADE"]), np.array(of["BM25"])) for of in measured.values()])
-    for (measure, of), p in zip(measured.items(), tests, strict=True):
+    tests = differences([(of["SPLADE"], of["BM25"]) for of in measured.values()])
+    for (measure, of), (difference, p) in zip(measured.items(), tests, strict=True):
         stages = {stage: np.array([of[stage]]) for stage in ("BM25", "SPLADE")}
-        difference = shown(seeds_interval(stages["SPLADE"] - stages["BM25"]), "+")
         rows.append({"measure": measure} | stages | {"difference": difference, "p (Holm)": f"{p:.4f}"})
     return Section(f"First stages on {name}", f"{len(of['BM25']):,} test queries.", rows)
 

@@ -257,36 +257,34 @@ def measure(paradigm: Paradigm, index: Index, data: StudyData, method: str) -> M
     """
     settings: Settings = data.settings
     test = data.test
-    dim = paradigm.encoder.dim
     asked = max(1, len(test.queries))
     queries = paradigm.encode_queries(list(test.queries.values()))
     pruned, prune = pruned_by(method, paradigm, index, data.collection.corpus)
-    searching = {q: prune(queries, list(test.queries.values()), q) for q in {q for q, _ in PAIRS}}
-    points: list[Measured] = []
-    runs: list[Run] = []
-    for q, d in PAIRS:
-        began = time.perf_counter()
-        ranked = pruned[d].search_tokens(paradigm.recipe, searching[q], settings.depth)
-        seconds = time.perf_counter() - began
-        tokens = int(searching[q].mask.sum())
-        cost = {
-            "query_keep": q,
-            "document_keep": d,
-            "bytes/document": pruned[d].store.bytes_per_document,
-            "search ms/query": 1000 * seconds / asked,
-            "search multiply-adds/query": tokens / asked * int(pruned[d].store.offsets[-1]) * dim,
-        }
-        points.append(cost)
-        runs.append(dict(zip(test.queries, ranked, strict=True)))
+
+    def searched(split: Split, encoded: Tokens) -> Iterator[tuple[Measured, Run]]:
+        """Yield the costs and the run of each pair."""
+        texts = list(split.queries.values())
+        shares = {q: prune(encoded, texts, q) for q in {q for q, _ in PAIRS}}
+        for q, d in PAIRS:
+            began = time.perf_counter()
+            ranked = pruned[d].search_tokens(paradigm.recipe, shares[q], settings.depth)
+            seconds = time.perf_counter() - began
+            tokens = int(shares[q].mask.sum())
+            store = pruned[d].store
+            cost = {
+                "query_keep": q,
+                "document_keep": d,
+                "bytes/document": store.bytes_per_document,
+                "search ms/query": 1000 * seconds / asked,
+                "search multiply-adds/query": tokens / asked * int(store.offsets[-1]) * store.dim,
+            }
+            yield cost, dict(zip(split.queries, ranked, strict=True))
+
+    points, runs = map(list, zip(*searched(test, queries), strict=True))
     for point, run, refined in zip(points, runs, refine(runs, paradigm, index, test), strict=True):
         point |= {"pruned": values_of(run, test, MEASURES), "refined": values_of(refined, test, MEASURES)}
     dev = some_queries(data.dev, settings.dev_queries)
-    choosing = paradigm.encode_queries(list(dev.queries.values()))
-    dev_runs: list[Run] = []
-    for q, d in PAIRS:
-        pruned_queries = prune(choosing, list(dev.queries.values()), q)
-        ranked = pruned[d].search_tokens(paradigm.recipe, pruned_queries, settings.depth)
-        dev_runs.append(dict(zip(dev.queries, ranked, strict=True)))
+    dev_runs = [run for _, run in searched(dev, paradigm.encode_queries(list(dev.queries.values())))]
     refined_on_dev = refine(dev_runs, paradigm, index, dev)
     on_dev = [float(np.mean(values_of(run, dev, ["RR@10"])["RR@10"])) for run in refined_on_dev]
     adapted = {}

@@ -43,7 +43,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from studies.gains import training_section, unmoved
+from studies.gains import differences, training_section, unmoved
 from studies.model_runs import (
     Job,
     StudyData,
@@ -60,7 +60,7 @@ from paradigms import PARADIGMS, Paradigm, load
 from paradigms.data import Run
 from paradigms.data.collection import hash_order
 from paradigms.encoder.backbone import original
-from paradigms.evaluate import holm, paired_test, seeds_interval
+from paradigms.evaluate import seeds_interval
 from paradigms.find import Index, kinds
 from paradigms.io.command_line import folder_name
 from paradigms.retrieve.indexed import encoded_queries
@@ -181,14 +181,9 @@ def sections_of(name: str, measured: Mapping[str, Sequence[Measured]]) -> dict[s
         if model in measured
         for way in measured[model][0]["ways"]
     ]
-    tests = holm(
-        [
-            paired_test(values(model, way).mean(0), values(control, way).mean(0))
-            for model, way, control in pairs
-        ]
-    )
+    tests = differences([(values(model, way), values(control, way)) for model, way, control in pairs])
     rows: Rows = []
-    for (model, way, control), p in zip(pairs, tests, strict=True):
+    for (model, way, control), (difference, p) in zip(pairs, tests, strict=True):
         mine, its = values(model, way), values(control, way)
         untrained = values(f"{control}, untrained", way)
         stored = measured[model][0]["ways"][way]
@@ -197,7 +192,7 @@ def sections_of(name: str, measured: Mapping[str, Sequence[Measured]]) -> dict[s
                 "method": f"{model}, {way}".removesuffix(", "),
                 f"{NDCG}: untrained, control → trained": f"{untrained.mean():.3f}, {its.mean():.3f} → "
                 f"{shown(seeds_interval(mine))}",
-                "− control": shown(seeds_interval(mine - its), "+"),
+                "− control": difference,
                 "p (Holm)": f"{p:.4f}",
                 "moved": "no" if unmoved({model: measured[model]}) else "yes",
                 "bytes (vectors)": f"{stored['bytes']:,.0f} ({stored['vectors']:.1f})",

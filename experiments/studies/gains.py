@@ -6,11 +6,22 @@ from typing import Any
 import numpy as np
 from studies.pages import Measured, Section, shown
 
-from paradigms.evaluate import paired_test, seeds_interval
+from paradigms.evaluate import holm, paired_test, seeds_interval
 from paradigms.evaluate.claims import ALPHA
 
 DEV = "dev nDCG@10"  # key of dev values in the results of `model_runs.encoder_job`
 LEARNED = 0.5  # share of BM25's measure; a system below this share says nothing about its paradigm
+
+
+def differences(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[str, float]]:
+    """Return each pair's difference with its interval, and p of paired tests that are one family (Holm).
+
+    pairs: values and those of a control, [seeds, queries] or [queries].
+    """
+    both = [(np.atleast_2d(values), np.atleast_2d(control)) for values, control in pairs]
+    tests = holm([paired_test(values.mean(0), control.mean(0)) for values, control in both])
+    shown_differences = [shown(seeds_interval(values - control), "+") for values, control in both]
+    return list(zip(shown_differences, tests, strict=True))
 
 
 def unlearned(means: Mapping[str, float], bm25: float, models: Iterable[Measured] = ()) -> str:

@@ -98,11 +98,12 @@ class StudyData:
         Queries about the same article are not independent.
         """
         corpus = self.collection.corpus
-        clusters = []
-        for query in queries:
-            _, id = min((-grade, id) for id, grade in self.test.judgements[query].items() if grade > 0)
-            clusters.append(corpus.titles[corpus.position(id)] or id)
-        return clusters
+        ids = [self.most_relevant(query) for query in queries]
+        return [corpus.titles[corpus.position(id)] or id for id in ids]
+
+    def most_relevant(self, query: str) -> str:
+        """Return the document of the highest grade for a test query."""
+        return min((-grade, id) for id, grade in self.test.judgements[query].items() if grade > 0)[1]
 
     def pool(self, depth: int) -> Run:
         """For each test query, return BM25's first `depth` documents, with scores."""
