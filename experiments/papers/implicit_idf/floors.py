@@ -64,7 +64,8 @@ class Corpus:
 def floors_of(row: Float[np.ndarray, " t"], counts: Sequence[int]) -> Float[np.ndarray, " k"]:
     """Return the k'-th largest value for each k' in counts; the least if there are fewer values."""
     ranks = np.minimum(counts, len(row))
-    return np.partition(row, len(row) - ranks)[-ranks]
+    most = int(ranks[-1])
+    return np.sort(np.partition(row, len(row) - most)[-most:])[-ranks]
 
 
 @dataclass(frozen=True)
