@@ -15,9 +15,8 @@ document; the titles of the remaining documents are added without training (dyna
 arXiv:2212.09744).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
-from functools import partial
 from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,7 +86,6 @@ class Settings(PairSettings):
 
 launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
 
@@ -140,7 +138,7 @@ def main(settings: Settings) -> None:
                 raise SystemExit(
                     f"{file} has dev values of an earlier version: delete it, to measure it again"
                 )
-    run_study(settings, "Document encodings", tasks, partial(measure_system, SYSTEMS), report, half=True)
+    run_study(settings, "Document encodings", tasks, measure_system, report, half=True)
 
 
 def study_of(results: TaskResults, documents: int) -> Study:
@@ -261,7 +259,8 @@ def drawn(results: TaskResults) -> "Figure":
     return Curves("system", [*results], here, printed=printed, joined=False).draw()
 
 
-def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
+def report(data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
+    settings: Settings = data.settings
     study = study_of(results, len(data.collection.corpus)).asked(results[BM25][0]["queries"], data)
     rule = (
         f"One family of tests. A system with less than {LEARNED:.0%} of BM25's R@10 has not learned enough "
@@ -318,22 +317,14 @@ def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[s
         ],
         drawn(results),
     )
-    return sample(data, settings), sections
+    return sample(data), sections
 
 
-def measure_system(
-    names: Mapping[str, str],
-    settings: Any,
-    system: str,
-    _: int,
-    data: StudyData,
-    models: list[Any],
-) -> Measured:
+def measure_system(data: StudyData, system: str, _: int, models: list[Any]) -> Measured:
     """Return each search's value for every measure and test query; without a model, BM25 is measured.
 
-    names: system -> name of its model. settings: those of document_encoding.py. With a trained SEAL, `models`
-    also contains its untrained model. Each searches the dev queries, because SEAL does not rank by the score
-    that training maximises (by which `fit_pairs` chooses the kept state).
+    With a trained SEAL, `models` also contains its untrained model. Each searches the dev queries, because
+    SEAL does not rank by the score that training maximises (by which `fit_pairs` chooses the kept state).
     """
     queries = data.test.queries
     corpus = data.collection.corpus
@@ -344,7 +335,7 @@ def measure_system(
     elif system == CONTROL:
         runs = {"retrieve": query_keys(models[0], queries)}
     elif isinstance(models[0], Generative):
-        runs = generative_runs(models[0], data, settings)
+        runs = generative_runs(models[0], data)
         size = GenerativeRetriever(models[0]).size_in_bytes()
     else:
         retriever = retriever_of(models[0], corpus)
@@ -364,10 +355,10 @@ def measure_system(
         model.settings = replace(model.settings, beams=SEAL_BEAMS)
         run = GenerativeRetriever(model).search(drawn, 10)
         dev[side] = values_of(run, data.dev.only(drawn), ["nDCG@10"])["nDCG@10"]
-    return measured | {"training": {names[system]: {DEV: dev, "searched": True}}}
+    return measured | {"training": {SYSTEMS[system]: {DEV: dev, "searched": True}}}
 
 
-def generative_runs(model: Generative, data: StudyData, settings: Any) -> dict[str, Run]:
+def generative_runs(model: Generative, data: StudyData) -> dict[str, Run]:
     """Run the beam search and, for identifiers in a trie, also greedy search and scoring of all documents.
 
     Models with cluster names run only the beam search, because a search takes the best of several spellings
@@ -380,7 +371,7 @@ def generative_runs(model: Generative, data: StudyData, settings: Any) -> dict[s
         model.settings = replace(model.settings, beams=beams)
         return GenerativeRetriever(model).search(queries, 10)
 
-    runs = {"retrieve": search(SEAL_BEAMS if words else settings.beams)}
+    runs = {"retrieve": search(SEAL_BEAMS if words else data.settings.beams)}
     if not words and model.clusters is None:
         first = data.measured[:SEARCHED]
         pool = {q: dict.fromkeys(data.collection.corpus.ids, 0.0) for q in first}

@@ -62,7 +62,7 @@ def main(settings: Settings) -> None:
     )
 
 
-def measure(_: Settings, __: str, ___: int, data: StudyData, models: list[Any]) -> Measured:
+def measure(data: StudyData, _: str, __: int, models: list[Any]) -> Measured:
     """Measure every head for every query, and the parts that make up each query's rel."""
     (model,) = models
     rng = np.random.default_rng(0)
@@ -221,7 +221,8 @@ def study_of(heads: Heads, unlearned: str = "") -> Study:
     return Study(means, undecided=lambda _: {"unlearned": unlearned})
 
 
-def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
+def report(data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
+    settings: Settings = data.settings
     seeds = results[settings.paradigm]
     heads = {key: at_path(seeds, "heads", key) for key in seeds[0]["heads"]}
     parts = {key: at_path(seeds, "parts", key).swapaxes(0, 1) for key in seeds[0]["parts"]}
@@ -230,7 +231,7 @@ def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[s
     columns |= {"entropy": "entropy", "‖W‖₂": "weight", "‖A − R‖₂": "second"}
     _, _, layers, count = heads["weight"].shape
     summary = f"{settings.paradigm}: {layers} layers of {count} heads, each query with its most relevant "
-    return f"{summary}document. {sample(data, settings)}", {
+    return f"{summary}document. {sample(data)}", {
         "claims": study_of(heads, "".join(unlearned_models(seeds)))
         .asked(seeds[0]["queries"], data)
         .section(

@@ -104,7 +104,7 @@ def trained(name: str, seed: int, data: StudyData, console: Console) -> Paradigm
             pairs = pairs_of(model, data, problems)
             corpus = data.collection.corpus
             dev = dev_measure(corpus, data.dev, data.dev_run, DEV_QUERIES, accelerator)
-            how = generative_training(seed, settings)
+            how = training_settings(settings.generative_steps, seed, settings)
             kept: dict[str, Any] = {"states": models / STATES, "problems": problems, "dev": dev}
             return fit_pairs(model, corpus, pairs, how, training, accelerator, **kept)
         changes: dict[str, Any] = {"in_batch": not paired, "trained_layers": settings.trained_layers}
@@ -139,10 +139,6 @@ def half_of(data: StudyData) -> StudyData:
     bm25 = model_runs.shared_bm25(corpus, Path(data.settings.output, "bm25-half"))
     splits = {"train": answered(data.train), "dev": answered(data.dev)}
     return replace(data, collection=collection, bm25=bm25, **splits)
-
-
-def generative_training(seed: int, settings: PairSettings, **more: Any) -> TrainingSettings:
-    return training_settings(more.pop("steps", settings.generative_steps), seed, settings, **more)
 
 
 def training_settings(steps: int, seed: int, settings: PairSettings, **more: Any) -> TrainingSettings:
@@ -195,17 +191,17 @@ def run_study(
     settings: Any,
     title: str,
     tasks: Mapping[str, Sequence[str]],
-    measure: Callable[[Any, str, int, StudyData, list[Any]], Measured],
-    report: Callable[[Any, StudyData, TaskResults], tuple[str, dict[str, Section]]],
+    measure: Callable[[StudyData, str, int, list[Any]], Measured],
+    report: Callable[[StudyData, TaskResults], tuple[str, dict[str, Section]]],
     *,
     keep_recall: bool = False,
     half: bool = False,
 ) -> None:
     """Train the models of each task for every seed, measure the tasks, and publish a report.
 
-    The result of measure(settings, task, seed, data, models) is saved as seed-N/TASK.json, with the values
+    The result of measure(data, task, seed, models) is saved as seed-N/TASK.json, with the values
     from `training_of`; the result's own key "training" overrides them. All tasks and seeds must return the
-    same "queries". report(settings, data, results) returns (summary, sections). keep_recall: also save R@10
+    same "queries". report(data, results) returns (summary, sections). keep_recall: also save R@10
     of every model, for `unlearned_models`. half: measure generative models in the training precision instead
     of float32.
     """
@@ -229,7 +225,7 @@ def run_study(
                 if keep_recall
                 else {}
             )
-            of_task = measure(settings, task, seed, data, models)
+            of_task = measure(data, task, seed, models)
         trainings_of_task = of_task.get("training", {})
         trainings = {
             name: training_of(Path(settings.models, f"seed-{seed}", name)) | trainings_of_task.get(name, {})
@@ -252,7 +248,7 @@ def run_study(
     if accelerator.is_main_process:
         count = len(settings.seeds)
         by_task = {task: results[count * n : count * (n + 1)] for n, task in enumerate(tasks)}
-        summary, sections = report(settings, data, by_task)
+        summary, sections = report(data, by_task)
         sections |= {"training": training_section(trainings_of(by_task))}
         publish(settings, title, summary, sections, accelerator)
     accelerator.end_training()
@@ -291,7 +287,8 @@ def unlearned_models(seeds: Sequence[Measured]) -> list[str]:
     return [name for name, mean in means.items() if unlearned({name: mean}, means["BM25"])]
 
 
-def sample(data: StudyData, settings: PairSettings) -> str:
+def sample(data: StudyData) -> str:
+    settings: PairSettings = data.settings
     unseen = ", unseen documents" if settings.division == "unseen" else ""
     return (
         f"{len(data.test.queries)} test queries over {len(data.collection.corpus):,} documents of "
