@@ -5,8 +5,6 @@ and number of steps. All results go to one folder. An interrupted run resumes; r
 again only renews its report.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import time

@@ -4,8 +4,6 @@
 the results folder; documents are not encoded again.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from studies.settings import ResultsFolder, launch, refusing

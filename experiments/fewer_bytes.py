@@ -7,8 +7,6 @@ them. The recall of candidates by fixed-dimensional encodings (MUVERA) is compar
 `theory.buckets` from the angles between token vectors, with and without subtraction of their mean.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

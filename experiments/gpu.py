@@ -5,8 +5,6 @@ passed. On a CPU (--device cpu), checks run at small sizes, or say that they nee
 weights; pairs are those of pydocs.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

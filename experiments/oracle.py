@@ -8,8 +8,6 @@ none exist is found; the first share is then a range. Only queries with several 
 document of length 1 is answered by its own vector, with any number of dimensions.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 

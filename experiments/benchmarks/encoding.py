@@ -17,8 +17,6 @@ nDCG@10 on the test queries, with a 95% bootstrap interval over queries. A preci
 if all intervals lie within ±.005.
 """
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 import time

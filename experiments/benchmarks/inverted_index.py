@@ -14,8 +14,6 @@ out if it is not installed. Recall counts the best documents by unrounded weight
 core. Times are CPU times. Compare ratios: absolute times depend on the machine.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -13,8 +13,6 @@ the stored vectors. fast-plaid and xtr-warp-rs are measured up to `peers_most` d
 environments with these packages. A stage that takes longer than `limit` seconds is stopped.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

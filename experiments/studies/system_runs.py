@@ -1,7 +1,5 @@
 """Run a comparison's systems: write, read, copy and fuse their runs, and time their searches."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Collection as Names

@@ -1,7 +1,5 @@
 """Prepare a comparison's data, and train and open its systems. `settings`: settings of compare.py."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field, replace
 from functools import partial
