@@ -40,13 +40,12 @@ def training_rows(models: Mapping[str, Sequence[Measured]]) -> list[dict[str, An
 
     Each model is tested by itself, as `unmoved` does. Models without dev values are left out.
     """
-    trained = {name: seeds for name, seeds in models.items() if all(seed.get(DEV) for seed in seeds)}
-    sides = {
-        name: [np.array([seed[DEV][side] for seed in seeds]) for side in ("untrained", "trained")]
-        for name, seeds in trained.items()
-    }
     rows = []
-    for name, (before, after) in sides.items():
+    for name, seeds in models.items():
+        if not all(seed.get(DEV) for seed in seeds):
+            continue
+        before = np.array([seed[DEV]["untrained"] for seed in seeds])
+        after = np.array([seed[DEV]["trained"] for seed in seeds])
         p = paired_test(after.mean(0), before.mean(0))
         row = {
             "model": name,
