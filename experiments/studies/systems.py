@@ -224,7 +224,7 @@ def trained(trial: Training, data: ComparisonData, folder: Path) -> Model:
     if system.checkpoint:
         return opened(system).to(accelerator.device)
     training = training_settings(system, settings, trial.seed)
-    make = partial(untrained, trial, data, folder.parent)
+    make = partial(untrained, trial, data)
     if training is None or trial.untrained:
         torch.manual_seed(trial.seed)
         model = make().to(accelerator.device)
@@ -232,12 +232,12 @@ def trained(trial: Training, data: ComparisonData, folder: Path) -> Model:
         train = partial(_train, trial, training, data)
         model = trained_once(folder, trial.seed, make, train, accelerator)
     if training and isinstance(model, Paradigm):
-        _keep_frozen(model, data.pieces.corpus, trial, training, data, folder.parent)
+        _keep_frozen(model, data.pieces.corpus, trial, training, data)
     return model
 
 
-def untrained(trial: Training, data: ComparisonData, shared: Path) -> Model:
-    """Build the system's model. shared: folder for a T5 that several systems share."""
+def untrained(trial: Training, data: ComparisonData) -> Model:
+    """Build the system's model; several systems share a T5 with random weights."""
     settings = data.settings
     accelerator = data.accelerator
     system = settings.chosen[trial.system]
@@ -247,7 +247,8 @@ def untrained(trial: Training, data: ComparisonData, shared: Path) -> Model:
         return built(system, settings)
     backbone = system.backbone or settings.backbone
     defaults: dict[str, Any] = {} if backbone == "small" or has_decoder(backbone) else {"frozen": True}
-    base = t5_folder(backbone, data.collection, shared / "small-t5", trial.seed, accelerator)
+    small = Path(settings.output, "small-t5")
+    base = t5_folder(backbone, data.collection, small, trial.seed, accelerator)
     # Each finished beam is an identifier, so each document to retrieve needs one beam.
     defaults |= {} if name == "seal" else {"beams": settings.depth}
     defaults |= {"embedder": settings.backbone} if name in ("dsi", "ripor", "pag") else {}
@@ -263,30 +264,24 @@ def _train(
     settings = data.settings
     accelerator = data.accelerator
     system = settings.chosen[trial.system]
-    shared = place.parent.parent
     left = max(1e-9, (settings.ends - time.monotonic()) / 60) if settings.minutes else 0.0
     limited = replace(training, minutes=left)
     if system.paradigm in GENERATIVE:
         splits = (data.train, data.dev)
         how = (settings.dev_queries, limited, place, accelerator)
         return fit_generative(model, data.collection, splits, data.dev_run, *how)
-    _keep_frozen(model, data.collection.corpus, trial, training, data, shared)
+    _keep_frozen(model, data.collection.corpus, trial, training, data)
     teacher: ScorePairs | None = None
     if system.teacher:
         scorer = partial(finished, system.teacher, data, trial.seed)
         teacher = scored_once(place / "teacher.run", scorer, data.train.queries, accelerator, None)
     count, own = hard_negatives(system, settings)
-    more = {"teacher": teacher, "states": shared / STATES, "own_negatives": own}
+    more = {"teacher": teacher, "states": Path(settings.output, STATES), "own_negatives": own}
     return data.fit(model, limited, place, count, **more)
 
 
 def _keep_frozen(
-    paradigm: Paradigm,
-    documents: Corpus,
-    trial: Training,
-    training: TrainingSettings,
-    data: ComparisonData,
-    shared: Path,
+    paradigm: Paradigm, documents: Corpus, trial: Training, training: TrainingSettings, data: ComparisonData
 ) -> None:
     """Run the frozen layers once over all texts, if there are any."""
     if not training.trained_layers:
@@ -294,4 +289,5 @@ def _keep_frozen(
     queries = [text for split in (data.test, *data.others.values()) for text in split.queries.values()]
     texts: dict[Side, Any] = {"query": queries, "document": documents}
     layers = training.trained_layers
-    keep_states(paradigm, layers, shared / STATES, texts, data.accelerator, trial.untrained)
+    states = Path(data.settings.output, STATES)
+    keep_states(paradigm, layers, states, texts, data.accelerator, trial.untrained)
