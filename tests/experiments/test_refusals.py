@@ -54,7 +54,7 @@ REFUSED: dict[str, list[tuple[dict[str, object], str]]] = {
     "limit": [
         ({"relevant": 30, "largest": 60}, "relevant must be at most"),
         ({"parts": "[]"}, "parts"),
-        ({"documents": 90}, "need as many words"),
+        ({"documents": 90}, "words are needed"),
     ],
     "salience_pruning": [({"l1": "[0]"}, "coefficients above 0")],
     "serving_costs": [
