@@ -51,7 +51,6 @@ launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from papers.qian2022.adaptation_claims import IN_DOMAIN, SOFT, ZERO_SHOT, Task, describe
 from studies.model_runs import Job, StudyData, bind, bind_collection, encoder_job, open_study, run_jobs
 from studies.pages import Measured, publish, resampled
@@ -81,11 +80,11 @@ def main(settings: Settings) -> None:
     if settings.checkpoint:
         settings = replace(settings, trained_with=[alignment_of(settings.checkpoint)], seeds=[0])
     for name in settings.collections:
-        data = open_study(settings, console, ["test"], name)
+        data = open_study(settings, accelerator, console, ["test"], name)
         place = folder / folder_name(name)
-        bind_collection(data, place, accelerator, measured=list(MEASURED))
+        bind_collection(data, place, measured=list(MEASURED))
         jobs = [
-            job(align, seed, place / align / f"seed-{seed}", data, settings, accelerator)
+            job(align, seed, place / align / f"seed-{seed}", data)
             for align in settings.trained_with
             for seed in settings.seeds
         ]
@@ -119,9 +118,9 @@ def alignment_of(checkpoint: str) -> str:
     )
 
 
-def job(
-    align: str, seed: int, folder: Path, data: StudyData, settings: Settings, accelerator: Accelerator
-) -> Job:
+def job(align: str, seed: int, folder: Path, data: StudyData) -> Job:
+    settings: Settings = data.settings
+
     def make() -> Paradigm:
         if not data.train.queries:
             raise ValueError("there are no training queries: take --checkpoint from another collection")
@@ -137,9 +136,7 @@ def job(
     saved = Path(settings.checkpoint) if settings.checkpoint else None
     read = partial(with_document_length, length=INDEXED_LENGTH)
     name = f"trained with {align}, seed {seed}"
-    return encoder_job(
-        name, folder, seed, make, measured, data, settings, accelerator, read=read, checkpoint=saved
-    )
+    return encoder_job(name, folder, seed, make, measured, data, read=read, checkpoint=saved)
 
 
 def with_document_length(folder: Path, length: int) -> Paradigm:

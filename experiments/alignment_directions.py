@@ -62,8 +62,8 @@ def main(settings: Settings) -> None:
     run_study(settings, "Alignment directions", {TASK: ("colbert", "seal")}, measure, report)
 
 
-def measure(settings: Settings, _: str, __: int, data: StudyData, models: list[Any]) -> Measured:
-    runs = rankings(models, data, data.pool(settings.depth))
+def measure(data: StudyData, _: str, __: int, models: list[Any]) -> Measured:
+    runs = rankings(models, data, data.pool(data.settings.depth))
     values = {system: values_of(run, data.test, MEASURES) for system, run in runs.items()}
     return {"queries": data.measured, "values": values}
 
@@ -135,7 +135,8 @@ def study_of(values: Values, trainings: Mapping[str, Sequence[Measured]]) -> Stu
     )
 
 
-def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
+def report(data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
+    settings: Settings = data.settings
     seeds = results[TASK]
     values: Values = {
         system: {m: at_path(seeds, "values", system, m) for m in MEASURES} for system in seeds[0]["values"]
@@ -147,7 +148,7 @@ def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[s
         nq, msmarco = table_5(system)
         table.append({"system": system} | of_system | {"paper, NQ320K": nq, "paper, MS MARCO": msmarco})
     summary = f"BM25's first {settings.depth} documents, reranked. "
-    return summary + sample(data, settings), {
+    return summary + sample(data), {
         "claims": study_of(values, trainings_of(results))
         .asked(seeds[0]["queries"], data)
         .section(

@@ -62,8 +62,9 @@ from typing import Any
 import numpy as np
 from accelerate import Accelerator
 from fewer_bytes import sampled
+from studies.gains import differences
 from studies.model_runs import measured_once, some_queries
-from studies.pages import Rows, Section, publish, shown
+from studies.pages import Rows, Section, cell, publish
 
 from paradigms import Paradigm, load
 from paradigms.align import AllPairs, DocumentToQuery, QueryToDocument, TopK
@@ -72,7 +73,7 @@ from paradigms.data import Collection, Split
 from paradigms.data.identical import own_documents
 from paradigms.encoder.text import TextEncoder
 from paradigms.encoder.towers import TwoTowers
-from paradigms.evaluate import holm, paired_test, per_query, seeds_interval
+from paradigms.evaluate import per_query
 from paradigms.find import kinds
 from paradigms.io.command_line import flags, folder_name
 from paradigms.io.terminal import shown as told
@@ -226,34 +227,32 @@ def report(results: Mapping[tuple[str, str], Values]) -> dict[str, Section]:
     collections = list(dict.fromkeys(name for name, _ in results))
     models = list(dict.fromkeys(name for _, name in results))
     table: Rows = []
-    tests: dict[tuple[int, str, str], float] = {}
+    tests: dict[tuple[int, str, str], tuple[list[float], list[float]]] = {}
     for model in models:
         row: dict[str, Any] = {"model": model}
         for name in collections:
             values = results.get((name, model))
             base = results[name, "bm25"]
             column = f"{name}, n = {len(base[OWN])}"
-            row[column] = "–" if values is None else shown(interval(values[OWN]))
+            row[column] = "–" if values is None else cell(np.array([values[OWN]]))
             if values is not None and model != "bm25":
-                tests[len(table), name, column] = paired_test(np.array(values[OWN]), np.array(base[OWN]))
+                tests[len(table), name, column] = (values[OWN], base[OWN])
         table.append(row)
-    for (place, name, column), p in zip(tests, holm(list(tests.values())), strict=True):
-        own = results[name, models[place]][OWN]
+    for (place, _, column), (difference, p) in zip(tests, differences(list(tests.values())), strict=True):
         if p < 0.05:
-            better = np.mean(own) > np.mean(results[name, "bm25"][OWN])
-            table[place][column] += "†" if better else "‡"
+            table[place][column] += "†" if difference.startswith("+") else "‡"
     others: Rows = []
-    pairs: list[float] = []
+    pairs: list[tuple[list[float], list[float]]] = []
     for model in models:
         for A in dict.fromkeys(A for name in collections for A in results.get((name, model), {}) if A != OWN):
             for name in collections:
                 if (name, model) in results:
-                    own, other = (np.array(results[name, model][key]) for key in (OWN, A))
-                    pairs.append(paired_test(other, own))
-                    row = {"model": model, "A": A, "collection": name, MEASURE: shown(interval(other))}
-                    others.append(row | {"minus its own A": shown(interval(other - own), "+")})
-    for row, p in zip(others, holm(pairs), strict=True):
-        row["p (Holm)"] = p
+                    other = results[name, model][A]
+                    pairs.append((other, results[name, model][OWN]))
+                    row = {"model": model, "A": A, "collection": name, MEASURE: np.array([other])}
+                    others.append(row)
+    for row, (difference, p) in zip(others, differences(pairs), strict=True):
+        row |= {"minus its own A": difference, "p (Holm)": p}
     marks = (
         f"{MEASURE} with 95% intervals over n queries. † better, ‡ worse than BM25: paired test, p < .05 "
         f"after Holm's correction for {len(tests)} comparisons."
@@ -263,7 +262,3 @@ def report(results: Mapping[tuple[str, str], Values]) -> dict[str, Section]:
         "models": Section("Each model under its own A", marks, table),
         "alignments": Section("Each model under every other A", text, others),
     }
-
-
-def interval(values: Any) -> Any:
-    return seeds_interval(np.asarray(values)[None])

@@ -5,8 +5,6 @@ and number of steps. All results go to one folder. An interrupted run resumes; r
 again only renews its report.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import time
@@ -89,7 +87,6 @@ class Settings(
 
 launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
-from accelerate import Accelerator
 from rich.console import Console
 from rich.table import Table
 from studies import system_runs, systems, trainings
@@ -160,7 +157,7 @@ def main(settings: Settings) -> int:
     for run, trial in trainings.training_runs(settings).items():
         kept = bound(settings.chosen[trial.system], settings, trial.seed)
         by_main(partial(keep_settings, kept, folder / run, ()), accelerator)
-    data = systems.prepare(collection, settings, progress=accelerator.is_main_process)
+    data = systems.prepare(collection, settings, accelerator)
     if data.own:
         console.print(left_out(data.own))
     if settings.passages:
@@ -174,33 +171,33 @@ def main(settings: Settings) -> int:
             for stage in (*systems.STAGES, *data.others):
                 system_runs.read_stage(folder, run, stage)
     if accelerator.is_main_process:
-        system_runs.run_bm25(data, settings)
+        system_runs.run_bm25(data)
     accelerator.wait_for_everyone()
     try:
         with deleted_after(folder / STATES, accelerator):
-            run_all(data, finished, settings, accelerator, console)
+            run_all(data, finished, console)
     except Paused as paused:
         console.print(f"Paused: {paused}. The same command resumes.")
         accelerator.end_training()
         return os.EX_TEMPFAIL
     if accelerator.is_main_process:
         seconds = time.perf_counter() - began
-        report = make_report(data, settings, environment(accelerator), seconds, resumed)
-        show(report, (*systems.STAGES, *data.others), settings, accelerator, console)
+        report = make_report(data, environment(accelerator), seconds, resumed)
+        show(report, data, console)
     accelerator.end_training()
     return 0
 
 
-def run_all(
-    data: ComparisonData, finished: Names[str], settings: Settings, accelerator: Accelerator, console: Console
-) -> None:
+def run_all(data: ComparisonData, finished: Names[str], console: Console) -> None:
     """Train and measure every unfinished system. Raises Paused when the time limit (`minutes`) is reached."""
+    settings: Settings = data.settings
+    accelerator = data.accelerator
     runs = trainings.training_runs(settings)
     untrained = [run for run, trial in runs.items() if trial.untrained]
     first = True
     for number, (run, trial) in enumerate(runs.items(), 1):
         if untrained and not trial.untrained:
-            console.print(preview(["bm25", *untrained], data, settings))
+            console.print(preview(["bm25", *untrained], data))
             untrained = []
         if run in finished:
             console.print(f"{run}: finished before, its runs are taken from {settings.output}/runs")
@@ -212,14 +209,14 @@ def run_all(
         console.print(f"{run}, {number} of {len(runs)}")
         with refusing(f"{run}: "):
             if (system := settings.chosen[trial.system]).fuse:
-                by_main(partial(system_runs.run_fused, trial.system, system, data, settings), accelerator)
+                by_main(partial(system_runs.run_fused, trial.system, system, data), accelerator)
             else:
-                system_runs.run_system(run, trial, data, settings, accelerator, console)
+                system_runs.run_system(run, trial, data, console)
         if not trial.untrained:
-            console.print(preview([run], data, settings))
+            console.print(preview([run], data))
 
 
-def preview(runs: Names[str], data: ComparisonData, settings: Settings) -> Table:
+def preview(runs: Names[str], data: ComparisonData) -> Table:
     """Make a table of the first measure of each finished run, by stage, as soon as there are results."""
     measure = (data.collection.measures or MEASURES)[0]
     splits = dict.fromkeys(systems.STAGES, data.test) | data.others
@@ -227,7 +224,7 @@ def preview(runs: Names[str], data: ComparisonData, settings: Settings) -> Table
     for name in runs:
         means = []
         for stage, split in splits.items():
-            run = system_runs.read_stage(Path(settings.output), name, stage)
+            run = system_runs.read_stage(Path(data.settings.output), name, stage)
             judged = with_judgements(split, data.collection.corpus, [run])
             means.append(f"{on_split(run, judged, [measure]).weighted(measure).mean():.3f}")
         table.add_row(name, *means)

@@ -15,9 +15,8 @@ document; the titles of the remaining documents are added without training (dyna
 arXiv:2212.09744).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
-from functools import partial
 from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,24 +86,36 @@ class Settings(PairSettings):
 
 launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
+from dataclasses import replace
+from itertools import islice
+
 import numpy as np
-from papers.wu2024.encoding_measures import CONTROL, MEASURES, SEAL_BEAMS, SEARCHED, measure_system
-from papers.wu2024.trained_pairs import TaskResults, half_ids, run_study, sample, trainings_of
+from papers.wu2024.trained_pairs import DEV_QUERIES, TaskResults, half_ids, run_study, sample, trainings_of
 from studies.claims import Study, printed
 from studies.curves import Curves, at_path
-from studies.gains import LEARNED, unlearned
-from studies.model_runs import StudyData
-from studies.pages import Section
+from studies.gains import DEV, LEARNED, unlearned
+from studies.model_runs import StudyData, values_of
+from studies.pages import Measured, Section
 
-from paradigms import GENERATIVE
+from paradigms import GENERATIVE, Generative
+from paradigms.data import Run
 from paradigms.evaluate import seeds_interval
 from paradigms.evaluate.claims import UNDECIDED
+from paradigms.generative.ngrams import NGramIndex
+from paradigms.generative.retriever import GenerativeRetriever
+from paradigms.generative.seal import query_states, seal_scores
 from paradigms.io.checks import read_json
+from paradigms.retrieve import retriever_of
+from paradigms.train.fit import dev_queries
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BM25 = "BM25"
+CONTROL = "SEAL without a model"
+SEAL_BEAMS = 5
+SEARCHED = 100  # maximum number of queries for greedy search and for scoring all documents
+MEASURES = ("R@1", "R@10", "RR@10", "nDCG@10")
 # What a system must exceed to say anything about its method.
 CONTROLS = dict.fromkeys(("T5-SEAL", "T5-SEAL-NP", "T5-SEAL-PAWA"), CONTROL) | {"DSI-PAWA": "DSI-place"}
 HALF = "GENRE, half added"
@@ -127,7 +138,7 @@ def main(settings: Settings) -> None:
                 raise SystemExit(
                     f"{file} has dev values of an earlier version: delete it, to measure it again"
                 )
-    run_study(settings, "Document encodings", tasks, partial(measure_system, SYSTEMS), report, half=True)
+    run_study(settings, "Document encodings", tasks, measure_system, report, half=True)
 
 
 def study_of(results: TaskResults, documents: int) -> Study:
@@ -248,7 +259,8 @@ def drawn(results: TaskResults) -> "Figure":
     return Curves("system", [*results], here, printed=printed, joined=False).draw()
 
 
-def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
+def report(data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
+    settings: Settings = data.settings
     study = study_of(results, len(data.collection.corpus)).asked(results[BM25][0]["queries"], data)
     rule = (
         f"One family of tests. A system with less than {LEARNED:.0%} of BM25's R@10 has not learned enough "
@@ -305,4 +317,78 @@ def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[s
         ],
         drawn(results),
     )
-    return sample(data, settings), sections
+    return sample(data), sections
+
+
+def measure_system(data: StudyData, system: str, _: int, models: list[Any]) -> Measured:
+    """Return each search's value for every measure and test query; without a model, BM25 is measured.
+
+    With a trained SEAL, `models` also contains its untrained model. Each searches the dev queries, because
+    SEAL does not rank by the score that training maximises (by which `fit_pairs` chooses the kept state).
+    """
+    queries = data.test.queries
+    corpus = data.collection.corpus
+    size = 0
+    if not models:
+        runs = {"retrieve": data.bm25.search(queries, 10)}
+        size = data.bm25.size_in_bytes()
+    elif system == CONTROL:
+        runs = {"retrieve": query_keys(models[0], queries)}
+    elif isinstance(models[0], Generative):
+        runs = generative_runs(models[0], data)
+        size = GenerativeRetriever(models[0]).size_in_bytes()
+    else:
+        retriever = retriever_of(models[0], corpus)
+        runs = {"retrieve": retriever.search(queries, 10)}
+        size = retriever.size_in_bytes()
+    recalls: Measured = {
+        stage: values_of(run, data.test if stage == "retrieve" else data.test.only(run), MEASURES)
+        for stage, run in runs.items()
+    }
+    measured = recalls | {"queries": data.measured, "bytes": size}
+    if len(models) < 2:
+        return measured
+    dev = {}
+    drawn = dev_queries(data.dev, DEV_QUERIES)
+    sides = zip(("trained", "untrained"), models, strict=True)
+    for side, model in sides if drawn else ():
+        model.settings = replace(model.settings, beams=SEAL_BEAMS)
+        run = GenerativeRetriever(model).search(drawn, 10)
+        dev[side] = values_of(run, data.dev.only(drawn), ["nDCG@10"])["nDCG@10"]
+    return measured | {"training": {SYSTEMS[system]: {DEV: dev, "searched": True}}}
+
+
+def generative_runs(model: Generative, data: StudyData) -> dict[str, Run]:
+    """Run the beam search and, for identifiers in a trie, also greedy search and scoring of all documents.
+
+    Models with cluster names run only the beam search, because a search takes the best of several spellings
+    of a name.
+    """
+    queries = data.test.queries
+    words = model.identifiers.end is None
+
+    def search(beams: int) -> Run:
+        model.settings = replace(model.settings, beams=beams)
+        return GenerativeRetriever(model).search(queries, 10)
+
+    runs = {"retrieve": search(SEAL_BEAMS if words else data.settings.beams)}
+    if not words and model.clusters is None:
+        first = data.measured[:SEARCHED]
+        pool = {q: dict.fromkeys(data.collection.corpus.ids, 0.0) for q in first}
+        best = GenerativeRetriever(model).rerank(queries, pool)
+        runs["exhaustive"] = {q: dict(islice(scores.items(), 10)) for q, scores in best.items()}
+        greedy = search(1)
+        runs["greedy"] = {q: greedy[q] for q in first}
+    return runs
+
+
+def query_keys(model: Generative, queries: Mapping[str, str]) -> Run:
+    """Rank all documents that share an n-gram with the query by SEAL's score, with p = ½ for each n-gram."""
+    ids = model.identifiers
+    index = NGramIndex.build(ids.tokens, ids.offsets)
+    run: Run = {}
+    for query, text in queries.items():
+        states = query_states(model.tokenizer, index, text)
+        scores = seal_scores(index, states, np.full(len(states), np.log(0.5)))
+        run[query] = {ids.documents[n]: score for n, score in scores.items()}
+    return run

@@ -4,8 +4,6 @@
 the results folder; documents are not encoded again.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from studies.settings import ResultsFolder, launch, refusing
@@ -37,5 +35,5 @@ def main(settings: Settings) -> None:
     whole = [name for name, system in compared.chosen.items() if not system.fuse]
     finished = ["bm25", *(name for name in whole if (folder / name / "costs.json").is_file())]
     with refusing():
-        retrievers = {name: systems.finished(name, data, compared) for name in finished}
+        retrievers = {name: systems.finished(name, data) for name in finished}
         serve(retrievers, collection.corpus, judged=data.test, port=settings.port)

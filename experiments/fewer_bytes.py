@@ -7,8 +7,6 @@ them. The recall of candidates by fixed-dimensional encodings (MUVERA) is compar
 `theory.buckets` from the angles between token vectors, with and without subtraction of their mean.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,31 +29,54 @@ class Settings(Output, Collections, Documents, Queries):
 
 launch(__name__, Settings, __doc__)  # before the slow imports
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from studies import byte_tables
-from studies.bucket_recall import CANDIDATES, FIRST, law
 from studies.model_runs import measured_once
 from studies.pages import Rows, Section, publish, shown
 
 from paradigms import PARADIGMS, Paradigm, load
 from paradigms.core import Tokens
 from paradigms.data import Collection, Run, Split
-from paradigms.evaluate import per_query, seeds_interval
+from paradigms.evaluate import PerQuery, holm, paired_test, per_query, seeds_interval
 from paradigms.find import Index, Store, kinds, open_index
 from paradigms.identity import identity
 from paradigms.io.terminal import Terminal
 from paradigms.loading import as_paradigm
+from paradigms.muvera import FixedEncoding
 from paradigms.recipe import Recipe
 from paradigms.train.script import open_collection
+from theory.buckets import expected_recall, expected_shares
 
 LENGTH = 128  # tokens of a document
 BLOCK = 1 << 16  # padded tokens to read at once
 LISTS = 256  # number of lists of the compressed indexes
+DOCUMENTS = 200  # from the start of the sample, for the prediction of recall
+QUERIES = 6  # for the same
+FIRST = 10  # number of best documents that an index should find
+CANDIDATES = 20  # number of candidates from fixed encodings that should include the best documents
+MEAN = 2.0  # norm of the mean that is added to unit vectors in an extra dimension
+Way = tuple[str, str]
+WARD_2 = ("pooled, ward", "pool=2")
+WARD_4 = ("pooled, ward", "pool=4")
+PAIRS: Sequence[tuple[Way, Way]] = (
+    (("bits", "bits=8"), WARD_2),
+    (WARD_2, ("pooled, sequential", "pool=2")),
+    (WARD_2, ("pruned", "keep=0.5")),
+    (WARD_2, ("dimensions", "1/2")),
+    (("bits", "bits=4"), WARD_4),
+    (WARD_4, ("pooled, sequential", "pool=4")),
+    (WARD_4, ("pruned", "keep=0.25")),
+    (WARD_4, ("dimensions", "1/4")),
+    (("bits", "bits=2"), ("pooled and bits", "pool=2, bits=4")),
+    (("bits", "bits=1"), ("pooled and bits", "pool=2, bits=2")),
+)
+SAME = 1.15  # the larger size may be this much larger
+NDCG = "nDCG@10"
+BYTES = "bytes/document"
 
 
 def main(settings: Settings) -> None:
@@ -135,7 +156,7 @@ def encoded(model: Paradigm, name: str, settings: Settings, console: Terminal) -
 
 def made(exact: Store) -> Iterator[tuple[str, str, Store, float]]:
     """Yield (kind, name, store, bytes per document) for the full store and for each way to shrink it."""
-    ways: list[tuple[str, list[dict[str, Any]]]] = [
+    shrunk: list[tuple[str, list[dict[str, Any]]]] = [
         ("pooled, ward", [{"pool": 2}, {"pool": 4}]),
         ("pooled, sequential", [{"pool": n, "pooling": "sequential"} for n in (2, 4)]),
         ("pruned", [{"keep": 0.5}, {"keep": 0.25}]),
@@ -143,7 +164,7 @@ def made(exact: Store) -> Iterator[tuple[str, str, Store, float]]:
         ("pooled and bits", [{"pool": 2, "bits": 4}, {"pool": 2, "bits": 2}]),
     ]
     yield "all tokens", "float16", exact, exact.bytes_per_document
-    for name, settings in ways:
+    for name, settings in shrunk:
         for fewer in settings:
             way = ", ".join(f"{key}={value}" for key, value in fewer.items() if key != "pooling")
             bits = fewer.pop("bits", None)
@@ -207,9 +228,9 @@ def described(results: Mapping[str, Rows]) -> dict[str, Section]:
     )
     rows = {part: [*map(told, part_rows)] for part, part_rows in results.items()}
     return {
-        "ways": byte_tables.ways(results["fewer"]),
-        "same_bytes": byte_tables.same_bytes(results["fewer"]),
-        "recalls": byte_tables.recalls(results["law"]),
+        "ways": ways(results["fewer"]),
+        "same_bytes": same_bytes(results["fewer"]),
+        "recalls": recalls(results["law"]),
         "fewer": Section("Fewer bytes", errors, rows["fewer"]),
         "law": Section("Predicted recall", shares, rows["law"]),
     }
@@ -218,3 +239,152 @@ def described(results: Mapping[str, Rows]) -> dict[str, Section]:
 def told(row: Mapping[str, Any]) -> dict[str, Any]:
     """Replace the lists of per-query values in a row by their mean and 95% interval over queries."""
     return {k: shown(seeds_interval(np.array([v]))) if isinstance(v, list) else v for k, v in row.items()}
+
+
+def law(exact: Store, queries: Tokens) -> Rows:
+    """Predict and measure the recall of the exact top ten among the first CANDIDATES that encodings find.
+
+    Vectors are measured in three forms: unchanged; with a mean of norm MEAN added in an extra dimension,
+    which does not change the order by MaxSim; and with this mean added, then subtracted from documents and,
+    for the planes only, from queries.
+    """
+    count = min(DOCUMENTS, len(exact))
+    documents, queries = exact.tokens(np.arange(count)), queries[:QUERIES]
+    pad = torch.nn.functional.pad
+    moved = [replace(t, vectors=pad(t.vectors, (0, 1), value=MEAN)) for t in (documents, queries)]
+    cases = {
+        "raw": (documents, queries, None),
+        f"mean of norm {MEAN:g} added": (*moved, None),
+        "mean added, then centred": (*moved, moved[0].vectors[moved[0].mask].mean(0)),
+    }
+    rows: Rows = []
+    for case, (D, Q, centre) in cases.items():
+        for planes in (2, 4, 6):
+            means, variances, best = moments(D, Q, centre, planes)
+            for repetitions in (1, 4, 16):
+                each = zip(means, variances, best, strict=True)
+                expected = [expected_recall(m, v, repetitions, b, CANDIDATES) for m, v, b in each]
+                recalls = []
+                for seed in range(16 // repetitions):
+                    encoding = FixedEncoding(planes, repetitions, inner=0, seed=seed)
+                    scores = encoding.queries(Q, centre) @ encoding.documents(D, centre).T
+                    top = scores.topk(min(CANDIDATES, count)).indices.numpy()
+                    recalls.append([np.isin(b, t).mean() for b, t in zip(best, top, strict=True)])
+                row = {"vectors": case, "planes": planes, "repetitions": repetitions, "documents": count}
+                row |= {"queries": len(best), "predicted": float(np.mean(expected))}
+                rows.append(row | {"measured": np.mean(recalls, 0).tolist()})
+    return rows
+
+
+def moments(
+    D: Tokens, Q: Tokens, centre: torch.Tensor | None, planes: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return means and variances of one repetition's scores, [b, n], and the exact top ten, [b, 10]."""
+    zero = torch.zeros(D.vectors.shape[-1]) if centre is None else centre
+    means, variances, exact = (np.zeros((len(Q.mask), D.mask.shape[1])) for _ in range(3))
+    for b, n in np.ndindex(*means.shape):
+        d = (D.vectors[0, n][D.mask[0, n]] - zero).double()
+        q = Q.vectors[b, 0][Q.mask[b, 0]].double()
+        S = (d @ q.T).numpy()
+        unit = [torch.nn.functional.normalize(t, dim=-1) for t in (d, q - zero)]
+        A = expected_shares(np.arccos((unit[0] @ unit[1].T).clamp(-1, 1).numpy()), planes)
+        mean = (A * S).sum(0)
+        means[b, n], variances[b, n] = mean.sum(), ((A * S**2).sum(0) - mean**2).sum()
+        exact[b, n] = S.max(0).sum()
+    return means, np.maximum(variances, 0), np.argsort(-exact, 1)[:, :FIRST]
+
+
+# Averages over collections are macro-averages; intervals (95%) resample the queries within each collection.
+
+
+def by(rows: Rows, *keys: str) -> dict[tuple[Any, ...], Rows]:
+    """Group rows by the values of `keys`, in order."""
+    groups: dict[tuple[Any, ...], Rows] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
+    return groups
+
+
+def joined(rows: Rows, key: str, minus: Rows | None = None) -> PerQuery:
+    """Join the values of `key`, one per query, of rows that differ in their collections.
+
+    minus: rows of the same queries, whose values are subtracted.
+    """
+    values = np.concatenate([row[key] for row in rows])
+    if minus is not None:
+        values = values - np.concatenate([row[key] for row in minus])
+    collections = [row["collection"] for row in rows for _ in row[key]]
+    return PerQuery([*map(str, range(len(values)))], {key: values}, groups=collections)
+
+
+def average(rows: Rows, key: str, minus: Rows | None = None) -> str:
+    """Format the mean of `joined` with its interval."""
+    return shown(joined(rows, key, minus).intervals()[key], "" if minus is None else "+")
+
+
+def mean(rows: Rows, key: str) -> float:
+    return float(np.mean([row[key] for row in rows]))
+
+
+def share(rows: Rows, whole: Rows) -> float:
+    """Return the mean over collections of a document's bytes relative to all tokens in float16."""
+    return float(np.mean([row[BYTES] / one[BYTES] for row, one in zip(rows, whole, strict=True)]))
+
+
+def ways(rows: Rows) -> Section:
+    """Make the table of nDCG@10, its difference from all tokens, and certificates, for each way to store."""
+    groups = by(rows, "kind", "way")
+    all_tokens = next(iter(groups.values()))
+    table: Rows = []
+    for (kind, way), stored in groups.items():
+        row = {"kind": kind, "way": way, "bytes, of all": f"{share(stored, all_tokens):.0%}"}
+        row |= {NDCG: average(stored, NDCG)}
+        row |= {"minus all tokens": "–" if stored is all_tokens else average(stored, NDCG, all_tokens)}
+        row |= {"error": mean(stored, "error")}
+        row |= {
+            count: sum(one[count] for one in stored) for count in ("unchanged", "certified", "violations")
+        }
+        table.append(row)
+    queries = sum(row["queries"] for row in all_tokens)
+    text = (
+        "Means over collections. error: distance of a document's worst token to the nearest stored one. "
+        f"unchanged: of {queries} queries, those whose first ten documents are the same as with all tokens; "
+        "certified: those for which a bound on the error proves it; violations: certified and not the same."
+    )
+    return Section("Fewer bytes, over collections", text, table)
+
+
+def same_bytes(rows: Rows) -> Section:
+    """Make the table of differences between two ways to store documents in the same bytes."""
+    groups = by(rows, "kind", "way")
+    all_tokens = next(iter(groups.values()))
+    table: Rows = []
+    p_values = []
+    for a, b in PAIRS:
+        if not {a, b} <= groups.keys():
+            continue
+        sizes = share(groups[a], all_tokens), share(groups[b], all_tokens)
+        if max(sizes) < SAME * min(sizes):
+            difference = joined(groups[a], NDCG, groups[b]).weighted(NDCG)
+            p_values.append(paired_test(difference, np.zeros(len(difference))))
+            row = {"kind, way": ", ".join(a), "minus": ", ".join(b)}
+            row |= {"bytes, of all": f"{sizes[0]:.0%} and {sizes[1]:.0%}"}
+            table.append(row | {f"difference of {NDCG}": average(groups[a], NDCG, groups[b])})
+    for row, p in zip(table, holm(p_values), strict=True):
+        row["p (Holm)"] = p
+    text = "Means over collections; paired tests, which are one family."
+    return Section("Two ways with the same bytes", text, table)
+
+
+def recalls(rows: Rows) -> Section:
+    """Make the table of predicted and measured recall, with two columns for each form of the vectors."""
+    table: Rows = []
+    for (planes, repetitions), of_planes in by(rows, "planes", "repetitions").items():
+        row: dict[str, Any] = {"planes": planes, "repetitions": repetitions}
+        for (form,), of_form in by(of_planes, "vectors").items():
+            row |= {
+                f"{form}: predicted": mean(of_form, "predicted"),
+                f"{form}: measured": average(of_form, "measured"),
+            }
+        table.append(row)
+    return Section("Predicted recall, over collections", "Means over collections.", table)

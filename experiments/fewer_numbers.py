@@ -47,15 +47,14 @@ import numpy as np
 import torch
 from fewer_bytes import BLOCK, LISTS, principal_axes
 from matplotlib.figure import Figure
-from studies.gains import training_section
-from studies.model_runs import bind, encoder_job, open_study, run_jobs, values_of
-from studies.pages import Measured, Rows, Section, publish, resampled, shown
+from studies.gains import differences, training_section
+from studies.model_runs import StudyData, bind, encoder_job, open_study, run_jobs, values_of
+from studies.pages import Measured, Rows, Section, publish, resampled
 from studies.settings import lengths_of
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.core import Tokens
 from paradigms.encoder.text import first_coordinates
-from paradigms.evaluate import holm, paired_test, seeds_interval
 from paradigms.find import Index, Store, kinds
 from paradigms.store.kind import Kind
 from paradigms.train import script
@@ -69,7 +68,7 @@ UNTRAINED = "untrained"
 
 def main(settings: Settings) -> None:
     accelerator, console = script.begin(settings)
-    data = open_study(settings, console)
+    data = open_study(settings, accelerator, console)
     bound = {"fingerprint": data.collection.fingerprint, "dim": DIM, "bits": BITS, "vectors": VECTORS}
     bind(settings, accelerator, FREE, ("backbone",), **bound)
     shorter = {"matryoshka": settings.dims}
@@ -83,10 +82,8 @@ def main(settings: Settings) -> None:
             Path(settings.output) / f"{name}-{seed}",
             seed,
             partial(made, name, settings),
-            partial(measured, name, settings, data),
+            partial(measured, name, data),
             data,
-            settings,
-            accelerator,
             **methods.get(name, {}),
         )
         for name, seed in runs
@@ -125,13 +122,13 @@ def ways(name: str, settings: Settings) -> Iterator[tuple[str, int, Kind, int, s
             yield f"{dim} {PRINCIPAL}", dim, exact, 1, PRINCIPAL
 
 
-def measured(name: str, settings: Settings, data: Any, model: Paradigm, index: Index) -> Measured:
+def measured(name: str, data: StudyData, model: Paradigm, index: Index) -> Measured:
     """Measure bytes per document and nDCG@10 of each query, for each way to store documents."""
     stored = index.store
     queries = list(data.test.queries.values())
     encoded = model.encode_queries(queries).to("cpu")
     results = {}
-    for way, dim, kind, pool, axes in ways(name, settings):
+    for way, dim, kind, pool, axes in ways(name, data.settings):
         basis = torch.from_numpy(principal_axes(stored, dim)) if axes == PRINCIPAL else torch.eye(DIM)
 
         def shorter(tokens: Tokens, basis: torch.Tensor = basis, dim: int = dim) -> Tokens:
@@ -156,7 +153,7 @@ def sections(settings: Settings, values: dict[str, list[Measured]]) -> dict[str,
     The tests of all differences are one family.
     """
     rows: Rows = []
-    pairs = {}
+    pairs: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     for name, seeds in values.items():
         for way in seeds[0]["ways"]:
             scores = np.array([seed["ways"][way]["values"] for seed in seeds])
@@ -164,11 +161,10 @@ def sections(settings: Settings, values: dict[str, list[Measured]]) -> dict[str,
             row |= {MEASURE: scores, "minus the control": "–", "p (Holm)": "–"}
             if name != "control" and way in values["control"][0]["ways"]:
                 control = np.array([seed["ways"][way]["values"] for seed in values["control"]])
-                row["minus the control"] = shown(seeds_interval(scores - control), "+")
-                pairs[len(rows)] = paired_test(scores.mean(0), control.mean(0))
+                pairs[len(rows)] = (scores, control)
             rows.append(row)
-    for place, p in zip(pairs, holm(list(pairs.values())), strict=True):
-        rows[place]["p (Holm)"] = p
+    for place, (difference, p) in zip(pairs, differences(list(pairs.values())), strict=True):
+        rows[place] |= {"minus the control": difference, "p (Holm)": p}
     text = (
         f"Intervals (95%) resample {resampled(len(settings.seeds))}; differences are paired, and their tests "
         "are one family. A line joins a model's best values up to each size."

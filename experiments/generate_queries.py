@@ -11,8 +11,6 @@ with the generated queries as its train split, for train.py and compare.py; and 
 Nogueira and Lin, "From doc2query to docTTTTTquery", 2019; Dai et al., "Promptagator", ICLR 2023 (round trip).
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

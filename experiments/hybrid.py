@@ -65,7 +65,6 @@ class Settings(Results, OneCollection, Training, HardNegatives, Backbone, Length
 
 launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
-from accelerate import Accelerator
 from papers.luan2021.hybrid_claims import DENSE, MEASURES, RR, SPARSE, HybridStudy, hybrid_name
 from studies.gains import DEV
 from studies.model_runs import (
@@ -88,7 +87,6 @@ from paradigms.data import Run, Split, best_first
 from paradigms.evaluate import per_query
 from paradigms.evaluate.tuning import tune_raw
 from paradigms.retrieve import Fused, Indexed, Reranking, Retriever, fuse, union
-from paradigms.train.fit import fit
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.negatives import NEGATIVES_DEPTH, mine
 from paradigms.train.script import begin
@@ -106,15 +104,15 @@ ROUNDS = (FIRST, "again", "mined")
 
 def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
-    data = open_study(settings, console, ("training", "dev", "test"))
+    data = open_study(settings, accelerator, console, ("training", "dev", "test"))
     bound = {"fingerprint": data.collection.fingerprint, "pooling": POOLING}
     bind(settings, accelerator, ["seeds"], ["backbone"], **bound)
     jobs = [
         Job(
             f"{data.collection.name}, seed {seed}",
             folder_of(seed, settings) / "measured.json",
-            partial(trained, seed, data, settings, accelerator),
-            partial(measure, seed, data, settings, accelerator),
+            partial(trained, seed, data),
+            partial(measure, seed, data),
         )
         for seed in settings.seeds
     ]
@@ -136,17 +134,15 @@ def folder_of(seed: int, settings: Settings) -> Path:
     return Path(settings.output) / f"seed-{seed}"
 
 
-def trained(
-    seed: int, data: StudyData, settings: Settings, accelerator: Accelerator
-) -> dict[tuple[str, str], Any]:
+def trained(seed: int, data: StudyData) -> dict[tuple[str, str], Any]:
     """Return {(name, round): model} for a seed. Models already in the seed's folder are not trained again."""
-    folder = folder_of(seed, settings)
+    folder = folder_of(seed, data.settings)
     rounds = [(name, round) for round in ROUNDS for name in DENSE]
     models: dict[tuple[str, str], Any] = {}
     for name, round in [*rounds, (RERANKER, FIRST)]:
-        make = partial(start, name, round, folder, settings)
-        go_on = partial(train, name, round, seed, data, settings, accelerator)
-        models[name, round] = trained_once(folder / f"{name}-{round}", seed, make, go_on, accelerator)
+        make = partial(start, name, round, folder, data.settings)
+        go_on = partial(train, name, round, seed, data)
+        models[name, round] = trained_once(folder / f"{name}-{round}", seed, make, go_on, data.accelerator)
     return models
 
 
@@ -161,43 +157,27 @@ def start(name: str, round: str, folder: Path, settings: Settings) -> Any:
     return PARADIGMS[name](settings.backbone, normalize=settings.normalize, **same, **several)
 
 
-def train(
-    name: str,
-    round: str,
-    seed: int,
-    data: StudyData,
-    settings: Settings,
-    accelerator: Accelerator,
-    model: Any,
-    folder: Path,
-) -> Any:
-    corpus = data.collection.corpus
+def train(name: str, round: str, seed: int, data: StudyData, model: Any, folder: Path) -> Any:
+    settings: Settings = data.settings
     mined = data.mined
     count = settings.negatives
     if round == "mined":
-        mined = mine(model, corpus, data.train, NEGATIVES_DEPTH, precision=accelerator.mixed_precision)
+        precision = data.accelerator.mixed_precision
+        mined = mine(model, data.collection.corpus, data.train, NEGATIVES_DEPTH, precision=precision)
     options = training_fields(settings) | {"save_every": 100}
     if name == RERANKER:
         options |= {"steps": settings.rerank_steps, "batch_size": RERANK_BATCH, "trained_layers": 0}
         count = settings.rerank_negatives
     # Queries come in a different order than in the previous round.
     training_settings = TrainingSettings(**options, seed=seed if round == FIRST else seed + 1_000)
-    splits = (data.train, data.dev)
-    runs = (mined, data.dev_run)
     dev_queries = settings.dev_queries or len(data.dev.queries)
-    return fit(
-        model, data.collection, splits, runs, count, dev_queries, training_settings, folder, accelerator
-    )
+    return data.fit(model, training_settings, folder, count, mined=mined, dev_queries=dev_queries)
 
 
-def measure(
-    seed: int,
-    data: StudyData,
-    settings: Settings,
-    accelerator: Accelerator,
-    models: dict[tuple[str, str], Any],
-) -> Measured:
+def measure(seed: int, data: StudyData, models: dict[tuple[str, str], Any]) -> Measured:
     """Measure a seed's systems on the test queries, using the choices made on dev queries."""
+    settings: Settings = data.settings
+    precision = data.accelerator.mixed_precision
     test = data.test
     depth = settings.depth
     corpus = data.collection.corpus
@@ -211,7 +191,7 @@ def measure(
     on_dev |= {system: {} for system in dense}
     for (name, round), model in models.items():
         if name != RERANKER:
-            retriever = Indexed.build(model, corpus, precision=accelerator.mixed_precision)
+            retriever = Indexed.build(model, corpus, precision=precision)
             dense[DENSE[name]][round] = retriever
             runs_of_round[DENSE[name]][round] = retriever.search(test.queries, depth)
             on_dev[DENSE[name]][round] = rr(retriever.search(dev.queries, depth), dev)
@@ -238,7 +218,6 @@ def measure(
         for name in (*DENSE, RERANKER)
     }
     reranker = models[RERANKER, FIRST]
-    precision = accelerator.mixed_precision
     return measurements | {"rerank": depth_values(reranker, runs, settings.rerank_depths, data, precision)}
 
 

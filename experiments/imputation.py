@@ -7,6 +7,7 @@ choices are made on dev queries. Collections and seeds may be added to a results
 """
 
 from dataclasses import field, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -40,16 +41,21 @@ class Settings(EncoderStudy, Collections):
 
 launch(__name__, Settings, __doc__)  # before the slow imports
 
-from accelerate import Accelerator
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 from papers.implicit_idf.floors import NDCG, Corpus, Floor, Ranker, chosen, estimates_of
-from papers.implicit_idf.sections import sections_of
+from studies.claims import Study
+from studies.curves import Curves, Values
+from studies.gains import training_section
 from studies.model_runs import Job, StudyData, bind, bind_collection, encoder_job, open_study, run_jobs
-from studies.pages import Measured, publish
+from studies.pages import Measured, Section, publish, shown
 
 from paradigms import Paradigm, load
 from paradigms.align import PoolExcess
 from paradigms.colbert import colbert
 from paradigms.data.collection import hash_order
+from paradigms.evaluate import seeds_interval
 from paradigms.find import Index
 from paradigms.io.command_line import folder_name
 from paradigms.train.script import begin
@@ -58,6 +64,10 @@ from paradigms.xtr import xtr
 LOSSES = ["ColBERT", "Eq. 2", "Eq. 4"]
 K_TRAIN = 0.05  # share of the batch's tokens that each query token retrieves in training with Eq. 2 and 4
 FREE = {"collections", "trained", "seeds"}  # settings that may change in a results folder
+PAPER = "implicit_idf"
+LARGE = 20_000  # documents of a large collection
+SYSTEMS = ("MaxSim", "imputed", "IDF", "IDF, imputed", "table", "regression", "sample", "softplus")
+Cells = Mapping[tuple[str, str], Mapping[str, Sequence[Measured]]]  # (encoder, collection) -> loss -> seeds
 
 
 def main(settings: Settings) -> None:
@@ -67,12 +77,12 @@ def main(settings: Settings) -> None:
     encoders = {name: backbone for name, backbone in named.items() if backbone}
     measured: dict[tuple[str, str], dict[str, list[Measured]]] = {}  # (encoder, collection) -> loss -> seeds
     for collection in settings.collections:
-        data = open_study(settings, console, ("training", "dev", "test"), collection)
-        bind_collection(data, Path(settings.output) / folder_name(collection), accelerator)
+        data = open_study(settings, accelerator, console, ("training", "dev", "test"), collection)
+        bind_collection(data, Path(settings.output) / folder_name(collection))
         for encoder, backbone in encoders.items():
             losses = LOSSES * (collection in settings.trained)
             cells = [("untrained", settings.seeds[0]), *product(losses, settings.seeds)]
-            jobs = [job(encoder, backbone, *cell, data, settings, accelerator) for cell in cells]
+            jobs = [job(encoder, backbone, *cell, data) for cell in cells]
             systems = measured.setdefault((encoder, folder_name(collection)), {})
             for (loss, _), result in zip(cells, run_jobs(jobs, accelerator, console), strict=True):
                 systems.setdefault(loss, []).append(result)
@@ -84,15 +94,8 @@ def main(settings: Settings) -> None:
     accelerator.end_training()
 
 
-def job(
-    encoder: str,
-    backbone: str,
-    loss: str,
-    seed: int,
-    data: StudyData,
-    settings: Settings,
-    accelerator: Accelerator,
-) -> Job:
+def job(encoder: str, backbone: str, loss: str, seed: int, data: StudyData) -> Job:
+    settings: Settings = data.settings
     name = f"{encoder}, {loss}, seed {seed}"
     folder = Path(settings.output) / folder_name(data.collection.name) / folder_name(name)
 
@@ -103,25 +106,23 @@ def job(
         model = xtr(backbone, k_train=K_TRAIN, **same)
         return model if loss == "Eq. 2" else model.with_alignment(PoolExcess(k=K_TRAIN), "query_tokens")
 
-    def measured(paradigm: Paradigm, index: Index) -> Measured:
-        return measure(paradigm, index, data, settings)
-
     checkpoint = Path(backbone) if loss == "untrained" else None  # read as `make` does, without training
 
     def read(saved: Path) -> Paradigm:
         return load(saved) if checkpoint is None else make()
 
     return encoder_job(
-        name, folder, seed, make, measured, data, settings, accelerator, read=read, checkpoint=checkpoint
+        name, folder, seed, make, partial(measure, data), data, read=read, checkpoint=checkpoint
     )
 
 
-def measure(paradigm: Paradigm, index: Index, data: StudyData, settings: Settings) -> Measured:
+def measure(data: StudyData, paradigm: Paradigm, index: Index) -> Measured:
     """Measure all ways to score with one model; dev queries choose the floors.
 
     "values" map a measure and a system to one value per test query, "dev" a corpus ("all" or "a sixteenth")
     and a system to one value per dev query.
     """
+    settings: Settings = data.settings
     corpus = data.collection.corpus
     dev = data.dev.only(hash_order(data.dev.queries)[: settings.dev_queries])
     everything = Corpus.of(index)
@@ -153,3 +154,104 @@ def measure(paradigm: Paradigm, index: Index, data: StudyData, settings: Setting
         "values": values,
         "dev": {"all": on_dev, "a sixteenth": on_part},
     }
+
+
+def name_of(encoder: str, loss: str, collection: str) -> str:
+    return f"{encoder}{'' if loss == 'untrained' else f' trained with {loss}'} on {collection}"
+
+
+def study_of(cells: Cells) -> Study:
+    """Make one study of all cells, whose hypotheses are one family of tests."""
+    values: dict[str, dict[str, Values]] = {}
+    trainings: dict[str, Sequence[Measured]] = {}
+    names = ("T5", "MiniLM", "untrained", "large T5", "trained", "encoder")
+    groups: dict[str, list[str]] = {name: [] for name in names}
+    for (encoder, collection), losses in cells.items():
+        for loss, seeds in losses.items():
+            name = name_of(encoder, loss, collection)
+            for measure, sides in Study.of({name: seeds}).values.items():
+                values.setdefault(measure, {}).update(sides)
+            if loss != "untrained":
+                trainings[name] = seeds
+        untrained = name_of(encoder, "untrained", collection)
+        groups[encoder].append(untrained)
+        groups["untrained"].append(untrained)
+        if len(losses) > 1:
+            groups["trained"] += [collection] * (collection not in groups["trained"])
+            groups["encoder"] += [encoder] * (encoder not in groups["encoder"])
+        if encoder == "T5":
+            groups["large T5"] += [untrained] * (losses["untrained"][0]["documents"] > LARGE)
+    return Study(values, groups=groups, trainings=trainings)
+
+
+def sections_of(cells: Cells, counts: Sequence[int]) -> dict[str, Section]:
+    study = study_of(cells)
+    encoders = list(dict.fromkeys(encoder for encoder, _ in cells))
+    return {
+        "training": training_section(study.trainings),
+        "claims": study.section(PAPER, "trained" if study.trainings else "imputation"),
+        "systems": Section(
+            "Systems",
+            "nDCG@10 of test queries; dev queries choose k'.",
+            [row for cell, losses in cells.items() for row in system_rows(cell, losses, study)],
+        ),
+        "k": Curves(
+            "k'",
+            counts,
+            {
+                f"{NDCG}, {encoder}: imputed − MaxSim": {
+                    collection: gains(study, name_of(encoder, "untrained", collection), counts)
+                    for one, collection in cells
+                    if one == encoder
+                }
+                for encoder in encoders
+            },
+        ).section(
+            "Imputation by k'", "The change of nDCG@10 of MaxSim by imputation, untrained; test queries."
+        ),
+        "corpus": corpus_section(cells, counts),
+    }
+
+
+def gains(study: Study, name: str, counts: Sequence[int]) -> list[Values]:
+    """Return imputed − MaxSim for each k'."""
+    sides = study.values[NDCG]
+    return [sides[f"{name}, k' = {k}"] - sides[f"{name}, MaxSim"] for k in counts]
+
+
+def corpus_section(cells: Cells, counts: Sequence[int]) -> Section:
+    """Draw the gain of imputation for T5 by k' on dev queries, in a sixteenth of the documents and in all."""
+    measured = {
+        collection: losses["untrained"][0]["dev"]
+        for (name, collection), losses in cells.items()
+        if name == "T5"
+    }
+    if not measured:
+        return Section("Imputation by the size of the corpus")
+    panels = {
+        f"{NDCG}, {part} of the documents": {
+            collection: [np.array([dev[part][f"k' = {k}"]]) - np.array([dev[part]["MaxSim"]]) for k in counts]
+            for collection, dev in measured.items()
+        }
+        for part in ("a sixteenth", "all")
+    }
+    text = "The change of nDCG@10 of MaxSim by imputation, T5 without training; dev queries."
+    return Curves("k'", counts, panels).section("Imputation by the size of the corpus", text)
+
+
+def system_rows(
+    cell: tuple[str, str], losses: Mapping[str, Sequence[Measured]], study: Study
+) -> list[dict[str, str]]:
+    """Make a row for each training of an encoder on a collection."""
+    rows = []
+    for loss, seeds in losses.items():
+        name = name_of(cell[0], loss, cell[1])
+        ks = "/".join(f"{seed['chosen']['imputed']['k']:,}" for seed in seeds)
+        values = {
+            system: shown(seeds_interval(study.values[NDCG][f"{name}, {system}"]))
+            if n == 0
+            else f"{study.values[NDCG][f'{name}, {system}'].mean():.3f}"
+            for n, system in enumerate(SYSTEMS)
+        }
+        rows.append({"encoder": name, "tokens": f"{seeds[0]['tokens']:,}", "k'": ks} | values)
+    return rows

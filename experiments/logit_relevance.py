@@ -60,14 +60,15 @@ def main(settings: Settings) -> None:
     run_study(settings, "The logit as relevance", tasks, measure, report, keep_recall=True)
 
 
-def measure(settings: Settings, _: str, seed: int, data: StudyData, __: list[Any]) -> Measured:
+def measure(data: StudyData, _: str, seed: int, __: list[Any]) -> Measured:
     """Measure the seed's model with `state`, before training and at evenly spaced training steps."""
+    settings: Settings = data.settings
     folder = Path(settings.output) / f"seed-{seed}" / "training"
     remove_folder(folder, TRAINED)  # an interrupted run has lost its states
     torch.manual_seed(seed)
     accelerator = Accelerator()
-    model = trained_pairs.build(settings.paradigm, seed, data, settings).to(accelerator.device)
-    pairs = trained_pairs.pairs_of(model, data, settings, Problems())
+    model = trained_pairs.build(settings.paradigm, seed, data).to(accelerator.device)
+    pairs = trained_pairs.pairs_of(model, data, Problems())
     seen = list[Any]()
     every = max(1, settings.generative_steps // STATES)
 
@@ -76,7 +77,7 @@ def measure(settings: Settings, _: str, seed: int, data: StudyData, __: list[Any
         return np.zeros(1)  # a constant chooses the last state
 
     times = {"evaluate_every": every, "save_every": settings.generative_steps}
-    training = trained_pairs.generative_training(seed, settings, steps=every * STATES, **times)
+    training = trained_pairs.training_settings(every * STATES, seed, settings, **times)
     states_folder = Path(settings.models) / "states"
     fit_pairs(
         model, data.collection.corpus, pairs, training, folder, accelerator, dev=dev, states=states_folder
@@ -129,7 +130,8 @@ def study_of(values: Values, unlearned: str = "") -> Study:
     )
 
 
-def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
+def report(data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
+    settings: Settings = data.settings
     seeds = results[settings.paradigm]
     values = {
         key: np.array([[shown[key] for shown in seed["states"]] for seed in seeds])
@@ -142,7 +144,7 @@ def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[s
         panel: {name.replace("_", " "): list(values[key].swapaxes(0, 1)) for name, key in shown.items()}
         for panel, shown in names.items()
     }
-    summary = f"{settings.paradigm}. BM25's first {settings.depth} documents. {sample(data, settings)}"
+    summary = f"{settings.paradigm}. BM25's first {settings.depth} documents. {sample(data)}"
     return summary, {
         "claims": study_of(values, "".join(trained_pairs.unlearned_models(seeds)))
         .asked(seeds[0]["queries"], data)

@@ -62,11 +62,14 @@ def main(settings: Settings) -> None:
     )
 
 
-def measure(_: Settings, __: str, ___: int, data: StudyData, models: list[Any]) -> Measured:
+def measure(data: StudyData, _: str, __: int, models: list[Any]) -> Measured:
     """Measure every head for every query, and the parts that make up each query's rel."""
-    (model,), rng, measured, norms = models, np.random.default_rng(0), [], None
+    (model,) = models
+    rng = np.random.default_rng(0)
+    measured = []
+    norms = None
     positions = {id: n for n, id in enumerate(model.identifiers.documents)}
-    pairs = relevant(data)
+    pairs = {query: data.most_relevant(query) for query in sorted(data.measured)}
     names = []
     texts = [data.test.queries[query] for query in pairs]
     with progress_bar(True) as bar:
@@ -80,13 +83,6 @@ def measure(_: Settings, __: str, ___: int, data: StudyData, models: list[Any]) 
     heads = {key: np.stack([one[key] for one in measured]).tolist() for key in measured[0]}
     more = {"parts": parts_of_rel(model, texts, names), "cosines": cosines_of_D(model, texts, names)}
     return {"queries": list(pairs), "heads": heads} | more
-
-
-def relevant(data: StudyData) -> dict[str, str]:
-    return {
-        query: min((-grade, id) for id, grade in data.test.judgements[query].items() if grade > 0)[1]
-        for query in sorted(data.measured)
-    }
 
 
 def weight_norm(view: Seen) -> tuple[Array, Array]:
@@ -225,7 +221,8 @@ def study_of(heads: Heads, unlearned: str = "") -> Study:
     return Study(means, undecided=lambda _: {"unlearned": unlearned})
 
 
-def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
+def report(data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
+    settings: Settings = data.settings
     seeds = results[settings.paradigm]
     heads = {key: at_path(seeds, "heads", key) for key in seeds[0]["heads"]}
     parts = {key: at_path(seeds, "parts", key).swapaxes(0, 1) for key in seeds[0]["parts"]}
@@ -234,7 +231,7 @@ def report(settings: Settings, data: StudyData, results: TaskResults) -> tuple[s
     columns |= {"entropy": "entropy", "‖W‖₂": "weight", "‖A − R‖₂": "second"}
     _, _, layers, count = heads["weight"].shape
     summary = f"{settings.paradigm}: {layers} layers of {count} heads, each query with its most relevant "
-    return f"{summary}document. {sample(data, settings)}", {
+    return f"{summary}document. {sample(data)}", {
         "claims": study_of(heads, "".join(unlearned_models(seeds)))
         .asked(seeds[0]["queries"], data)
         .section(

@@ -58,19 +58,19 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from jaxtyping import Float, Int
 from papers.implicit_idf.floors import weighted
 from papers.lee2023.token_measures import best_documents, stored_ids
+from studies.gains import differences
 from studies.model_runs import Job, StudyData, bind, bind_collection, open_study, run_jobs
-from studies.pages import Measured, Section, publish, shown
+from studies.pages import Measured, Section, publish
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.colbert import colbert
 from paradigms.data import Run, Split
 from paradigms.data.collection import hash_order
 from paradigms.encoder.backbone import original
-from paradigms.evaluate import candidates, holm, paired_test, per_query, seeds_interval
+from paradigms.evaluate import candidates, per_query
 from paradigms.find import Index, Store, kinds
 from paradigms.io.command_line import folder_name
 from paradigms.io.progress import progress_bar
@@ -166,10 +166,10 @@ def main(settings: Settings) -> None:
     bind(settings, accelerator, {"collections", "parts"}, ("backbone", "splade"))
     sections = {}
     for collection in settings.collections:
-        data = open_study(settings, console, ("training", "dev", "test"), collection)
+        data = open_study(settings, accelerator, console, ("training", "dev", "test"), collection)
         name = folder_name(collection)
-        bind_collection(data, Path(settings.output) / name, accelerator)
-        jobs = [job(name, part, data, settings, accelerator) for part in settings.parts]
+        bind_collection(data, Path(settings.output) / name)
+        jobs = [job(name, part, data) for part in settings.parts]
         for part, result in zip(settings.parts, run_jobs(jobs, accelerator, console), strict=True):
             sections[f"{name}-{part}"] = MEASUREMENTS[part][1](name, result)
     summary = (
@@ -181,25 +181,24 @@ def main(settings: Settings) -> None:
     accelerator.end_training()
 
 
-def job(name: str, part: str, data: StudyData, settings: Settings, accelerator: Accelerator) -> Job:
+def job(name: str, part: str, data: StudyData) -> Job:
     """Make the job that measures a part on one collection."""
+    settings: Settings = data.settings
 
     def prepare() -> Paradigm:
         torch.manual_seed(settings.seed)
-        return colbert(
-            settings.backbone,
-            query_length=settings.query_length,
-            document_length=settings.document_length,
-        ).to(accelerator.device)
+        return colbert(settings.backbone, **lengths_of(settings)).to(data.accelerator.device)
 
     def measured(paradigm: Paradigm) -> Measured:
-        return MEASUREMENTS[part][0](paradigm.eval(), data, settings, accelerator.mixed_precision)
+        return MEASUREMENTS[part][0](paradigm.eval(), data)
 
     return Job(f"{name}, {part}", Path(settings.output) / name / f"{part}.json", prepare, measured)
 
 
-def measure(paradigm: Paradigm, data: StudyData, settings: Settings, precision: str) -> Measured:
+def measure(paradigm: Paradigm, data: StudyData) -> Measured:
     """Measure each method's nDCG@10 on test queries, with the free numbers that dev queries choose."""
+    settings: Settings = data.settings
+    precision = data.accelerator.mixed_precision
     corpus = data.collection.corpus
     store = Store.build(kinds.exact(), paradigm, corpus.ids, corpus, precision=precision)
     indexes = {1: Index(store)} | {n: Index(store.copy(kinds.exact(), pool=n)) for n in SHARES}
@@ -231,9 +230,12 @@ def measure(paradigm: Paradigm, data: StudyData, settings: Settings, precision: 
     }
 
 
-def measure_stages(paradigm: Paradigm, data: StudyData, settings: Settings, precision: str) -> Measured:
+def measure_stages(paradigm: Paradigm, data: StudyData) -> Measured:
     """Measure the first documents of BM25 and SPLADE, as they are and ranked by MaxSim: measure -> values."""
-    corpus, queries = data.collection.corpus, data.test.queries
+    settings: Settings = data.settings
+    precision = data.accelerator.mixed_precision
+    corpus = data.collection.corpus
+    queries = data.test.queries
     splade = PARADIGMS["splade"](settings.splade, **lengths_of(settings)).to(paradigm.encoder.device).eval()
     with TemporaryDirectory() as work:
         sparse = Indexed.build(splade, corpus, Path(work, "splade"), precision=precision)
@@ -309,10 +311,10 @@ def values_of(
 
 def section(name: str, measured: Measured) -> Section:
     """Make a collection's table: each method beside its control, one family of tests."""
-    of = {system: np.array(each) for system, each in measured["values"].items()}
-    tests = holm([paired_test(of[method], of[control]) for method, control in CONTROLS.items()])
+    of = {system: np.array([each]) for system, each in measured["values"].items()}
+    tests = differences([(of[method], of[control]) for method, control in CONTROLS.items()])
     rows = []
-    for (method, control), p in zip(CONTROLS.items(), tests, strict=True):
+    for (method, control), (difference, p) in zip(CONTROLS.items(), tests, strict=True):
         vectors = measured["vectors"]["1"]
         for n, share in SHARES.items():
             if method.startswith(share):
@@ -322,23 +324,22 @@ def section(name: str, measured: Measured) -> Section:
                 "method": method,
                 "chosen": measured["chosen"][method],
                 "vectors/document": round(vectors, 1),
-                NDCG: shown(seeds_interval(of[method][None])),
+                NDCG: of[method],
                 "control": control,
-                "difference": shown(seeds_interval((of[method] - of[control])[None]), "+"),
+                "difference": difference,
                 "p (Holm)": f"{p:.4f}",
             }
         )
-    text = f"{len(of['MaxSim']):,} test queries."
+    text = f"{of['MaxSim'].size:,} test queries."
     return Section(f"Methods on {name}", text, rows)
 
 
 def stages_section(name: str, measured: Measured) -> Section:
     """Make a collection's table of first stages, one family of tests."""
     rows = []
-    tests = holm([paired_test(np.array(of["SPLADE"]), np.array(of["BM25"])) for of in measured.values()])
-    for (measure, of), p in zip(measured.items(), tests, strict=True):
+    tests = differences([(of["SPLADE"], of["BM25"]) for of in measured.values()])
+    for (measure, of), (difference, p) in zip(measured.items(), tests, strict=True):
         stages = {stage: np.array([of[stage]]) for stage in ("BM25", "SPLADE")}
-        difference = shown(seeds_interval(stages["SPLADE"] - stages["BM25"]), "+")
         rows.append({"measure": measure} | stages | {"difference": difference, "p (Holm)": f"{p:.4f}"})
     return Section(f"First stages on {name}", f"{len(of['BM25']):,} test queries.", rows)
 

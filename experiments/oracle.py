@@ -8,8 +8,6 @@ none exist is found; the first share is then a range. Only queries with several 
 document of length 1 is answered by its own vector, with any number of dimensions.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -98,7 +96,7 @@ def rows_of(results: Path, settings: Settings) -> Iterator[dict[str, Any]]:
             try:
                 run = f"{name}{trainings.UNTRAINED * untrained}"
                 file = Path(settings.output) / results.resolve().name / f"{run}.json"
-                measure = partial(measured_run, results, name, untrained, data, compared, settings)
+                measure = partial(measured_run, results, name, untrained, data, settings)
                 measured_rows = measured_once(file, question, measure)
             except Unsuitable as error:
                 Terminal().print(f"{name} is left out: {error}", soft_wrap=True)
@@ -109,17 +107,13 @@ def rows_of(results: Path, settings: Settings) -> Iterator[dict[str, Any]]:
 
 
 def measured_run(
-    results: Path,
-    name: str,
-    untrained: bool,
-    data: systems.ComparisonData,
-    compared: Any,
-    settings: Settings,
+    results: Path, name: str, untrained: bool, data: systems.ComparisonData, settings: Settings
 ) -> list[dict[str, Any]]:
     """Measure a system of a comparison.
 
     Raises Unsuitable if the oracle does not apply to the system's alignment.
     """
+    compared = data.settings
     corpus = data.collection.corpus
     if untrained:
         torch.manual_seed(compared.seeds[0])

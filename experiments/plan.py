@@ -5,8 +5,6 @@ activations of a text and its FLOPs; in-batch scores are counted in the same way
 these counts, the number of weights and the settings. The sizes are those of texts of the full length.
 """
 
-from __future__ import annotations
-
 from dataclasses import field, replace
 from itertools import product
 from typing import Any, Literal

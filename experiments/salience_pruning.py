@@ -48,7 +48,6 @@ launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from bm25s.stopwords import STOPWORDS_EN_PLUS
 from papers.lee2023.token_measures import stored_ids
 from papers.qian2022.pruning_claims import L1, MEASURES, ON_DEV, SALIENT_IN, PruningStudy
@@ -101,14 +100,14 @@ MOST = 2000  # number of most retrieved documents, as in the paper
 
 def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
-    data = open_study(settings, console)
+    data = open_study(settings, accelerator, console)
     bound = RATIOS | {"fingerprint": data.collection.fingerprint, "eps": EPS, "chosen by": ON_DEV}
     bind(settings, accelerator, ("methods", "seeds", "l1"), ("backbone",), **bound)
     penalised = {f"{L1}{gamma:g}": {"salience": "relu", "salience_l1": gamma} for gamma in settings.l1}
     ordered = sorted(settings.methods, key=CHOICES.__contains__)  # these read the checkpoint of none
     each = {method: penalised if method == "l1" else {method: METHODS.get(method, {})} for method in ordered}
     jobs = [
-        job(name, salience, seed, data, settings, accelerator)
+        job(name, salience, seed, data)
         for seed in settings.seeds
         for models in each.values()
         for name, salience in models.items()
@@ -127,36 +126,22 @@ def main(settings: Settings) -> None:
     accelerator.end_training()
 
 
-def job(
-    method: str,
-    salience: dict[str, Any],
-    seed: int,
-    data: StudyData,
-    settings: Settings,
-    accelerator: Accelerator,
-) -> Job:
+def job(method: str, salience: dict[str, Any], seed: int, data: StudyData) -> Job:
+    settings: Settings = data.settings
+
     def make() -> Paradigm:
         options = lengths_of(settings) | RATIOS | salience
         return aligner(settings.backbone, **options)
 
     def measured(paradigm: Paradigm, index: Index) -> Measured:
         keys = {"method": method, "seed": seed}
-        return keys | measure(paradigm, index, data, settings, method)
+        return keys | measure(paradigm, index, data, method)
 
     output = Path(settings.output)
     checkpoint = output / f"none-{seed}" / "checkpoint" if method in CHOICES else None
     name = f"{method}, seed {seed}"
-    return encoder_job(
-        name,
-        output / f"{method}-{seed}",
-        seed,
-        make,
-        measured,
-        data,
-        settings,
-        accelerator,
-        checkpoint=checkpoint,
-    )
+    folder = output / f"{method}-{seed}"
+    return encoder_job(name, folder, seed, make, measured, data, checkpoint=checkpoint)
 
 
 def chosen(tokens: Tokens, weights: np.ndarray, ratio: float) -> Tokens:
@@ -262,7 +247,7 @@ def retrieved_share(index: Index, queries: Tokens) -> float:
     return float((hits[most] / np.maximum(1, lengths[most])).mean())
 
 
-def measure(paradigm: Paradigm, index: Index, data: StudyData, settings: Settings, method: str) -> Measured:
+def measure(paradigm: Paradigm, index: Index, data: StudyData, method: str) -> Measured:
     """Measure costs and results for each pair: the shares of query tokens and of document tokens kept.
 
     Each query's results are measured before and after refinement, which rescores the retrieved documents with
@@ -270,37 +255,36 @@ def measure(paradigm: Paradigm, index: Index, data: StudyData, settings: Setting
     share of document tokens that are ever retrieved. The results of the pair in Figure 7 of Qian et al. 2022
     are refined with every alignment for the entropic gate.
     """
+    settings: Settings = data.settings
     test = data.test
-    dim = paradigm.encoder.dim
     asked = max(1, len(test.queries))
     queries = paradigm.encode_queries(list(test.queries.values()))
     pruned, prune = pruned_by(method, paradigm, index, data.collection.corpus)
-    searching = {q: prune(queries, list(test.queries.values()), q) for q in {q for q, _ in PAIRS}}
-    points: list[Measured] = []
-    runs: list[Run] = []
-    for q, d in PAIRS:
-        began = time.perf_counter()
-        ranked = pruned[d].search_tokens(paradigm.recipe, searching[q], settings.depth)
-        seconds = time.perf_counter() - began
-        tokens = int(searching[q].mask.sum())
-        cost = {
-            "query_keep": q,
-            "document_keep": d,
-            "bytes/document": pruned[d].store.bytes_per_document,
-            "search ms/query": 1000 * seconds / asked,
-            "search multiply-adds/query": tokens / asked * int(pruned[d].store.offsets[-1]) * dim,
-        }
-        points.append(cost)
-        runs.append(dict(zip(test.queries, ranked, strict=True)))
+
+    def searched(split: Split, encoded: Tokens) -> Iterator[tuple[Measured, Run]]:
+        """Yield the costs and the run of each pair."""
+        texts = list(split.queries.values())
+        shares = {q: prune(encoded, texts, q) for q in {q for q, _ in PAIRS}}
+        for q, d in PAIRS:
+            began = time.perf_counter()
+            ranked = pruned[d].search_tokens(paradigm.recipe, shares[q], settings.depth)
+            seconds = time.perf_counter() - began
+            tokens = int(shares[q].mask.sum())
+            store = pruned[d].store
+            cost = {
+                "query_keep": q,
+                "document_keep": d,
+                "bytes/document": store.bytes_per_document,
+                "search ms/query": 1000 * seconds / asked,
+                "search multiply-adds/query": tokens / asked * int(store.offsets[-1]) * store.dim,
+            }
+            yield cost, dict(zip(split.queries, ranked, strict=True))
+
+    points, runs = map(list, zip(*searched(test, queries), strict=True))
     for point, run, refined in zip(points, runs, refine(runs, paradigm, index, test), strict=True):
         point |= {"pruned": values_of(run, test, MEASURES), "refined": values_of(refined, test, MEASURES)}
     dev = some_queries(data.dev, settings.dev_queries)
-    choosing = paradigm.encode_queries(list(dev.queries.values()))
-    dev_runs: list[Run] = []
-    for q, d in PAIRS:
-        pruned_queries = prune(choosing, list(dev.queries.values()), q)
-        ranked = pruned[d].search_tokens(paradigm.recipe, pruned_queries, settings.depth)
-        dev_runs.append(dict(zip(dev.queries, ranked, strict=True)))
+    dev_runs = [run for _, run in searched(dev, paradigm.encode_queries(list(dev.queries.values())))]
     refined_on_dev = refine(dev_runs, paradigm, index, dev)
     on_dev = [float(np.mean(values_of(run, dev, ["RR@10"])["RR@10"])) for run in refined_on_dev]
     adapted = {}

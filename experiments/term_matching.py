@@ -68,14 +68,14 @@ def main(settings: Settings) -> None:
     )
 
 
-def measure(settings: Settings, _: str, __: int, data: StudyData, models: list[Any]) -> Measured:
+def measure(data: StudyData, _: str, __: int, models: list[Any]) -> Measured:
     """Measure the sum of each rate and the number of tokens, for each query and bin."""
     mvdr, generative = models
     if mvdr.encoder.tokenizer.get_vocab() != generative.tokenizer.get_vocab():
         raise ValueError("ids are compared: ColBERT and SEAL need the same vocabulary")
     corpus = data.collection.corpus
     tokenizer = generative.tokenizer
-    pool = data.pool(settings.depth)
+    pool = data.pool(data.settings.depth)
     idf = attention.token_idf(corpus, tokenizer)
     counted = attention.counted_tokens(tokenizer)
     counted &= idf < np.log1p((len(corpus) + 0.5) / 0.5)  # a token that no document contains cannot match
@@ -194,7 +194,7 @@ def limits(n: int) -> str:
     return f"{BINS[n]}–{BINS[n + 1]}"
 
 
-def report(settings: Settings, data: StudyData, by_task: TaskResults) -> tuple[str, dict[str, Section]]:
+def report(data: StudyData, by_task: TaskResults) -> tuple[str, dict[str, Section]]:
     results: Results = {}
     for n, entry in enumerate(by_task[TASK][0]["rates"]):
         totals = at_path(by_task[TASK], "rates", n, "totals")
@@ -226,7 +226,7 @@ def report(settings: Settings, data: StudyData, by_task: TaskResults) -> tuple[s
         curves = Curves("IDF", bins, panels, printed={everywhere: average})
         return Section(heading, text, rows, curves.draw())
 
-    summary = f"BM25's first {settings.depth} documents. {sample(data, settings)}"
+    summary = f"BM25's first {data.settings.depth} documents. {sample(data)}"
     return summary, {
         "claims": study_of(results, FEWEST, unlearned_models(by_task[TASK]))
         .asked(by_task[TASK][0]["queries"], data)

@@ -51,7 +51,6 @@ class Settings(EncoderStudy, CollectionName):
 launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
 import torch
-from accelerate import Accelerator
 from papers.lee2023.token_claims import Model, TokenStudy
 from papers.lee2023.token_measures import MEASURES, best_documents, imputed, measure, stored_ids, token_search
 from studies.model_runs import Job, StudyData, bind, encoder_job, open_study, run_jobs
@@ -72,10 +71,10 @@ FREE = {"seeds", "k_train", "other_batch_sizes"}  # settings that may change in 
 
 def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
-    data = open_study(settings, console, ("training", "dev", "test"))
+    data = open_study(settings, accelerator, console, ("training", "dev", "test"))
     bound = {"fingerprint": data.collection.fingerprint, "table_tokens": TABLE_TOKENS}
     bind(settings, accelerator, FREE, ("backbone",), **bound)
-    jobs = [job(model, data, settings, accelerator) for model in settings.models()]
+    jobs = [job(model, data) for model in settings.models()]
     results = run_jobs(jobs, accelerator, console)
     if accelerator.is_main_process:
         name = data.collection.name
@@ -91,14 +90,15 @@ def main(settings: Settings) -> None:
     accelerator.end_training()
 
 
-def job(model: Model, data: StudyData, settings: Settings, accelerator: Accelerator) -> Job:
+def job(model: Model, data: StudyData) -> Job:
+    settings: Settings = data.settings
     folder = Path(settings.output) / model.name
 
     def make() -> Paradigm:
         backbone: str | Path = settings.backbone
         if backbone == "small":
             small = folder.parent / "small-t5"
-            backbone = t5_folder("small", data.collection, small, model.seed, accelerator)
+            backbone = t5_folder("small", data.collection, small, model.seed, data.accelerator)
             torch.manual_seed(model.seed)
         # Both objectives use the same tokens: all tokens of the texts, including punctuation.
         same: dict[str, Any] = lengths_of(settings) | {"skip": "", "special_tokens": False}
@@ -114,8 +114,5 @@ def job(model: Model, data: StudyData, settings: Settings, accelerator: Accelera
         keys = asdict(model) | {"dev": chosen_by}
         return keys | measure(paradigm, index, ids, data.test, settings.searched(), TABLE_TOKENS)
 
-    name = str(model)
     batch_size = model.batch_size
-    return encoder_job(
-        name, folder, model.seed, make, measured, data, settings, accelerator, batch_size=batch_size
-    )
+    return encoder_job(str(model), folder, model.seed, make, measured, data, batch_size=batch_size)

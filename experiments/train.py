@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from studies.settings import (
-    FullTraining,
+    EncoderTraining,
     OneCollection,
     Options,
     Results,
     Seed,
+    TimeLimit,
     at_least,
     launch,
     refusing,
@@ -60,7 +61,7 @@ class Source:
     evaluate_every=100,
     dev_queries=128,
 )
-class Settings(Results, OneCollection, FullTraining, Options, Seed):
+class Settings(Results, OneCollection, EncoderTraining, TimeLimit, Options, Seed):
     """Settings for the model, the collection and the training."""
 
     paradigm: str = "colbert"
@@ -69,6 +70,12 @@ class Settings(Results, OneCollection, FullTraining, Options, Seed):
     backbone: str = ""
     """Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package. For
     generative paradigms a T5; small: a T5 with random weights and few layers. Empty: offline, or small"""
+    patience: int = 0
+    """end after this many dev measurements in a row without a better one; 0: take all steps"""
+    save_every: int = 0
+    """steps between checkpoints; 0: with every dev measurement"""
+    keep: int = 2
+    """checkpoints to keep"""
     chunk: int = 0
     """texts to encode at once with cached gradients, which allows batches of any size but encodes each text
     twice; 0: no caching. Not for generative paradigms and rerankers"""

@@ -43,8 +43,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from accelerate import Accelerator
-from studies.gains import training_section, unmoved
+from studies.gains import differences, training_section, unmoved
 from studies.model_runs import (
     Job,
     StudyData,
@@ -61,7 +60,7 @@ from paradigms import PARADIGMS, Paradigm, load
 from paradigms.data import Run
 from paradigms.data.collection import hash_order
 from paradigms.encoder.backbone import original
-from paradigms.evaluate import holm, paired_test, seeds_interval
+from paradigms.evaluate import seeds_interval
 from paradigms.find import Index, kinds
 from paradigms.io.command_line import folder_name
 from paradigms.retrieve.indexed import encoded_queries
@@ -90,17 +89,17 @@ def main(settings: Settings) -> None:
     bind(settings, accelerator, FREE, ("backbone",))
     sections = {}
     for collection in settings.collections:
-        data = open_study(settings, console, ("training", "dev", "test"), collection)
+        data = open_study(settings, accelerator, console, ("training", "dev", "test"), collection)
         used = settings.steps * settings.batch_size
         data = replace(data, train=data.train.only(hash_order(data.train.queries)[:used]))
         name = folder_name(collection)
-        bind_collection(data, Path(settings.output) / name, accelerator)
+        bind_collection(data, Path(settings.output) / name)
         pool = data.pool(settings.depth)
         cells: list[tuple[str, int | str]] = []
         for method in settings.methods:
             cells += [(CONTROLS[method], seed) for seed in ("untrained", *settings.seeds)]
             cells += [(method, seed) for seed in settings.seeds]
-        jobs = [job(*cell, data, pool, settings, accelerator) for cell in cells]
+        jobs = [job(*cell, data, pool) for cell in cells]
         measured: dict[str, list[Measured]] = {}
         for (model, seed), result in zip(cells, run_jobs(jobs, accelerator, console), strict=True):
             key = f"{model}, untrained" if seed == "untrained" else model
@@ -117,10 +116,9 @@ def main(settings: Settings) -> None:
     accelerator.end_training()
 
 
-def job(
-    name: str, seed: int | str, data: StudyData, pool: Run, settings: Settings, accelerator: Accelerator
-) -> Job:
+def job(name: str, seed: int | str, data: StudyData, pool: Run) -> Job:
     """Make the job that trains and measures a model; seed: "untrained" only measures it."""
+    settings: Settings = data.settings
     paradigm, options, training = MODELS[name]
     folder = Path(settings.output) / folder_name(data.collection.name) / folder_name(f"{name}-{seed}")
     checkpoint = Path(settings.backbone) if seed == "untrained" else None
@@ -133,10 +131,8 @@ def job(
         folder,
         settings.seeds[0] if isinstance(seed, str) else seed,
         make,
-        partial(measure, data=data, pool=pool, precision=accelerator.mixed_precision),
+        partial(measure, data=data, pool=pool),
         data,
-        settings,
-        accelerator,
         read=load if checkpoint is None else lambda _: make(),
         checkpoint=checkpoint,
         documents=data.collection.corpus.only(id for row in pool.values() for id in row),
@@ -144,24 +140,24 @@ def job(
     )
 
 
-def measure(paradigm: Paradigm, index: Index, data: StudyData, pool: Run, precision: str) -> Measured:
+def measure(paradigm: Paradigm, index: Index, data: StudyData, pool: Run) -> Measured:
     """Return nDCG@10 of each query for each stored number of vectors."""
     first = data.test.only(list(pool)[:1])
-    ranked(paradigm, index, replace(data, test=first), pool, precision)  # compiles what the others time
+    ranked(paradigm, index, replace(data, test=first), pool)  # compiles what the others time
     ways = {}
     for reduction in STORED.get(paradigm.name, [ALL]):
         store = index.store
         if reduction.pool > 1:
             store = store.copy(kinds.exact(), pool=reduction.pool, pooling=reduction.pooling)
         way = f"pool = {reduction.pool}" if reduction.pool > 1 else ""
-        ways[way] = ranked(paradigm, Index(store), data, pool, precision)
+        ways[way] = ranked(paradigm, Index(store), data, pool)
     return {"ways": ways}
 
 
-def ranked(paradigm: Paradigm, index: Index, data: StudyData, pool: Run, precision: str) -> Measured:
+def ranked(paradigm: Paradigm, index: Index, data: StudyData, pool: Run) -> Measured:
     run: Run = {}
     start = time.process_time()
-    for names, encoded in encoded_queries(paradigm, data.test.queries, precision):
+    for names, encoded in encoded_queries(paradigm, data.test.queries, data.accelerator.mixed_precision):
         (rows,) = index.rerank_tokens([paradigm.recipe], encoded, [list(pool[name]) for name in names])
         run |= dict(zip(names, rows, strict=True))
     taken = time.process_time() - start
@@ -185,14 +181,9 @@ def sections_of(name: str, measured: Mapping[str, Sequence[Measured]]) -> dict[s
         if model in measured
         for way in measured[model][0]["ways"]
     ]
-    tests = holm(
-        [
-            paired_test(values(model, way).mean(0), values(control, way).mean(0))
-            for model, way, control in pairs
-        ]
-    )
+    tests = differences([(values(model, way), values(control, way)) for model, way, control in pairs])
     rows: Rows = []
-    for (model, way, control), p in zip(pairs, tests, strict=True):
+    for (model, way, control), (difference, p) in zip(pairs, tests, strict=True):
         mine, its = values(model, way), values(control, way)
         untrained = values(f"{control}, untrained", way)
         stored = measured[model][0]["ways"][way]
@@ -201,7 +192,7 @@ def sections_of(name: str, measured: Mapping[str, Sequence[Measured]]) -> dict[s
                 "method": f"{model}, {way}".removesuffix(", "),
                 f"{NDCG}: untrained, control → trained": f"{untrained.mean():.3f}, {its.mean():.3f} → "
                 f"{shown(seeds_interval(mine))}",
-                "− control": shown(seeds_interval(mine - its), "+"),
+                "− control": difference,
                 "p (Holm)": f"{p:.4f}",
                 "moved": "no" if unmoved({model: measured[model]}) else "yes",
                 "bytes (vectors)": f"{stored['bytes']:,.0f} ({stored['vectors']:.1f})",

@@ -12,8 +12,6 @@ and the CPU seconds are reported.
 Methods take turns. Compare ratios: absolute times depend on the machine.
 """
 
-from __future__ import annotations
-
 import re
 import tempfile
 import time

@@ -17,8 +17,6 @@ nDCG@10 on the test queries, with a 95% bootstrap interval over queries. A preci
 if all intervals lie within ±.005.
 """
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 import time
@@ -148,17 +146,13 @@ def encoder_of(model: Any, precision: str = "no") -> Encode:
     return encode
 
 
-def ours(precision: str) -> Callable[..., Encode]:
-    return lambda settings, texts, folder: encoder_of(load("offline", for_search=True), precision)
+def ours(precision: str, settings: Settings, texts: Sequence[str], folder: Path) -> Encode:
+    return encoder_of(load("offline", for_search=True), precision)
 
 
-def onnx(layout: str) -> Callable[..., Encode]:
-    """Return the maker of our encoder as ONNX Runtime computes it. layout: "onnx" or "onnx-int8"."""
-
-    def make(settings: Settings, texts: Sequence[str], folder: Path) -> Encode:
-        return encoder_of(load(exported(folder, layout), for_search=True))
-
-    return make
+def onnx(layout: str, settings: Settings, texts: Sequence[str], folder: Path) -> Encode:
+    """Return our encoder as ONNX Runtime computes it. layout: "onnx" or "onnx-int8"."""
+    return encoder_of(load(exported(folder, layout), for_search=True))
 
 
 def exported(folder: Path, layout: str = "onnx") -> Path:
@@ -183,17 +177,13 @@ def pooled(states: Tensor, attention: Tensor) -> Tensor:
     return nn.functional.normalize((states.float() * weight).sum(1) / weight.sum(1), dim=-1)
 
 
-def in_batches(run: Callable[[dict[str, Tensor]], Tensor]) -> Encode:
-    """Wrap a peer's encoder, which takes token ids, so that it takes texts and encodes them in batches."""
-
-    def encode(texts: Sequence[str]) -> Tensor:
-        parts = []
-        for first in range(0, len(texts), BATCH):
-            rows = tokens(texts[first : first + BATCH])
-            parts.append(pooled(run(rows), rows["attention_mask"]))
-        return torch.cat(parts)
-
-    return encode
+def in_batches(run: Callable[[dict[str, Tensor]], Tensor], texts: Sequence[str]) -> Tensor:
+    """Encode texts in batches with a peer's encoder, which takes token ids."""
+    parts = []
+    for first in range(0, len(texts), BATCH):
+        rows = tokens(texts[first : first + BATCH])
+        parts.append(pooled(run(rows), rows["attention_mask"]))
+    return torch.cat(parts)
 
 
 def transformers(settings: Settings, texts: Sequence[str], folder: Path) -> Encode:
@@ -203,63 +193,58 @@ def transformers(settings: Settings, texts: Sequence[str], folder: Path) -> Enco
     def run(rows: dict[str, Tensor]) -> Tensor:
         return model(**rows)[0]
 
-    return in_batches(run)
+    return partial(in_batches, run)
 
 
-def sentence_transformers(dtype: str) -> Callable[..., Encode]:
-    def make(settings: Settings, texts: Sequence[str], folder: Path) -> Encode:
-        from sentence_transformers import SentenceTransformer
+def sentence_transformers(dtype: str, settings: Settings, texts: Sequence[str], folder: Path) -> Encode:
+    from sentence_transformers import SentenceTransformer
 
-        options = {"model_kwargs": {"dtype": getattr(torch, dtype)}, "device": "cpu"}
-        model = SentenceTransformer(str(packaged("offline")), **options)
-        model.max_seq_length = LENGTH
-        how = {"batch_size": BATCH, "convert_to_tensor": True, "normalize_embeddings": True}
-        return lambda texts: model.encode(list(texts), show_progress_bar=False, **how).float()
-
-    return make
+    options = {"model_kwargs": {"dtype": getattr(torch, dtype)}, "device": "cpu"}
+    model = SentenceTransformer(str(packaged("offline")), **options)
+    model.max_seq_length = LENGTH
+    how = {"batch_size": BATCH, "convert_to_tensor": True, "normalize_embeddings": True}
+    return lambda texts: model.encode(list(texts), show_progress_bar=False, **how).float()
 
 
-def openvino(kind: str) -> Callable[..., Encode]:
-    def make(settings: Settings, texts: Sequence[str], folder: Path) -> Encode:
-        import openvino as ov
+def openvino(kind: str, settings: Settings, texts: Sequence[str], folder: Path) -> Encode:
+    import openvino as ov
 
-        core = ov.Core()
-        model = core.read_model(exported(folder) / "backbone" / ONNX)
-        if kind == "int8":
-            import nncf
+    core = ov.Core()
+    model = core.read_model(exported(folder) / "backbone" / ONNX)
+    if kind == "int8":
+        import nncf
 
-            others = texts[settings.documents :]
-            rows = [{n: t.numpy() for n, t in tokens([text]).items() if n in INPUTS} for text in others]
-            how = {"model_type": nncf.ModelType.TRANSFORMER, "subset_size": len(rows)}
-            model = nncf.quantize(model, nncf.Dataset(rows), **how)
-        options = {"INFERENCE_NUM_THREADS": settings.threads, "PERFORMANCE_HINT": "LATENCY"}
-        options |= {"INFERENCE_PRECISION_HINT": "f32" if kind == "f32" else "bf16"}
-        if kind != "f32" and native_precision(CPU) != "bf16":
-            if kind == "bf16":
-                raise Absent("the processor has no bf16")
-            options["INFERENCE_PRECISION_HINT"] = "f32"
-        request = core.compile_model(model, "CPU", options).create_infer_request()
+        others = texts[settings.documents :]
+        rows = [{n: t.numpy() for n, t in tokens([text]).items() if n in INPUTS} for text in others]
+        how = {"model_type": nncf.ModelType.TRANSFORMER, "subset_size": len(rows)}
+        model = nncf.quantize(model, nncf.Dataset(rows), **how)
+    options = {"INFERENCE_NUM_THREADS": settings.threads, "PERFORMANCE_HINT": "LATENCY"}
+    options |= {"INFERENCE_PRECISION_HINT": "f32" if kind == "f32" else "bf16"}
+    if kind != "f32" and native_precision(CPU) != "bf16":
+        if kind == "bf16":
+            raise Absent("the processor has no bf16")
+        options["INFERENCE_PRECISION_HINT"] = "f32"
+    request = core.compile_model(model, "CPU", options).create_infer_request()
 
-        def run(rows: dict[str, Tensor]) -> Tensor:
-            found = request.infer({name: rows[name].numpy() for name in INPUTS})
-            return torch.from_numpy(np.array(next(iter(found.values()))))
+    def run(rows: dict[str, Tensor]) -> Tensor:
+        found = request.infer({name: rows[name].numpy() for name in INPUTS})
+        return torch.from_numpy(np.array(next(iter(found.values()))))
 
-        return in_batches(run)
-
-    return make
+    return partial(in_batches, run)
 
 
+# Name -> what makes the system from the settings, the texts and a temporary folder.
 SYSTEMS: dict[str, Callable[..., Encode]] = {
-    "ours, float32": ours("no"),
-    "ours, bf16": ours("bf16"),
-    "ours as ONNX, float32": onnx("onnx"),
-    "ours as ONNX, int8": onnx("onnx-int8"),
+    "ours, float32": partial(ours, "no"),
+    "ours, bf16": partial(ours, "bf16"),
+    "ours as ONNX, float32": partial(onnx, "onnx"),
+    "ours as ONNX, int8": partial(onnx, "onnx-int8"),
     "transformers, float32": transformers,
-    "sentence-transformers, float32": sentence_transformers("float32"),
-    "sentence-transformers, bf16": sentence_transformers("bfloat16"),
-    "OpenVINO, float32": openvino("f32"),
-    "OpenVINO, bf16": openvino("bf16"),
-    "OpenVINO, int8 static": openvino("int8"),
+    "sentence-transformers, float32": partial(sentence_transformers, "float32"),
+    "sentence-transformers, bf16": partial(sentence_transformers, "bfloat16"),
+    "OpenVINO, float32": partial(openvino, "f32"),
+    "OpenVINO, bf16": partial(openvino, "bf16"),
+    "OpenVINO, int8 static": partial(openvino, "int8"),
 }
 
 

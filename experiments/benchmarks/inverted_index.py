@@ -14,11 +14,10 @@ out if it is not installed. Recall counts the best documents by unrounded weight
 core. Times are CPU times. Compare ratios: absolute times depend on the machine.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from itertools import pairwise, product
 from typing import Any
@@ -233,18 +232,15 @@ def seismic_methods(documents: Sparse, queries: Sparse) -> dict[str, Method]:
     ids, terms, weights = map(list, zip(*parts(queries), strict=True))
     names = np.array(ids, seismic.get_seismic_string())
 
-    def searching(cut: int, factor: float) -> Callable[[], Found]:
-        def search() -> Found:
-            found = index.batch_search(
-                names, terms, weights, k=K, query_cut=cut, heap_factor=factor, num_threads=1
-            )
-            return [{int(document) for _, _, document in row} for row in found]
-
-        return search
+    def searched(cut: int, factor: float) -> Found:
+        found = index.batch_search(
+            names, terms, weights, k=K, query_cut=cut, heap_factor=factor, num_threads=1
+        )
+        return [{int(document) for _, _, document in row} for row in found]
 
     methods = {}
     for cut, factor in product(CUTS, FACTORS):
-        search = searching(cut, factor)
+        search = partial(searched, cut, factor)
         name = f"Seismic, {cut} terms, heap factor {factor:g}"
         methods[name] = Method(search, 0, documents, queries, search, build)
     return methods

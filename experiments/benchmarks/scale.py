@@ -13,8 +13,6 @@ the stored vectors. fast-plaid and xtr-warp-rs are measured up to `peers_most` d
 environments with these packages. A stage that takes longer than `limit` seconds is stopped.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,18 +46,32 @@ class Settings(Benchmark, Threads, Seed, Backbone, Queries, Peers):
 
 launch(__name__, Settings, __doc__)  # before the slow imports
 
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 import torch
-from parts.measuring import interpreters
-from parts.scale_report import COMPOSED, SEARCHED, XTR, K, report
+from parts.measuring import MiB, interpreters
 from parts.stages import ANY, NOTHING, Stages
 from parts.vectors import prepare
-from studies.pages import Rows
+from scipy.stats import t
+from studies.curves import Curves
+from studies.pages import Rows, Section, publish, shown
 
 from paradigms import PARADIGMS
+from paradigms.evaluate.measures import Interval, bootstrap_intervals
 from paradigms.io.command_line import folder_name
+from paradigms.io.device import processor
 from paradigms.io.files import held, remove_folder
 from paradigms.io.terminal import Terminal
 
+K = 10
+XTR = "XTR, exact"
+CHANGES = ("add one", "add 1%", "delete one", "compact")
+BEYOND = (10**7, 10**8, 10**9)
+COMPOSED = "compressed (composed)"  # the first size again; all documents but the relevant ones are composed
+ESTIMATED = (COMPOSED, "XTR, 4 bits")  # searches that may estimate XTR's scores
+SEARCHED = (XTR, *ESTIMATED)  # measured by their searches alone: the others have the same costs
 GATHER = [{"probes": 8}, {"probes": 16}, {"probes": 32}, {"probes": 32, "candidates": 256}]
 GATHER += [{"probes": 512, "candidates": 20_000}]  # nearly exhaustive: the recall that the codes allow
 FINE = [{"probes": 32, "candidates": 1024}, {"probes": 64, "candidates": 1024}]
@@ -168,3 +180,186 @@ def measured(name: str, size: int, settings: Settings, stages: Stages) -> dict[s
         whole = f"{system.form} of {'all' if real is None else real}"
         row["truth"] = stages.measure(whole, documents | {"system": "ours", "stage": "truth"}).get("best")
     return row
+
+
+def report(rows: Rows, settings: Settings, stages: Stages) -> None:
+    costs = []
+    searches = []
+    for row in rows:
+        built = row["build"]
+        searched = row.get("search", {})
+        changed = row.get("change", {})
+        name = row["system"]
+        cost = {
+            "system": name,
+            "documents": row["documents"],
+            "build CPU s": built.get("seconds"),
+            "build MiB": _in(built, "memory", MiB),
+            "MB": _in(built, "bytes", 1e6),
+            "peak MB": _in(built, "peak", 1e6),
+            "open s": searched.get("open"),
+            "search MiB": _in(searched, "memory", MiB),
+        }
+        if name not in SEARCHED:
+            costs.append(cost | {f"{what} s": changed.get(what) for what in CHANGES})
+        searches += [searched_row(name, row, search) for search in searched.get("rows", ())]
+    costs = [{key: "–" if value is None else value for key, value in row.items()} for row in costs]
+    compare_with_xtr(searches)
+    shown = [{key: value for key, value in row.items() if not key.startswith("_")} for row in searches]
+    fits = fitted(costs, searches)
+    real = stages.facts
+    text = (
+        f"{real['documents']:,} real documents, {real['tokens'] / real['documents']:.1f} tokens each, then "
+        f"composed ones; {settings.threads} thread of {processor()}, which other work shared. "
+        f"{law(searches)}"
+    )
+    figure = curves_of(costs, searches).draw() if costs else None
+    sections = {
+        "costs": Section("Costs by documents", "CPU seconds.", costs, figure),
+        "searches": Section("One query alone", "CPU ms: median, and 10th and 90th percentile.", shown),
+        "law": Section(
+            "Power laws in the number of documents",
+            "Exponents with 95% intervals, and what they give beyond the sizes measured.",
+            fits,
+        ),
+    }
+    minutes = (sum(stages.seconds.values()) + time.process_time()) / 60
+    publish(settings, "Scale", text, sections, minutes=minutes)
+
+
+def searched_row(name: str, row: dict[str, Any], search: dict[str, Any]) -> dict[str, Any]:
+    """Make a row of a search; names that begin with _ are for other tables."""
+    milliseconds = 1e3 * np.array(search["seconds"])
+    low, middle, high = np.quantile(milliseconds, (0.1, 0.5, 0.9)).tolist()
+    recalls = None
+    measured = "–" if "truth" in row else "1"
+    if row.get("truth"):
+        recalls, measured = recall(search["found"], row["truth"])
+    return {
+        "system": name,
+        "documents": row["documents"],
+        "setting": described(search["setting"]),
+        "CPU ms": middle,
+        "10%": low,
+        "90%": high,
+        "recall@10": measured,
+        "_ms": milliseconds,
+        "_recalls": recalls,
+        "_found": search["found"],
+        "_tokens": search["setting"].get("search_tokens"),
+    }
+
+
+def recall(ranked: Sequence[Sequence[int]], best: Sequence[Sequence[int]]) -> tuple[np.ndarray, str]:
+    """Return each query's recall of `best` in the first `K` of `ranked`, and the mean with its interval."""
+    recalls = np.array([len({*r[:K]} & {*b}) / len(b) for r, b in zip(ranked, best, strict=True)])
+    [interval] = bootstrap_intervals(recalls[None])
+    return recalls, bracketed(interval)
+
+
+def compare_with_xtr(searches: Rows) -> None:
+    """Add recall@10 relative to exact XTR with the same k', for searches that estimate XTR's scores."""
+    exact = {(r["documents"], r["_tokens"]): r["_found"] for r in searches if r["system"] == XTR}
+    for row in searches if exact else ():
+        wanted = exact.get((row["documents"], row["_tokens"])) if row["system"] in ESTIMATED else None
+        row["of XTR's"] = recall(row["_found"], wanted)[1] if wanted else "–"
+
+
+def fitted(costs: Sequence[Mapping[str, Any]], searches: Sequence[Mapping[str, Any]]) -> Rows:
+    """Fit power laws in the number of documents, and extrapolate beyond the largest measured size.
+
+    Exponents of costs have a Student's t interval over sizes; exponents of search times have a bootstrap
+    interval over queries.
+    """
+    rows: Rows = []
+    series: dict[tuple[str, str], dict[int, float]] = {}
+    for row in costs:
+        for what in ("build CPU s", "MB", "peak MB", "build MiB", "open s", *(f"{c} s" for c in CHANGES)):
+            if isinstance(row[what], float | int) and row[what] > 0:
+                series.setdefault((row["system"], what), {})[row["documents"]] = row[what]
+    for (name, what), points in series.items():
+        if len(points) > 1:
+            sizes, values = zip(*sorted(points.items()), strict=True)
+            rows.append(beyond(name, what, slope(sizes, values), sizes[-1], values[-1]))
+    queries: dict[tuple[str, str], dict[int, Mapping[str, Any]]] = {}
+    for row in searches:
+        queries.setdefault((row["system"], row["setting"]), {})[row["documents"]] = row
+    for (name, setting), timed in queries.items():
+        if len(timed) > 1:
+            sizes = sorted(timed)
+            x = np.log(sizes) - np.log(sizes).mean()
+            y = np.log(np.stack([timed[size]["_ms"] for size in sizes]))
+            [interval] = bootstrap_intervals((x @ (y - y.mean(0)) / (x**2).sum())[None])
+            last = timed[sizes[-1]]["CPU ms"]
+            rows.append(beyond(name, f"query ms, {setting}", interval, sizes[-1], last))
+    return rows
+
+
+def beyond(name: str, what: str, exponent: Interval, last: int, value: float) -> dict[str, Any]:
+    """Make a row that extrapolates a quantity: value · (N / last)^exponent for N in BEYOND."""
+    row: dict[str, Any] = {"system": name, "quantity": what, "exponent": bracketed(exponent)}
+    return row | {f"{size:,}": value * (size / last) ** exponent.mean for size in BEYOND}
+
+
+def slope(sizes: Sequence[int], values: Sequence[float]) -> Interval:
+    """Fit the slope of log values against log sizes; the interval is NaN if there are only two sizes."""
+    x = np.log(sizes)
+    y = np.log(values)
+    centred = x - x.mean()
+    value = float(centred @ y / (centred**2).sum())
+    if len(x) < 3:
+        return Interval(value, float("nan"), float("nan"))
+    rest = y - y.mean() - value * centred
+    error = float(np.sqrt((rest**2).sum() / (len(x) - 2) / (centred**2).sum()))
+    reach = float(t.ppf(0.975, len(x) - 2)) * error
+    return Interval(value, value - reach, value + reach)
+
+
+def law(searches: Sequence[Mapping[str, Any]]) -> str:
+    """Describe the difference in recall@10 between composed and real documents at the smallest size.
+
+    The difference is averaged over queries, with a bootstrap interval.
+    """
+    said = []
+    composed = {row["setting"]: row for row in searches if row["system"] == COMPOSED}
+    for row in searches:
+        other = composed.get(row["setting"], row)
+        same = row["system"] == "compressed" and row["documents"] == other["documents"]
+        if same and other is not row and row["_recalls"] is not None and other["_recalls"] is not None:
+            [interval] = bootstrap_intervals((other["_recalls"] - row["_recalls"])[None])
+            said.append(f"{row['setting']}: {bracketed(interval, '+')}")
+    return f"recall@10 of composed minus real documents at the first size: {'; '.join(said)}." if said else ""
+
+
+def curves_of(costs: Rows, searches: Rows) -> Curves:
+    """Plot build seconds, bytes on disk and milliseconds per query by number of documents."""
+    first: dict[tuple[str, int], dict[str, Any]] = {}
+    for row in searches:  # the first search has the kind's defaults
+        if row["system"] not in SEARCHED:
+            first.setdefault((row["system"], row["documents"]), row)
+    columns = {
+        "build, CPU s": (costs, "build CPU s"),
+        "MB on disk": (costs, "MB"),
+        "a query, CPU ms": ([*first.values()], "CPU ms"),
+    }
+    sizes = sorted({row["documents"] for row in costs})
+    panels: dict[str, dict[str, list[float | None]]] = {}
+    for panel, (rows, column) in columns.items():
+        values = {(r["system"], r["documents"]): r[column] for r in rows if r[column] != "–"}
+        systems = dict.fromkeys(system for system, _ in values)
+        panels[panel] = {system: [values.get((system, n)) for n in sizes] for system in systems}
+    return Curves("documents", sizes, panels, log_y=[*panels])
+
+
+def bracketed(interval: Interval, sign: str = "") -> str:
+    """Format an interval, or the mean alone if there are too few sizes for an interval."""
+    return f"{interval.mean:{sign}.2f}" if np.isnan(interval.low) else shown(interval, sign)
+
+
+def described(setting: Mapping[str, Any]) -> str:
+    """Format a search's settings, or "defaults" if there are none."""
+    return ", ".join(f"{name}={value}" for name, value in setting.items()) or "defaults"
+
+
+def _in(answer: Mapping[str, Any], name: str, size: float) -> float | None:
+    return answer[name] / size if name in answer else None

@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, field
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,7 @@ def main(settings: Settings) -> None:
         vectors = [one.vectors[one.mask] for one in queries]
         with pylate_server(settings, written) as peer:
             measure("encode, PyLate", peer, encoding(texts, vectors, str(written)))
-    with Running(settings) as service:
+    with running(settings) as service:
         if settings.pylate:
             measure("encode", service, encoding(texts, vectors))
         for name in settings.systems:
@@ -142,46 +142,38 @@ def searched(retriever: Retriever, texts: list[str]) -> list[list[float]]:
     return [list(run[str(n)].values()) for n in range(len(texts))]
 
 
+@dataclass
 class Server:
-    """A server on this machine, given by process id and port."""
+    """A server on this machine. ended: exit status after the interrupt that ends the service."""
 
     pid: int
     port: int
+    ended: int | None = None
 
     def cpu_seconds(self) -> float:
         user, system = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-class Running(Server):
-    """The service in a separate process. ended: exit status after the interrupt that ends the service."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.ended: int | None = None
-
-    def __enter__(self) -> Running:
-        context = multiprocessing.get_context("spawn")
-        mine, theirs = context.Pipe()
-        self.process = context.Process(target=answer, args=(asdict(self.settings), theirs))
-        self.process.start()
-        self.port = int(mine.recv().rstrip("/").rpartition(":")[2])
-        assert self.process.pid is not None
-        self.pid = self.process.pid
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        os.kill(self.pid, signal.SIGINT)
-        self.process.join(60)
-        self.ended = self.process.exitcode
+@contextmanager
+def running(settings: Settings) -> Iterator[Server]:
+    """Run the service in a new process, and interrupt it at the end."""
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    process = context.Process(target=answer, args=(settings, theirs))
+    process.start()
+    assert process.pid is not None
+    server = Server(process.pid, int(mine.recv().rstrip("/").rpartition(":")[2]))
+    try:
+        yield server
+    finally:
+        os.kill(server.pid, signal.SIGINT)
+        process.join(60)
+        server.ended = process.exitcode
 
 
-def answer(values: dict[str, Any], ready: Any) -> None:
-    """Run the service with the settings `values`, as the main function of a new process.
-
-    ready: pipe end that receives the service's address.
-    """
-    settings = Settings(**values)
+def answer(settings: Settings, ready: Any) -> None:
+    """Run the service, as the main function of a new process. ready: pipe end that receives its address."""
     corpus = load_collection(settings.collection, documents=settings.documents or None).corpus
     retrievers = systems(settings, corpus)
     if settings.pylate:
@@ -203,27 +195,25 @@ def written_by_pylate(settings: Settings) -> Path:
 
 @contextmanager
 def pylate_server(settings: Settings, folder: Path) -> Iterator[Server]:
-    server = Server()
     with socket.create_server(("127.0.0.1", 0)) as free:
-        server.port = free.getsockname()[1]
+        port = free.getsockname()[1]
     python = str(Path(settings.pylate, "bin", "python"))
-    command = [python, "-m", "pylate.server.server", "--host", "127.0.0.1", "--port", str(server.port)]
+    command = [python, "-m", "pylate.server.server", "--host", "127.0.0.1", "--port", str(port)]
     with subprocess.Popen([*command, "--model", str(folder)], stdout=subprocess.DEVNULL) as process:
-        server.pid = process.pid
         while process.poll() is None:
             try:
-                socket.create_connection(("127.0.0.1", server.port)).close()
+                socket.create_connection(("127.0.0.1", port)).close()
                 break
             except ConnectionRefusedError:
                 time.sleep(0.2)
         try:
-            yield server
+            yield Server(process.pid, port)
         finally:
             process.terminate()
 
 
 def mixed_load(
-    service: Running,
+    service: Server,
     retrievers: dict[str, Retriever],
     texts: list[str],
     expected: dict[str, list[list[float]]],

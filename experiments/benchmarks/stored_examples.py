@@ -6,8 +6,6 @@ process's anonymous memory after the batches, minus that before the examples; ma
 system may drop at any time, are not counted.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import tempfile

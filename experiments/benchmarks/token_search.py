@@ -16,8 +16,6 @@ DNNL_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 LIBXSMM_TARGET=hsw (for maxsi
 NUMBA_CPU_FEATURES= (empty). xtr-warp-rs cannot be restricted.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -8,8 +8,6 @@ so that other load affects all alike. A step includes reading and tokenising its
 seconds depend on the machine.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import time

@@ -64,11 +64,6 @@ Terms = list[tuple[float, str]]  # Σ weight · side
 Printed = Mapping[str, Mapping[str, Sequence[float]]]  # measure -> side -> values in the paper's tables
 
 
-def decided(sides: Sequence[str]) -> dict[str, str]:
-    """Leave no claim undecided."""
-    return {}
-
-
 @dataclass
 class Study:
     """What a study measured, on which claims are tested.
@@ -82,7 +77,7 @@ class Study:
     values: Mapping[str, Mapping[str, Values]]  # measure -> side -> values; a side: "system[, condition]"
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
     trainings: Mapping[str, Sequence[Measured]] = field(default_factory=dict)
-    undecided: Callable[[Sequence[str]], Mapping[str, str]] = decided
+    undecided: Callable[[Sequence[str]], Mapping[str, str]] = lambda sides: {}
     printed: Printed = field(default_factory=dict)
     parts: Mapping[str, Sequence[str]] = field(default_factory=dict)  # system -> models
     counts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # name -> cells and the verdict

@@ -1,55 +1,46 @@
-"""Make a comparison's tables and report from the runs in the results folder."""
+"""Make a comparison's tables, report and remarks from the runs in the results folder.
 
-from __future__ import annotations
+settings: settings of compare.py.
+"""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from accelerate import Accelerator
 from rich.console import Console
 from studies.alignment_view import align_query, chosen_queries
-from studies.comparison_notes import (
-    COLUMNS,
-    effects,
-    gates,
-    label,
-    notes,
-    of_seeds,
-    rerankable,
-    summary,
-    unread,
-)
 from studies.learning import choices, learning, learning_picture
 from studies.model_runs import training_cost
 from studies.pages import STUDY, Section, study, write_sections
 from studies.system_runs import read_stage
 from studies.systems import CUT, STAGES, ComparisonData, finished
-from studies.trainings import Training, training_runs
+from studies.trainings import Training, training_runs, training_settings
 
-from paradigms import evaluate
+from paradigms import GENERATIVE, evaluate
 from paradigms.data import Run, Split, read_run
+from paradigms.data.identical import left_out
 from paradigms.data.within import learned_share
+from paradigms.encoder.backbone import original
 from paradigms.evaluate import MEASURES, Interval, PerQuery
+from paradigms.evaluate.gate import measure_gate
 from paradigms.evaluate.table import Cell, ResultTable
 from paradigms.io.checks import read_json
 from paradigms.io.files import write_json, write_text
 from paradigms.io.progress import progress_bar
+from paradigms.loading import is_reranker
+from paradigms.retrieve import Indexed, Retriever
+from paradigms.retrieve.wrappers import Wrapper
 from paradigms.train.script import summarise
 from paradigms.view.report import Picture, Report, cost_picture, write_pictures, write_report
 
+COLUMNS = {"retrieve": "whole corpus", "rerank": "reranking"}  # names of stages in the overview
 ALIGNED = 6  # test queries in the report's alignment view
 
 
-def make_report(
-    data: ComparisonData, settings: Any, where: dict[str, Any], seconds: float, resumed: bool
-) -> Report:
-    """Build the report on a comparison.
-
-    settings: settings of compare.py; the other functions of this module take the same settings. where: a
-    description of the machine.
-    """
+def make_report(data: ComparisonData, where: dict[str, Any], seconds: float, resumed: bool) -> Report:
+    """Build the report on a comparison. where: a description of the machine."""
+    settings = data.settings
     lexical = ["bm25"] if data.cut is None else ["bm25", CUT]
     folder = Path(settings.output)
     systems = [*lexical, *settings.chosen]
@@ -76,7 +67,7 @@ def make_report(
             for stage, of_stage in runs.items()
         }
         tables = {
-            stage: stage_table(stage, values, trainings, labels, systems, settings, data)
+            stage: stage_table(stage, values, trainings, labels, systems, data)
             for stage, values in bar.track(measured.items(), description="test differences")
         }
         curves = {
@@ -84,7 +75,7 @@ def make_report(
             for name in bar.track(systems, description="recall curves")
         }
         unfused = ["bm25", *(name for name, system in settings.chosen.items() if not system.fuse)]
-        retrievers = {name: finished(name, data, settings) for name in unfused}
+        retrievers = {name: finished(name, data) for name in unfused}
         candidates = read_run(folder / "runs" / "candidates.run")
         alignments = [
             example
@@ -95,14 +86,14 @@ def make_report(
     learned = learning(settings, where["processes"])
     return Report(
         title=f"Retrieval paradigms on {data.collection.name}",
-        summary=summary(data, settings, where, seconds, resumed),
+        summary=summary(data, where, seconds, resumed),
         tables=list(tables.values()),
         curve=curve,
         curves=curves,
         costs=[{"system": name} | costs_of(folder / name) for name in systems],
         settings=asdict(settings),
         environment=where,
-        notes=[*notes(data, settings, undone, share), rerankable(candidates, test), *gates(retrievers)],
+        notes=[*notes(data, undone, share), rerankable(candidates, test), *gates(retrievers)],
         alignments=alignments,
         pictures=[
             costs_picture(tables, labels, systems, folder, measures[0]),
@@ -130,10 +121,10 @@ def stage_table(
     trainings: Mapping[str, Training],
     labels: Mapping[str, str],
     systems: Sequence[str],
-    settings: Any,
     data: ComparisonData,
 ) -> ResultTable:
     """Make a stage's table, with each system's mean over seeds, beside its untrained encoder."""
+    settings = data.settings
     titles = {
         "retrieve": "End to end: the whole corpus searched",
         "rerank": f"Rerank: BM25's top {settings.depth}"
@@ -216,14 +207,14 @@ def overview(tables: Mapping[str, ResultTable], costs: Sequence[Mapping[str, Any
     return rows
 
 
-def show(
-    report: Report, stages: Sequence[str], settings: Any, accelerator: Accelerator, console: Console
-) -> None:
+def show(report: Report, data: ComparisonData, console: Console) -> None:
     """Print each stage's table, write tables, figures and report to disk, and log tables and figures to W&B.
 
     study.json contains the values that `fill_pages.py` inserts into the pages: `overview` and the data behind
     the figures.
     """
+    settings = data.settings
+    accelerator = data.accelerator
     folder = Path(settings.output)
     for table in report.tables:
         console.print(evaluate.rich_table(table))
@@ -232,7 +223,7 @@ def show(
     write_text(
         folder / "table.md", "\n\n".join(evaluate.markdown_table(table) for table in report.tables) + "\n"
     )
-    tables = dict(zip(stages, report.tables, strict=True))
+    tables = dict(zip((*STAGES, *data.others), report.tables, strict=True))
     for stage, table in tables.items():
         write_text(folder / f"{stage}.csv", evaluate.csv_table(table))
     write_json(folder / "environment.json", report.environment)
@@ -257,3 +248,124 @@ def show(
                 prefix = f"{stage}/{name}, {table.measures[0]}"
                 summarise(accelerator, {f"{prefix}{part}": value for part, value in values.items()})
         run.log({picture.stem: wandb.Image(str(picture)) for picture in pictures})
+
+
+def summary(data: ComparisonData, where: Mapping[str, Any], seconds: float, resumed: bool) -> str:
+    settings = data.settings
+    splits = {settings.split: data.test, **data.others}
+    asked_of = " and ".join(f"{len(split.queries):,} {name}" for name, split in splits.items())
+    loaded = "".join(
+        f", {name} loaded from {system.checkpoint}"
+        for name, system in settings.chosen.items()
+        if system.checkpoint
+    )
+    seeds = f"seed{'s' * (len(settings.seeds) > 1)} {', '.join(map(str, settings.seeds))}"
+    return (
+        f"{asked_of} queries over {len(data.collection.corpus):,} documents. By default, encoders are "
+        f"trained from {original(settings.backbone)} for {settings.steps} steps of "
+        f"{settings.batch_size * where['processes']} queries, with {seeds}{loaded}. "
+        f"{'After an interruption, the rest of the job' if resumed else 'The job'} took {seconds:.0f} s."
+    )
+
+
+def rerankable(candidates: Run, test: Split) -> str:
+    count = evaluate.undecided(candidates, test.judgements)
+    return (
+        f"Rerank: for {count} of {len(candidates):,} queries every order of the candidates is as good, since "
+        "none or all of them are relevant."
+    )
+
+
+def label(name: str, undone: bool, share: float, settings: Any) -> str:
+    """Return the system's name for tables, followed, where needed, by a remark on its row."""
+    system = settings.chosen[name]
+    if system.checkpoint and is_reranker(Path(settings.output, name, "checkpoint")):
+        return f"{name} (of BM25's top {settings.depth})"
+    if system.paradigm in GENERATIVE and share < 0.5:
+        return f"{name} (unseen documents)"
+    plain = not (system.checkpoint or system.fuse or training_settings(system, settings, 0))
+    return f"{name} (untrained)" if undone or plain else name
+
+
+def notes(data: ComparisonData, undone: set[str], share: float) -> Iterator[str]:
+    """Write the notes below the tables.
+
+    undone: systems whose encoder was better on dev queries before training. share: share of test queries
+    whose relevant documents have training queries.
+    """
+    settings = data.settings
+    yield f"Collection fingerprint {data.collection.fingerprint[:16]}."
+    yield of_seeds(settings)
+    if data.cut is not None:
+        yield f"{CUT}: BM25 on {data.read}."
+    for name in sorted(undone):
+        yield (
+            f"{name} is the untrained encoder: on dev queries it was better than after training, by more "
+            "than a standard error."
+        )
+    trainings = {name: training_settings(system, settings, 0) for name, system in settings.chosen.items()}
+    trained = [(name, settings.chosen[name], training) for name, training in trainings.items() if training]
+    layers = [
+        f"{name} {training.trained_layers or 'all'}"
+        for name, system, training in trained
+        if system.paradigm not in GENERATIVE
+    ]
+    if layers:
+        yield f"Upper layers of the encoder that were trained: {', '.join(layers)}."
+    for name, system, training in trained:
+        if system.paradigm in GENERATIVE:
+            yield (
+                f"{name}: a decoder over {system.backbone or settings.backbone}, {training.steps} steps of "
+                f"{training.batch_size} pairs: training queries and passages of every document with its "
+                f"identifier. It learns the corpus by heart, and {share:.0%} of the test queries ask for "
+                "documents that have training queries. Papers divide queries within documents, where all do: "
+                "the row says how it does on unseen documents, not what the paradigm can do."
+            )
+    for name in [name for name, system in settings.chosen.items() if system.fuse]:
+        fusion = read_json(Path(settings.output, name, "fusion.json"))
+        weights = ", ".join(f"{part} {weight:g}" for part, weight in fusion["weights"].items())
+        method = f"fusion ({fusion['fusion']}) of the runs of one seed"
+        yield f"{name}: {method} with the weights {weights}{fusion['chosen']}."
+    if data.own:
+        yield left_out(data.own)
+
+
+def of_seeds(settings: Any) -> str:
+    if len(settings.seeds) == 1:
+        return "One training seed: intervals and tests cover the choice of queries, not that of the seed."
+    return (
+        f"Values are means over {len(settings.seeds)} training seeds; intervals cover the choice of queries "
+        "and of seeds, tests that of queries. Curves, alignments and costs are the first seed's."
+    )
+
+
+def unread(costs: Sequence[Mapping[str, Any]]) -> str:
+    """State the share of the documents' tokens that encoders do not read, by system if it differs."""
+    shares = {cost["system"]: cost.get("% of tokens cut") for cost in costs}
+    systems: dict[str, list[str]] = {}
+    for name, share in shares.items():
+        if share:
+            systems.setdefault(f"{share:.1f}%", []).append(name)
+    parts = [f"{', '.join(names)} {share}" for share, names in systems.items()]
+    if len(parts) == 1:
+        return f"Encoders cut documents, and do not read {next(iter(systems))} of all tokens."
+    return f"Shares of the documents' tokens that are cut and not read: {'; '.join(parts)}." if parts else ""
+
+
+def effects(tables: Mapping[str, ResultTable]) -> str:
+    """State how training changes the mean of all trained systems, by stage."""
+    changed = {COLUMNS.get(stage, stage): table for stage, table in tables.items() if table.effect}
+    if not changed:
+        return ""
+    first = next(iter(changed.values()))
+    stages = "; ".join(f"{stage} {table.effect}" for stage, table in changed.items())
+    return f"Training changes the mean {first.measures[0]} of all trained systems: {stages}."
+
+
+def gates(retrievers: Mapping[str, Retriever]) -> Iterator[str]:
+    """Describe how active the salience gate is, for each system with salience."""
+    for name, retriever in retrievers.items():
+        indexed = retriever.retriever if isinstance(retriever, Wrapper) else retriever
+        if isinstance(indexed, Indexed) and "salience" in indexed.index.store.columns:
+            store = indexed.index.store
+            yield f"{name}: {measure_gate(store.columns['salience'], store.offsets)}."

@@ -111,12 +111,9 @@ class Curves:
         return figure
 
     @property
-    def _words(self) -> bool:
-        return isinstance(self.x[0], str)
-
-    @property
     def _places(self) -> np.ndarray:
-        return np.arange(len(self.x)) if self._words else np.array(self.x, dtype=float)
+        words = isinstance(self.x[0], str)
+        return np.arange(len(self.x)) if words else np.array(self.x, dtype=float)
 
     @cached_property
     def _looks(self) -> dict[str, tuple[str, str]]:
@@ -152,7 +149,7 @@ class Curves:
         places = self._places
         labels = [x if isinstance(x, str) else f"{x:g}" for x in self.x]
         slanted = len("".join(labels)) > 24
-        if not self._words:
+        if not isinstance(self.x[0], str):
             near_0 = {"linthresh": places[places > 0].min()} if self.scale == "symlog" else {}
             axes.set_xscale(self.scale, **near_0)
             axes.set_xticks([], minor=True)

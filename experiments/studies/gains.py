@@ -6,11 +6,22 @@ from typing import Any
 import numpy as np
 from studies.pages import Measured, Section, shown
 
-from paradigms.evaluate import paired_test, seeds_interval
+from paradigms.evaluate import holm, paired_test, seeds_interval
 from paradigms.evaluate.claims import ALPHA
 
 DEV = "dev nDCG@10"  # key of dev values in the results of `model_runs.encoder_job`
 LEARNED = 0.5  # share of BM25's measure; a system below this share says nothing about its paradigm
+
+
+def differences(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[str, float]]:
+    """Return each pair's difference with its interval, and p of paired tests that are one family (Holm).
+
+    pairs: values and those of a control, [seeds, queries] or [queries].
+    """
+    both = [(np.atleast_2d(values), np.atleast_2d(control)) for values, control in pairs]
+    tests = holm([paired_test(values.mean(0), control.mean(0)) for values, control in both])
+    shown_differences = [shown(seeds_interval(values - control), "+") for values, control in both]
+    return list(zip(shown_differences, tests, strict=True))
 
 
 def unlearned(means: Mapping[str, float], bm25: float, models: Iterable[Measured] = ()) -> str:
@@ -29,13 +40,12 @@ def training_rows(models: Mapping[str, Sequence[Measured]]) -> list[dict[str, An
 
     Each model is tested by itself, as `unmoved` does. Models without dev values are left out.
     """
-    trained = {name: seeds for name, seeds in models.items() if all(seed.get(DEV) for seed in seeds)}
-    sides = {
-        name: [np.array([seed[DEV][side] for seed in seeds]) for side in ("untrained", "trained")]
-        for name, seeds in trained.items()
-    }
     rows = []
-    for name, (before, after) in sides.items():
+    for name, seeds in models.items():
+        if not all(seed.get(DEV) for seed in seeds):
+            continue
+        before = np.array([seed[DEV]["untrained"] for seed in seeds])
+        after = np.array([seed[DEV]["trained"] for seed in seeds])
         p = paired_test(after.mean(0), before.mean(0))
         row = {
             "model": name,

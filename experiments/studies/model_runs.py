@@ -37,13 +37,15 @@ from paradigms.train.states import STATES, deleted_after, keep_states
 
 @dataclass(frozen=True)
 class StudyData:
-    """A collection with training and dev queries, the measured test queries, and BM25."""
+    """A collection with training and dev queries, the measured test queries, BM25, and the settings."""
 
     collection: Collection
     train: Split
     dev: Split
     test: Split
     bm25: BM25
+    settings: Any = None  # those of the script
+    accelerator: Any = None  # of a script that trains
     progress: bool = False  # show progress of BM25's searches for training
 
     @cached_property
@@ -54,6 +56,30 @@ class StudyData:
     @cached_property
     def dev_run(self) -> Run:
         return self.searched(self.dev, DEV_DEPTH)
+
+    def fit(
+        self,
+        model: Any,
+        training: TrainingSettings,
+        folder: Path,
+        negatives: int = 0,
+        *,
+        mined: Run | None = None,
+        dev_queries: int | None = None,
+        **more: Any,
+    ) -> Any:
+        """Train a model with `train.fit.fit`.
+
+        mined: run from which hard negatives are drawn; by default BM25's. dev_queries: by default as in the
+        settings. more: keyword arguments of `fit`.
+        """
+        if mined is None:
+            mined = self.mined if negatives else {}
+        count = self.settings.dev_queries if dev_queries is None else dev_queries
+        splits = (self.train, self.dev)
+        runs = (mined, self.dev_run)
+        how = (negatives, count, training, folder, self.accelerator)
+        return fit(model, self.collection, splits, runs, *how, **more)
 
     def searched(self, split: Split, depth: int) -> Run:
         """Return BM25's run for a split. All processes call this, and divide the queries."""
@@ -72,11 +98,12 @@ class StudyData:
         Queries about the same article are not independent.
         """
         corpus = self.collection.corpus
-        clusters = []
-        for query in queries:
-            _, id = min((-grade, id) for id, grade in self.test.judgements[query].items() if grade > 0)
-            clusters.append(corpus.titles[corpus.position(id)] or id)
-        return clusters
+        ids = [self.most_relevant(query) for query in queries]
+        return [corpus.titles[corpus.position(id)] or id for id in ids]
+
+    def most_relevant(self, query: str) -> str:
+        """Return the document of the highest grade for a test query."""
+        return min((-grade, id) for id, grade in self.test.judgements[query].items() if grade > 0)[1]
 
     def pool(self, depth: int) -> Run:
         """For each test query, return BM25's first `depth` documents, with scores."""
@@ -89,6 +116,7 @@ class StudyData:
 
 def open_study(
     settings: Any,
+    accelerator: Accelerator,
     console: Console,
     needs: Names[str] = ("training", "test"),
     collection: str = "",
@@ -108,7 +136,7 @@ def open_study(
         if kind in needs and not split.queries:
             raise SystemExit(f"{opened.name} has no {kind} queries; its splits: {', '.join(opened.splits)}")
     bm25 = shared_bm25(opened.corpus, Path(settings.output, f"bm25-{folder_name(name)}"))
-    return StudyData(opened, train, dev, test, bm25)
+    return StudyData(opened, train, dev, test, bm25, settings, accelerator)
 
 
 def shared_bm25(corpus: Corpus, folder: Path, ngrams: int = 1) -> BM25:
@@ -142,10 +170,10 @@ def bind(
     by_main(lambda: keep_settings(kept, Path(settings.output), free), accelerator)
 
 
-def bind_collection(data: StudyData, folder: Path, accelerator: Accelerator, **more: Any) -> None:
+def bind_collection(data: StudyData, folder: Path, **more: Any) -> None:
     """Refuse a folder of results of a collection with the same name and other contents."""
     kept = {"fingerprint": data.collection.fingerprint} | more
-    by_main(lambda: keep_settings(kept, folder, ()), accelerator)
+    by_main(lambda: keep_settings(kept, folder, ()), data.accelerator)
 
 
 def trained_once(
@@ -252,8 +280,6 @@ def encoder_job(
     make: Callable[[], Paradigm],
     measure: Callable[[Paradigm, Index], Measured],
     data: StudyData,
-    settings: EncoderStudy,
-    accelerator: Accelerator,
     *,
     read: Callable[[Path], Any] = load,
     checkpoint: Path | None = None,
@@ -267,27 +293,16 @@ def encoder_job(
     for a `checkpoint`. DEV maps "untrained" and "trained" to the dev queries' nDCG@10 after reranking BM25's
     first documents; it is empty if training did not measure dev queries.
     """
-
+    settings: EncoderStudy = data.settings
+    accelerator = data.accelerator
     layers = settings.trained_layers
     states = Path(settings.output) / STATES
     corpus = data.collection.corpus if documents is None else documents
 
     def train(paradigm: Paradigm, training: Path) -> Paradigm:
-        runs = data.mined if settings.negatives else {}, data.dev_run
         how = TrainingSettings(**training_fields(settings) | {"seed": seed} | changes, save_every=100)
-        return fit(
-            paradigm,
-            data.collection,
-            (data.train, data.dev),
-            runs,
-            settings.negatives,
-            settings.dev_queries,
-            how,
-            training,
-            accelerator,
-            states=states,
-            own_negatives=settings.own_negatives,
-        )
+        own = settings.own_negatives
+        return data.fit(paradigm, how, training, settings.negatives, states=states, own_negatives=own)
 
     def prepare() -> Paradigm:
         if checkpoint is not None:

@@ -364,18 +364,6 @@ class TimeLimit:
 
 
 @flags()
-class FullTraining(EncoderTraining, TimeLimit):
-    """The remaining settings of one training."""
-
-    patience: int = 0
-    """end after this many dev measurements in a row without a better one; 0: take all steps"""
-    save_every: int = 0
-    """steps between checkpoints; 0: with every dev measurement"""
-    keep: int = 2
-    """checkpoints to keep"""
-
-
-@flags()
 class StudyTraining(EncoderTraining):
     """Training in studies and comparisons."""
 

@@ -1,7 +1,5 @@
 """Run a comparison's systems: write, read, copy and fuse their runs, and time their searches."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Collection as Names
@@ -12,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from accelerate import Accelerator
 from rich.console import Console
 from studies import systems, trainings
 from studies.model_runs import training_cost
@@ -76,8 +73,9 @@ def rows(run: Run) -> int:
     return sum(map(len, run.values()))
 
 
-def run_bm25(data: ComparisonData, settings: Any) -> None:
+def run_bm25(data: ComparisonData) -> None:
     """Run BM25 on whole and on truncated documents; write runs, costs, and the candidates for rerank mode."""
+    settings = data.settings
     test = data.test
     folder = Path(settings.output)
     pool = Run()
@@ -108,19 +106,14 @@ def asked_of(data: ComparisonData, pool: Run) -> dict[str, Names[str]]:
     }
 
 
-def run_system(
-    name: str,
-    trial: Training,
-    data: ComparisonData,
-    settings: Any,
-    accelerator: Accelerator,
-    console: Console,
-) -> None:
+def run_system(name: str, trial: Training, data: ComparisonData, console: Console) -> None:
     """Train or load a system, encode the documents, search and rerank.
 
     costs.json is written last and marks the system as finished. For an untrained system, only the runs are
     saved.
     """
+    settings = data.settings
+    accelerator = data.accelerator
     folder = Path(settings.output, name)
     runs = Path(settings.output, "runs")
     system = settings.chosen[trial.system]
@@ -128,13 +121,13 @@ def run_system(
     if twin := trainings.twin(trial, settings):
         by_main(partial(copy_runs, twin, name, asked_of(data, pool), folder.parent), accelerator)
         return
-    model = systems.trained(trial, data, settings, folder, accelerator)
+    model = systems.trained(trial, data, folder)
     progress = accelerator.is_main_process
     cut = None if trial.untrained else model.count_cut(data.pieces.corpus)
     if cut and cut.cut:
         console.print(f"{name}: {cut.summary}")
     began = time.perf_counter()
-    retriever = systems.retriever(model, system, data, settings, folder / "index", accelerator)
+    retriever = systems.retriever(model, system, data, folder / "index")
     others = WithoutOwn(retriever, data.own)
     encoded = time.perf_counter()
     found = {"retrieve": others.search(data.test.queries, settings.depth, progress=progress)}
@@ -165,14 +158,15 @@ def run_system(
     accelerator.free_memory()
 
 
-def run_fused(name: str, system: SystemSettings, data: ComparisonData, settings: Any) -> None:
+def run_fused(name: str, system: SystemSettings, data: ComparisonData) -> None:
     """Fuse runs of the first seed; the weights are given in the settings, equal, or chosen on dev queries."""
+    settings = data.settings
     folder = Path(settings.output)
     weights = tuple(system.weights)
     chosen = ""
     if system.fusion == "sum" and not weights:
         own_ids = own_documents(data.collection.corpus, data.dev, settings.identical_ids)
-        parts = [WithoutOwn(finished(part, data, settings), own_ids) for part in system.fuse]
+        parts = [WithoutOwn(finished(part, data), own_ids) for part in system.fuse]
         runs = [part.search(data.dev.queries, settings.depth) for part in parts]
         dev = with_judgements(data.dev, data.collection.corpus, runs)
         weights = tune_weights(runs, dev)

@@ -1,6 +1,4 @@
-"""Prepare a comparison's data, and train and open its systems. settings: settings of compare.py."""
-
-from __future__ import annotations
+"""Prepare a comparison's data, and train and open its systems. `settings`: settings of compare.py."""
 
 import time
 from dataclasses import dataclass, field, replace
@@ -30,7 +28,7 @@ from paradigms.io.checks import check_known
 from paradigms.loading import as_paradigm
 from paradigms.recipe import Recipe, recipe_fields
 from paradigms.retrieve import AllProcesses, Indexed, Model, Passages, Retriever, retriever_of
-from paradigms.train.fit import fit, training_splits
+from paradigms.train.fit import training_splits
 from paradigms.train.generative import fit_generative, t5_folder
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.negatives import ScorePairs, scored_once
@@ -82,9 +80,14 @@ def divided(collection: Collection, settings: Any) -> tuple[Split, Split, Split,
     return train, dev, collection.split(settings.split), {name: collection.split(name) for name in also}
 
 
-def prepare(collection: Collection, settings: Any, *, progress: bool = False) -> ComparisonData:
-    """Divide the queries (`divided`), build BM25, and split documents into passages if `passages` is set."""
-    (*splits, others), corpus, began = divided(collection, settings), collection.corpus, time.perf_counter()
+def prepare(collection: Collection, settings: Any, accelerator: Accelerator | None = None) -> ComparisonData:
+    """Divide the queries (`divided`), build BM25, and split documents into passages if `passages` is set.
+
+    accelerator: of a script that trains the systems, instead of opening them.
+    """
+    *splits, others = divided(collection, settings)
+    corpus = collection.corpus
+    began = time.perf_counter()
     bm25 = shared_bm25(corpus, Path(settings.output, "bm25-index"))
     seconds = time.perf_counter() - began
     own_of_splits = (
@@ -93,9 +96,20 @@ def prepare(collection: Collection, settings: Any, *, progress: bool = False) ->
     pieces = Pieces(corpus, settings.passages)
     own_ids = frozenset().union(*own_of_splits)
     cut, read = read_by_encoders(corpus, settings)
-    more: dict[str, Any] = {"others": others, "bm25_seconds": seconds, "own": own_ids, "pieces": pieces}
-    more |= {"cut": cut, "read": read}
-    return ComparisonData(collection, *splits, bm25, progress, **more)
+    return ComparisonData(
+        collection,
+        *splits,
+        bm25,
+        settings,
+        accelerator,
+        progress=accelerator is not None and accelerator.is_main_process,
+        others=others,
+        bm25_seconds=seconds,
+        own=own_ids,
+        pieces=pieces,
+        cut=cut,
+        read=read,
+    )
 
 
 def read_by_encoders(corpus: Corpus, settings: Any) -> tuple[BM25 | None, str]:
@@ -118,19 +132,14 @@ def read_by_encoders(corpus: Corpus, settings: Any) -> tuple[BM25 | None, str]:
     return None, ""
 
 
-def retriever(
-    model: Model,
-    system: SystemSettings,
-    data: ComparisonData,
-    settings: Any,
-    folder: Path,
-    launch: Accelerator,
-) -> Retriever:
+def retriever(model: Model, system: SystemSettings, data: ComparisonData, folder: Path) -> Retriever:
     """Make a trained model's retriever. Unless it has an index, all processes encode documents into `folder`.
 
     A reranker orders the documents that BM25 finds. Raises ValueError if a generative model was built for the
     documents of another corpus.
     """
+    settings = data.settings
+    launch = data.accelerator
     corpus = data.collection.corpus
     pieces = data.pieces
     model.check_corpus(corpus.ids)
@@ -150,13 +159,14 @@ def retriever(
     return Passages(AllProcesses(indexed, launch, passages), pieces, settings.best_passages)
 
 
-def finished(name: str, data: ComparisonData, settings: Any, seed: int | None = None) -> Retriever:
+def finished(name: str, data: ComparisonData, seed: int | None = None) -> Retriever:
     """Return the retriever of a finished system, in this process alone.
 
     seed: training seed; None means the first seed.
     """
     if name in ("bm25", CUT):
         return data.bm25 if name == "bm25" or data.cut is None else data.cut
+    settings = data.settings
     runs = {t.seed: run for run, t in training_runs(settings).items() if t == (name, t.seed, False)}
     folder = Path(settings.output) / runs.get(seed, name)
     index = Path(settings.chosen[name].index or folder) / "index"
@@ -203,33 +213,33 @@ def opened(system: SystemSettings) -> Model:
     return type(paradigm)(replace(aligned.recipe, **options), paradigm.encoder)
 
 
-def trained(
-    trial: Training, data: ComparisonData, settings: Any, folder: Path, accelerator: Accelerator
-) -> Model:
+def trained(trial: Training, data: ComparisonData, folder: Path) -> Model:
     """Load the system's checkpoint, or build and train its model; a trained model is saved in `folder`.
 
     Raises Paused when the time limit, `minutes`, is reached.
     """
+    settings = data.settings
+    accelerator = data.accelerator
     system = settings.chosen[trial.system]
     if system.checkpoint:
         return opened(system).to(accelerator.device)
     training = training_settings(system, settings, trial.seed)
-    make = partial(untrained, trial, data, settings, folder.parent, accelerator)
+    make = partial(untrained, trial, data)
     if training is None or trial.untrained:
         torch.manual_seed(trial.seed)
         model = make().to(accelerator.device)
     else:
-        train = partial(_train, trial, training, data, settings, accelerator)
+        train = partial(_train, trial, training, data)
         model = trained_once(folder, trial.seed, make, train, accelerator)
     if training and isinstance(model, Paradigm):
-        _keep_frozen(model, data.pieces.corpus, trial, training, data, folder.parent, accelerator)
+        _keep_frozen(model, data.pieces.corpus, trial, training, data)
     return model
 
 
-def untrained(
-    trial: Training, data: ComparisonData, settings: Any, shared: Path, accelerator: Accelerator
-) -> Model:
-    """Build the system's model. shared: folder for a T5 that several systems share."""
+def untrained(trial: Training, data: ComparisonData) -> Model:
+    """Build the system's model; several systems share a T5 with random weights."""
+    settings = data.settings
+    accelerator = data.accelerator
     system = settings.chosen[trial.system]
     name = system.paradigm
     options = settings.options | system.options
@@ -237,7 +247,8 @@ def untrained(
         return built(system, settings)
     backbone = system.backbone or settings.backbone
     defaults: dict[str, Any] = {} if backbone == "small" or has_decoder(backbone) else {"frozen": True}
-    base = t5_folder(backbone, data.collection, shared / "small-t5", trial.seed, accelerator)
+    small = Path(settings.output, "small-t5")
+    base = t5_folder(backbone, data.collection, small, trial.seed, accelerator)
     # Each finished beam is an identifier, so each document to retrieve needs one beam.
     defaults |= {} if name == "seal" else {"beams": settings.depth}
     defaults |= {"embedder": settings.backbone} if name in ("dsi", "ripor", "pag") else {}
@@ -247,53 +258,30 @@ def untrained(
 
 
 def _train(
-    trial: Training,
-    training: TrainingSettings,
-    data: ComparisonData,
-    settings: Any,
-    accelerator: Accelerator,
-    model: Any,
-    place: Path,
+    trial: Training, training: TrainingSettings, data: ComparisonData, model: Any, place: Path
 ) -> Model:
     """Train a model until the job's time limit, and keep what resuming needs in `place`."""
+    settings = data.settings
+    accelerator = data.accelerator
     system = settings.chosen[trial.system]
-    shared = place.parent.parent
-    splits = (data.train, data.dev)
-    dev = settings.dev_queries
     left = max(1e-9, (settings.ends - time.monotonic()) / 60) if settings.minutes else 0.0
     limited = replace(training, minutes=left)
     if system.paradigm in GENERATIVE:
-        return fit_generative(model, data.collection, splits, data.dev_run, dev, limited, place, accelerator)
-    _keep_frozen(model, data.collection.corpus, trial, training, data, shared, accelerator)
+        splits = (data.train, data.dev)
+        how = (settings.dev_queries, limited, place, accelerator)
+        return fit_generative(model, data.collection, splits, data.dev_run, *how)
+    _keep_frozen(model, data.collection.corpus, trial, training, data)
     teacher: ScorePairs | None = None
     if system.teacher:
-        scorer = partial(finished, system.teacher, data, settings, trial.seed)
+        scorer = partial(finished, system.teacher, data, trial.seed)
         teacher = scored_once(place / "teacher.run", scorer, data.train.queries, accelerator, None)
     count, own = hard_negatives(system, settings)
-    return fit(
-        model,
-        data.collection,
-        splits,
-        (data.mined if count else {}, data.dev_run),
-        count,
-        dev,
-        limited,
-        place,
-        accelerator,
-        teacher=teacher,
-        states=shared / STATES,
-        own_negatives=own,
-    )
+    more = {"teacher": teacher, "states": Path(settings.output, STATES), "own_negatives": own}
+    return data.fit(model, limited, place, count, **more)
 
 
 def _keep_frozen(
-    paradigm: Paradigm,
-    documents: Corpus,
-    trial: Training,
-    training: TrainingSettings,
-    data: ComparisonData,
-    shared: Path,
-    accelerator: Accelerator,
+    paradigm: Paradigm, documents: Corpus, trial: Training, training: TrainingSettings, data: ComparisonData
 ) -> None:
     """Run the frozen layers once over all texts, if there are any."""
     if not training.trained_layers:
@@ -301,4 +289,5 @@ def _keep_frozen(
     queries = [text for split in (data.test, *data.others.values()) for text in split.queries.values()]
     texts: dict[Side, Any] = {"query": queries, "document": documents}
     layers = training.trained_layers
-    keep_states(paradigm, layers, shared / STATES, texts, accelerator, trial.untrained)
+    states = Path(data.settings.output, STATES)
+    keep_states(paradigm, layers, states, texts, data.accelerator, trial.untrained)

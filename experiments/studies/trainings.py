@@ -1,7 +1,5 @@
 """Which trainings and results folders a comparison has. settings: settings of compare.py."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from functools import cache

@@ -309,3 +309,15 @@ def test_missing_weights_are_named(kind: str, lost: str, seq2seq: dict[str, Path
     save_file(heads, tmp_path / "saved" / HEADS)
     with pytest.raises(ValueError, match=f"heads.safetensors.*{lost}"):
         Generative.from_pretrained(tmp_path / "saved")
+
+
+@torch.no_grad()
+def test_a_memory_is_decoded_in_another_mode_than_it_was_made_in(seq2seq: dict[str, Path]) -> None:
+    model = make_model("backbone", seq2seq["t5-v1.1"]).float().eval()
+    sources, inputs = model.tokenize(QUERIES), torch.full((len(QUERIES), 1, 1), model.start)
+    memories = model.memories(sources)
+    model.decode(memories, inputs)  # looks up reordered weights
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model.decode(memories, inputs.repeat(1, 1, 2))[0].isfinite().all()
+    with torch.enable_grad():
+        assert model.decode(memories, inputs.repeat(1, 1, 3))[0].requires_grad

@@ -1,7 +1,5 @@
 """Clients that ask a service or PyLate's server, check the answers, and measure latencies."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import random

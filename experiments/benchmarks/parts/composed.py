@@ -65,7 +65,7 @@ class Composed:
 
     @property
     def dim(self) -> int:
-        return 1 if "ids" in self.fields else self._values.shape[1]
+        return 1 if "ids" in self.fields else self._read("values").shape[1]
 
     @cached_property
     def query_arrays(self) -> list[np.ndarray]:
@@ -82,15 +82,15 @@ class Composed:
         return _tokens([self.query_arrays[n] for n in numbers], "query")
 
     def _block(self, number: int) -> Rows:
-        real = len(self._lengths) if self.real is None else self.real
+        real = len(self._read("lengths")) if self.real is None else self.real
         first = number * BLOCK
         originals = min(max(real - first, 0), BLOCK)
         values, lengths = self._documents(np.arange(first, first + originals))
         if originals == BLOCK:
             return values, lengths
         random = np.random.default_rng((self.seed, number))
-        one = random.integers(len(self._lengths), size=BLOCK - originals)
-        low, high = self._ranges[self._sources[one]].T
+        one = random.integers(len(self._read("lengths")), size=BLOCK - originals)
+        low, high = self._ranges[self._read("sources")[one]].T
         other = random.integers(low, high)
         more_values, more_lengths = self._composed(one, self._members[other], random)
         return np.concatenate([values, more_values]), np.concatenate([lengths, more_lengths])
@@ -109,9 +109,9 @@ class Composed:
             rows = one
             lengths = np.ones(len(one), np.int64)
         else:
-            middle = self._offsets[one] + (self._lengths[one] + 1) // 2
+            middle = self._offsets[one] + (self._read("lengths")[one] + 1) // 2
             begin = self._offsets[one]
-            half = self._offsets[other] + self._lengths[other] // 2
+            half = self._offsets[other] + self._read("lengths")[other] // 2
             end = self._offsets[other + 1]
             spans = np.stack([begin, middle, half, end], 1).reshape(-1, 2)
             rows = _ranged(*spans.T)
@@ -121,7 +121,8 @@ class Composed:
         sizes = begins[cells + 1] - begins[cells]
         mates = self._read("order")[begins[cells] + (random.random(len(rows)) * sizes).astype(np.int64)]
         centres = self._read("centres")[cells]
-        moved = self._values[rows].astype(np.float32) + self._values[mates].astype(np.float32) - 2 * centres
+        values = self._read("values")
+        moved = values[rows].astype(np.float32) + values[mates].astype(np.float32) - 2 * centres
         moved *= np.float32(0.5**0.5)
         moved += centres
         return (moved / np.linalg.norm(moved, axis=1, keepdims=True)).astype(np.float16), lengths
@@ -129,36 +130,24 @@ class Composed:
     def _documents(self, numbers: np.ndarray) -> Rows:
         """Return the real documents with the given numbers."""
         rows = _ranged(self._offsets[numbers], self._offsets[numbers + 1])
-        return self._values[rows], self._lengths[numbers]
+        return self._read("values")[rows], self._read("lengths")[numbers]
 
     def _read(self, name: str) -> np.ndarray:
         return _loaded(Path(self.folder) / f"{self.form}.{name}.npy")
 
-    @property
-    def _values(self) -> np.ndarray:
-        return self._read("values")
-
-    @property
-    def _lengths(self) -> np.ndarray:
-        return self._read("lengths")
-
     @cached_property
     def _offsets(self) -> np.ndarray:
-        return np.concatenate([[0], np.cumsum(self._lengths, dtype=np.int64)])
-
-    @property
-    def _sources(self) -> np.ndarray:
-        return self._read("sources")
+        return np.concatenate([[0], np.cumsum(self._read("lengths"), dtype=np.int64)])
 
     @cached_property
     def _members(self) -> np.ndarray:
         """The numbers of the real documents, sorted by collection."""
-        return np.argsort(self._sources, kind="stable")
+        return np.argsort(self._read("sources"), kind="stable")
 
     @cached_property
     def _ranges(self) -> np.ndarray:
         """The start and end of each collection in `_members`, [collections, 2]."""
-        ends = np.cumsum(np.bincount(self._sources))
+        ends = np.cumsum(np.bincount(self._read("sources")))
         return np.stack([np.concatenate([[0], ends[:-1]]), ends], 1)
 
 

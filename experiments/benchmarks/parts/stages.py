@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ ANY = contents("*", "*/")
 NOTHING = {"failed": "not measured"}
 
 
+@dataclass(frozen=True)
 class Stages:
     """Answers of the worker, saved in the output folder, so that an interrupted benchmark resumes.
 
@@ -26,27 +29,23 @@ class Stages:
     stage. seconds: file of each stage → its CPU seconds.
     """
 
-    def __init__(
-        self,
-        settings: Benchmark,
-        vectors: Path,
-        console: Console,
-        pythons: Mapping[str, str],
-        *,
-        k: int,
-        limit: int | None = None,
-        report: bool = False,
-    ) -> None:
-        self.settings = settings
-        self.folder = vectors.parent
-        self.vectors = vectors
-        self.console = console
-        self.pythons = {"ours": sys.executable} | dict(pythons)
-        self.k = k
-        self.limit = limit
-        self.report = report
-        self.facts = read_json(vectors / "vectors.json")
-        self.seconds: dict[Path, float] = {}
+    settings: Benchmark
+    vectors: Path
+    console: Console
+    pythons: Mapping[str, str]
+    k: int
+    limit: int | None = None
+    report: bool = False
+    seconds: dict[Path, float] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        return self.vectors.parent
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """What `parts.vectors` wrote about the documents."""
+        return read_json(self.vectors / "vectors.json")
 
     def measure(self, name: str, job: dict[str, Any], number: str = "") -> dict[str, Any]:
         """Return the answer to a job, read from its file or measured now; it has "failed" if there is none.

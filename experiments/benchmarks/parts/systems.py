@@ -14,8 +14,6 @@ settings of its index, the number of threads, and a stage:
 Systems are imported inside functions, because the peers' requirements conflict with each other and with ours.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Write real documents and test queries of collections, in the forms that `composed` reads."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

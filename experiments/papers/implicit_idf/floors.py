@@ -62,17 +62,10 @@ class Corpus:
 
 
 def floors_of(row: Float[np.ndarray, " t"], counts: Sequence[int]) -> Float[np.ndarray, " k"]:
-    """Return the k'-th largest value for each k' in counts, ascending; the least if there are fewer values.
-
-    A sample gives a threshold, so that only little more than the largest k' values are sorted.
-    """
+    """Return the k'-th largest value for each k' in counts; the least if there are fewer values."""
     ranks = np.minimum(counts, len(row))
     most = int(ranks[-1])
-    top = row
-    if 4 * most < len(row):
-        sample = np.sort(row[::37])
-        top = row[row >= sample[-min(len(sample), 10 + 4 * most // 3 // 37)]]
-    return np.sort(top if len(top) >= most else row)[-ranks]
+    return np.sort(np.partition(row, len(row) - most)[-most:])[-ranks]
 
 
 @dataclass(frozen=True)

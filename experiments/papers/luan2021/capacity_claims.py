@@ -15,7 +15,6 @@ from theory.collection import Dimension
 STAGES = {"rerank": "reranking", "retrieve": "retrieval"}
 FIRST = "Recall@1, retrieval"  # the measure of Figure 1
 MEASURES = {"containing": "RR@10", "answers": "recall at a fixed number of tokens"}
-CROSS = "CROSS-ATTENTION"
 INIT = "BERT-INIT"
 # Share of BM25-uni's measure at the same length. A system below this share, and below a random projection of
 # the same size, has not learned the task and says nothing about capacity. The paper's smallest is 0.34.

@@ -32,7 +32,7 @@ from paradigms.encoder.precision import autocast
 from paradigms.evaluate import per_query
 from paradigms.generative.pairs import Pair, indexing_pairs, retrieval_pairs
 from paradigms.retrieve import Reranking
-from paradigms.train.fit import dev_measure, fit
+from paradigms.train.fit import dev_measure
 from paradigms.train.generative import fit_pairs, training_pairs
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.parallel import by_main
@@ -51,7 +51,7 @@ DEV_QUERIES = 100  # dev queries for choosing a model's last state or an earlier
 TEXT_RANK = 8  # rank of PAWA's matrices for text: small, since it multiplies the vocabulary's size
 
 
-def open_pairs(settings: PairSettings, console: Console) -> StudyData:
+def open_pairs(settings: PairSettings, accelerator: Accelerator, console: Console) -> StudyData:
     """Open the documents of the collection with the most queries, which `settings.division` divides."""
 
     def divided(collection: Collection) -> Collection:
@@ -65,12 +65,10 @@ def open_pairs(settings: PairSettings, console: Console) -> StudyData:
             console.print(f"Queries divided within documents: {sizes}")
         return collection
 
-    return model_runs.open_study(settings, console, divide=divided)
+    return model_runs.open_study(settings, accelerator, console, divide=divided)
 
 
-def trained(
-    name: str, seed: int, data: StudyData, settings: PairSettings, accelerator: Accelerator, console: Console
-) -> Paradigm | Generative:
+def trained(name: str, seed: int, data: StudyData, console: Console) -> Paradigm | Generative:
     """Load the seed's model, or train it if there is no checkpoint.
 
     name: dpr or colbert, with -second for the second backbone and -pairs for training with only one hard
@@ -78,22 +76,24 @@ def trained(
     digits without PAWA), -atomic (one token per document), -np-base or -np-async. Every name may end in
     -untrained. genre-half is trained on every other document (`half_of`), and the others are added later.
     """
+    settings: PairSettings = data.settings
+    accelerator = data.accelerator
     kind, *variants = name.split("-")
     whole = data.collection.corpus
     half = "half" in variants
-    data = half_of(data, settings) if half else data
+    data = half_of(data) if half else data
     models = Path(settings.models)
     second = "second" in variants
     paired = "pairs" in variants
 
     def make() -> Any:
         if kind in ("dsi", "ripor", "pag"):  # identifiers are clusters of DPR's document vectors
-            trained("dpr", seed, data, settings, accelerator, console)
+            trained("dpr", seed, data, console)
         console.print(f"{data.collection.name}, seed {seed}: {name}")
         torch.manual_seed(seed)
         if kind in GENERATIVE:
             with autocast(accelerator.device, accelerator.mixed_precision):  # DSI and NP embed texts here
-                return build(name, seed, data, settings)
+                return build(name, seed, data)
         options: dict[str, Any] = {"pooling": "mean"} if kind == "dpr" and not second else {}  # as in S-T5
         backbone = settings.second if second else settings.backbone
         return PARADIGMS[kind](backbone, **options, **lengths_of(settings))
@@ -101,30 +101,17 @@ def trained(
     def train(model: Any, training: Path) -> Any:
         if kind in GENERATIVE:
             problems = Problems()
-            pairs = pairs_of(model, data, settings, problems)
+            pairs = pairs_of(model, data, problems)
             corpus = data.collection.corpus
             dev = dev_measure(corpus, data.dev, data.dev_run, DEV_QUERIES, accelerator)
-            how = generative_training(seed, settings)
+            how = training_settings(settings.generative_steps, seed, settings)
             kept: dict[str, Any] = {"states": models / STATES, "problems": problems, "dev": dev}
             return fit_pairs(model, corpus, pairs, how, training, accelerator, **kept)
         changes: dict[str, Any] = {"in_batch": not paired, "trained_layers": settings.trained_layers}
         if second:
             changes["learning_rate"] = min(SECOND_RATE, settings.learning_rate)
         training_steps = training_settings(settings.steps, seed, settings, **changes)
-        runs = (data.mined if paired else {}, data.dev_run)
-        splits = (data.train, data.dev)
-        negatives = int(paired)
-        return fit(
-            model,
-            data.collection,
-            splits,
-            runs,
-            negatives,
-            DEV_QUERIES,
-            training_steps,
-            training,
-            accelerator,
-        )
+        return data.fit(model, training_steps, training, int(paired), dev_queries=DEV_QUERIES)
 
     if "untrained" in variants:
         return make().to(accelerator.device).eval()
@@ -137,7 +124,7 @@ def half_ids(data: StudyData) -> Sequence[str]:
     return data.collection.corpus.ids[::2]
 
 
-def half_of(data: StudyData, settings: PairSettings) -> StudyData:
+def half_of(data: StudyData) -> StudyData:
     """Keep every other document, and the training and dev queries whose relevant documents are all kept."""
     corpus = data.collection.corpus.only(half_ids(data))
 
@@ -149,12 +136,9 @@ def half_of(data: StudyData, settings: PairSettings) -> StudyData:
         return split.only(query for query, ids in relevant.items() if ids and ids <= documents)
 
     collection = replace(data.collection, corpus=corpus)
-    bm25 = model_runs.shared_bm25(corpus, Path(settings.output, "bm25-half"))
-    return StudyData(collection, answered(data.train), answered(data.dev), data.test, bm25)
-
-
-def generative_training(seed: int, settings: PairSettings, **more: Any) -> TrainingSettings:
-    return training_settings(more.pop("steps", settings.generative_steps), seed, settings, **more)
+    bm25 = model_runs.shared_bm25(corpus, Path(data.settings.output, "bm25-half"))
+    splits = {"train": answered(data.train), "dev": answered(data.dev)}
+    return replace(data, collection=collection, bm25=bm25, **splits)
 
 
 def training_settings(steps: int, seed: int, settings: PairSettings, **more: Any) -> TrainingSettings:
@@ -163,8 +147,9 @@ def training_settings(steps: int, seed: int, settings: PairSettings, **more: Any
     return TrainingSettings(**chosen | {"warmup": 0.05, "save_every": SAVE_EVERY} | more)
 
 
-def build(name: str, seed: int, data: StudyData, settings: PairSettings) -> Generative:
+def build(name: str, seed: int, data: StudyData) -> Generative:
     """Make an untrained generative model. name: as in `trained`."""
+    settings: PairSettings = data.settings
     identifiers, _, encoding = name.removesuffix("-untrained").partition("-")
     options: dict[str, Any] = lengths_of(settings)
     options |= {"decoder_layers": settings.decoder_layers, "frozen": settings.frozen}
@@ -188,12 +173,13 @@ def build(name: str, seed: int, data: StudyData, settings: PairSettings) -> Gene
     return GENERATIVE[identifiers](settings.backbone, data.collection.corpus, **options)
 
 
-def pairs_of(model: Generative, data: StudyData, settings: PairSettings, problems: Problems) -> list[Pair]:
+def pairs_of(model: Generative, data: StudyData, problems: Problems) -> list[Pair]:
     """Return the training pairs: queries and passages with identifiers, and spans if identifiers are text."""
     corpus = data.collection.corpus
     ids = model.identifiers
     if ids.kind == "text":
         return training_pairs(model, corpus, data.train, problems, seed=0)
+    settings: PairSettings = data.settings
     size: dict[str, Any] = {"words": settings.passage_words, "passages": settings.passages}
     return retrieval_pairs(data.train, ids) + indexing_pairs(corpus, ids, problems, **size)
 
@@ -205,22 +191,22 @@ def run_study(
     settings: Any,
     title: str,
     tasks: Mapping[str, Sequence[str]],
-    measure: Callable[[Any, str, int, StudyData, list[Any]], Measured],
-    report: Callable[[Any, StudyData, TaskResults], tuple[str, dict[str, Section]]],
+    measure: Callable[[StudyData, str, int, list[Any]], Measured],
+    report: Callable[[StudyData, TaskResults], tuple[str, dict[str, Section]]],
     *,
     keep_recall: bool = False,
     half: bool = False,
 ) -> None:
     """Train the models of each task for every seed, measure the tasks, and publish a report.
 
-    The result of measure(settings, task, seed, data, models) is saved as seed-N/TASK.json, with the values
+    The result of measure(data, task, seed, models) is saved as seed-N/TASK.json, with the values
     from `training_of`; the result's own key "training" overrides them. All tasks and seeds must return the
-    same "queries". report(settings, data, results) returns (summary, sections). keep_recall: also save R@10
+    same "queries". report(data, results) returns (summary, sections). keep_recall: also save R@10
     of every model, for `unlearned_models`. half: measure generative models in the training precision instead
     of float32.
     """
     accelerator, console = begin(settings)
-    data = open_pairs(settings, console)
+    data = open_pairs(settings, accelerator, console)
     models = Path(settings.models)
     of_models = {name: getattr(settings, name) for name in TRAINING}
     of_models |= content(backbone=settings.backbone, second=settings.second)
@@ -239,7 +225,7 @@ def run_study(
                 if keep_recall
                 else {}
             )
-            of_task = measure(settings, task, seed, data, models)
+            of_task = measure(data, task, seed, models)
         trainings_of_task = of_task.get("training", {})
         trainings = {
             name: training_of(Path(settings.models, f"seed-{seed}", name)) | trainings_of_task.get(name, {})
@@ -251,7 +237,7 @@ def run_study(
         return Job(
             f"{data.collection.name}, seed {seed}, {task}",
             Path(settings.output) / f"seed-{seed}" / f"{task}.json",
-            lambda: [trained(name, seed, data, settings, accelerator, console) for name in tasks[task]],
+            lambda: [trained(name, seed, data, console) for name in tasks[task]],
             partial(measured, task, seed),
             models / STATES,
         )
@@ -262,7 +248,7 @@ def run_study(
     if accelerator.is_main_process:
         count = len(settings.seeds)
         by_task = {task: results[count * n : count * (n + 1)] for n, task in enumerate(tasks)}
-        summary, sections = report(settings, data, by_task)
+        summary, sections = report(data, by_task)
         sections |= {"training": training_section(trainings_of(by_task))}
         publish(settings, title, summary, sections, accelerator)
     accelerator.end_training()
@@ -301,7 +287,8 @@ def unlearned_models(seeds: Sequence[Measured]) -> list[str]:
     return [name for name, mean in means.items() if unlearned({name: mean}, means["BM25"])]
 
 
-def sample(data: StudyData, settings: PairSettings) -> str:
+def sample(data: StudyData) -> str:
+    settings: PairSettings = data.settings
     unseen = ", unseen documents" if settings.division == "unseen" else ""
     return (
         f"{len(data.test.queries)} test queries over {len(data.collection.corpus):,} documents of "
