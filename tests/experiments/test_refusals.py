@@ -26,7 +26,7 @@ REFUSED: list[tuple[str, dict[str, object], str]] = [  # script, flags, what the
     ("document_encoding", {"systems": "[DSI, GENRE-NP-ASYNC]"}, "ASYNC cannot run.* set --frozen false"),
     ("generate_queries", {"model": "x", "prompt": "no place"}, "prompt must hold one"),
     ("hybrid", {"rerank_depths": "[11]", "depth": 10}, "reach 11, but only 10 are retrieved"),
-    ("limit", {"documents": 90}, "need as many words"),
+    ("limit", {"documents": 90}, "4,005 words are needed; there are "),
     ("salience_pruning", {"l1": "[0]"}, "coefficients above 0"),
     ("serving_costs", {"paradigms": '["bm26"]'}, 'paradigms: unknown "bm26"'),
     ("theory_checks", {"only": "lemma_1,lemma_9"}, r"lemma_9.*there are: lemma_1"),
