@@ -59,7 +59,7 @@ from studies.curves import Curves
 from studies.pages import Rows, Section, publish, shown
 
 from paradigms import PARADIGMS
-from paradigms.evaluate.measures import Interval, bootstrap_intervals
+from paradigms.evaluate.measures import Interval, seeds_interval
 from paradigms.io.command_line import folder_name
 from paradigms.io.device import processor
 from paradigms.io.files import held, remove_folder
@@ -253,7 +253,7 @@ def searched_row(name: str, row: dict[str, Any], search: dict[str, Any]) -> dict
 def recall(ranked: Sequence[Sequence[int]], best: Sequence[Sequence[int]]) -> tuple[np.ndarray, str]:
     """Return each query's recall of `best` in the first `K` of `ranked`, and the mean with its interval."""
     recalls = np.array([len({*r[:K]} & {*b}) / len(b) for r, b in zip(ranked, best, strict=True)])
-    [interval] = bootstrap_intervals(recalls[None])
+    interval = seeds_interval(recalls[None])
     return recalls, bracketed(interval)
 
 
@@ -289,7 +289,7 @@ def fitted(costs: Sequence[Mapping[str, Any]], searches: Sequence[Mapping[str, A
             sizes = sorted(timed)
             x = np.log(sizes) - np.log(sizes).mean()
             y = np.log(np.stack([timed[size]["_ms"] for size in sizes]))
-            [interval] = bootstrap_intervals((x @ (y - y.mean(0)) / (x**2).sum())[None])
+            interval = seeds_interval((x @ (y - y.mean(0)) / (x**2).sum())[None])
             last = timed[sizes[-1]]["CPU ms"]
             rows.append(beyond(name, f"query ms, {setting}", interval, sizes[-1], last))
     return rows
@@ -326,7 +326,7 @@ def law(searches: Sequence[Mapping[str, Any]]) -> str:
         other = composed.get(row["setting"], row)
         same = row["system"] == "compressed" and row["documents"] == other["documents"]
         if same and other is not row and row["_recalls"] is not None and other["_recalls"] is not None:
-            [interval] = bootstrap_intervals((other["_recalls"] - row["_recalls"])[None])
+            interval = seeds_interval((other["_recalls"] - row["_recalls"])[None])
             said.append(f"{row['setting']}: {bracketed(interval, '+')}")
     return f"recall@10 of composed minus real documents at the first size: {'; '.join(said)}." if said else ""
 

@@ -8,6 +8,7 @@ import alignment_directions as study
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 from alignment_directions import BACKWARD, CANDIDATES, CHANCE, FORWARD, GENERATIVE, TRAINED, WHOLE
 from papers.wu2024.trained_pairs import open_pairs
 from rich.console import Console
@@ -26,7 +27,8 @@ def test_directions_against_loops_over_tokens(
 ) -> None:
     folder = finished("alignment_directions")
     own = settings("alignment_directions", **pair_flags(words, seq2seq["t5"], folder))
-    data, models = open_pairs(own, Console(quiet=True)), folder / "models" / "seed-0"
+    data = open_pairs(own, Accelerator(cpu=True), Console(quiet=True))
+    models = folder / "models" / "seed-0"
     mvdr, generative = (load(models / name / "checkpoint").eval() for name in ("colbert", "seal"))
     corpus, pool = data.collection.corpus, data.pool(4)
     runs = study.rankings([mvdr, generative], data, pool)

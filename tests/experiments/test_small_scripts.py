@@ -13,7 +13,6 @@ import pytest
 import serving_costs
 import torch
 import yaml
-from studies import bucket_recall
 
 from paradigms import PARADIGMS
 from paradigms.data import load_collection
@@ -229,8 +228,8 @@ def settings(words: Path, tiny_bert: Path, tmp_path: Path) -> fewer_bytes.Settin
 def test_every_way_is_measured_certified_and_drawn(
     settings: fewer_bytes.Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket_recall, "DOCUMENTS", 15)
-    monkeypatch.setattr(bucket_recall, "QUERIES", 2)
+    monkeypatch.setattr(fewer_bytes, "DOCUMENTS", 15)
+    monkeypatch.setattr(fewer_bytes, "QUERIES", 2)
     fewer_bytes.main(settings)
     out = Path(settings.output)
     own = out / folder_name(settings.collections[0])
