@@ -146,7 +146,8 @@ def main(settings: Settings) -> None:
         law = (
             f"Computed from the rows above for {GROWN:,} documents of as many vectors. A line over the "
             "numbers of candidates gives the time of scoring them, which stays; all other time, bytes and "
-            f"building grow with the documents. s on {CORES} cores: CPU seconds / {CORES}."
+            f"building grow with the documents. s on {CORES} cores: CPU seconds / {CORES}. Recall at as many "
+            "candidates falls as a collection grows."
         )
         sections["growth"] = Section("Growth on paper", law, larger)
     publish(settings, "Serving costs", text, sections)
