@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import IO, Any, BinaryIO, TypeAlias, cast
 
 try:
     import fcntl
@@ -57,10 +57,13 @@ def atomic_text(path: str | Path, errors: str = "strict") -> Iterator[IO[str]]:
     with _workplace(target) as work:
         fresh = work / "fresh"
         with open(fresh, "wb") as raw:
-            zipped = target.suffix == ".gz"
-            binary: Any = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if zipped else raw
-            with binary, io.TextIOWrapper(binary, "utf-8", errors, newline="\n") as stream:
-                yield stream
+            if target.suffix == ".gz":
+                packed = cast(BinaryIO, gzip.GzipFile("", "wb", fileobj=raw, mtime=0))
+                with packed, io.TextIOWrapper(packed, "utf-8", errors, newline="\n") as stream:
+                    yield stream
+            else:
+                with io.TextIOWrapper(raw, "utf-8", errors, newline="\n") as stream:
+                    yield stream
         replace_file(fresh, target)
 
 
@@ -146,10 +149,10 @@ def _workplace(target: Path) -> Iterator[Path]:
 _LOCKS: dict[Path, tuple[int, int]] = {}  # locked folder -> the process that locked it, and its descriptor
 
 
-def _lock(descriptor: int, operation: int) -> bool:
+def _lock(descriptor: int, how: int) -> bool:
     """Lock a folder; return False if its file system has no locks. Raises BlockingIOError if it is locked."""
     try:
-        fcntl.flock(descriptor, operation)
+        fcntl.flock(descriptor, how)
     except OSError as error:
         if error.errno not in LOCKLESS:
             raise
@@ -213,7 +216,8 @@ def _same(lock: int, folder: Path) -> bool:
     return False
 
 
-_KEPT = ExitStack()  # the locks of `held`
+_HELD: set[Path] = set()
+_KEPT = ExitStack()  # the locks of folders in _HELD
 atexit.register(_KEPT.close)
 
 
@@ -224,8 +228,9 @@ def held(folder: str | Path) -> Path:
         place.mkdir(parents=True, exist_ok=True)
         path = Path(os.path.realpath(place))
         owner, lock = _LOCKS.get(path, (0, -1))
-        if owner != os.getpid() or not _same(lock, path):
+        if path not in _HELD or owner != os.getpid() or not _same(lock, path):
             _KEPT.enter_context(locked(place))
+            _HELD.add(path)
     except OSError as error:
         raise SystemExit(str(error)) from error
     return place
@@ -247,25 +252,34 @@ def check_replaceable(folder: Path, written: Contents) -> None:
     """Raise FileExistsError if `folder` is a file, or contains an entry that is not `written`."""
     if folder.is_file():
         raise FileExistsError(f"{folder} is a file, which would be replaced: choose another name")
-    objection = ""
+    names: list[str] = []
+    patterns: Collection[str] | None = ()
+    foreign: str | None = None
     while folder.exists():
         with suppress(FileNotFoundError, NotADirectoryError):  # another writer is replacing the folder
             before = folder.stat()
-            objection = _objection(folder, written(folder))
+            names = sorted(entry.name for entry in folder.iterdir())
+            patterns = written(folder)
+            foreign = None if patterns is None else _foreign(folder, patterns)
             after = folder.stat()
             if (before.st_ino, before.st_ctime_ns) == (after.st_ino, after.st_ctime_ns):
                 break
-        objection = ""  # the folder was replaced meanwhile
-    if objection:
-        raise FileExistsError(f"{folder} would be replaced, but {objection}")
+        names = []
+        foreign = None  # the folder was replaced meanwhile
+    if names and patterns is None:
+        raise FileExistsError(
+            f"{folder} would be replaced, but was not written by this program: it holds {names[0]}. "
+            "Choose another folder"
+        )
+    if foreign is not None:
+        raise FileExistsError(
+            f"{folder} would be replaced, but holds {foreign}, which this program did not write. Move it "
+            "away, or choose another folder"
+        )
 
 
-def _objection(folder: Path, patterns: Collection[str] | None) -> str:
-    """Name the first entry below a folder that matches no pattern; return "" if every entry matches."""
-    if patterns is None:
-        names = sorted(entry.name for entry in folder.iterdir())
-        refusal = "was not written by this program: it holds {}. Choose another folder"
-        return refusal.format(names[0]) if names else ""
+def _foreign(folder: Path, patterns: Collection[str]) -> str | None:
+    """Return the first entry below a folder that matches no pattern, or None if every entry matches."""
     files = [*LITTER, *(pattern for pattern in patterns if not pattern.endswith("/"))]
     folders = [pattern.rstrip("/") for pattern in patterns if pattern.endswith("/")]
     for entry in sorted(folder.rglob("*")):
@@ -273,8 +287,8 @@ def _objection(folder: Path, patterns: Collection[str] | None) -> str:
         if any(Path(part).match(PARTIAL) for part in name.parts):
             continue  # left by a killed writer
         if not any(name.match(form) for form in (folders if entry.is_dir() else files)):
-            return f"holds {name}, which this program did not write. Move it away, or choose another folder"
-    return ""
+            return str(name)
+    return None
 
 
 def remove_folder(folder: Path, written: Contents) -> None:

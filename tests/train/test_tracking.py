@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 
 from paradigms.io.command_line import folder_name
 from paradigms.io.files import locked
@@ -16,13 +17,23 @@ from paradigms.train import launcher, script
 
 
 @pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The arguments that `begin` passes to the Accelerator, without creating one."""
-    recorded: dict[str, Any] = {}
-    stub = SimpleNamespace(is_main_process=True, mixed_precision="no", device=torch.device("cpu"))
-    monkeypatch.setattr(script, "Accelerator", lambda **options: recorded.update(options) or stub)
-    monkeypatch.setattr(script, "lock_output", lambda *arguments: None)
-    return recorded
+def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The arguments that `begin` passes to the Accelerator, without creating one; "device" is its device."""
+    given: dict[str, Any] = {"device": "cpu"}
+
+    class Recorder(Accelerator):
+        is_main_process, mixed_precision = True, "no"
+
+        def __init__(self, **options: Any) -> None:
+            given.update(options)
+
+        @property
+        def device(self) -> torch.device:
+            return torch.device(given["device"])
+
+    monkeypatch.setattr(script, "Accelerator", Recorder)
+    monkeypatch.setattr(script, "lock_output", lambda *given: None)
+    return given
 
 
 @dataclass
@@ -32,15 +43,14 @@ class Settings:
     tracker: str = "none"
 
 
-@pytest.mark.usefixtures("recorded")
-def test_fp16_on_a_processor_ends_with_a_line() -> None:
+def test_fp16_on_a_processor_ends_with_a_line(given: dict[str, Any]) -> None:
     with pytest.raises(SystemExit, match="fp16 needs a GPU"):
         script.begin(Settings(precision="fp16"))
 
 
 def test_a_run_of_wandb_is_joined_by_the_process_alone_that_holds_the_folder(tmp_path, monkeypatch):
     joined: list[Path] = []
-    monkeypatch.setattr(script, "start_wandb", lambda *arguments: joined.append(arguments[-1]))
+    monkeypatch.setattr(script, "start_wandb", lambda *given: joined.append(given[-1]))
     settings = Settings(str(tmp_path), tracker="wandb")
     with locked(tmp_path), pytest.raises(SystemExit, match=f"{tmp_path} is being written by another process"):
         script.begin(settings)
@@ -51,9 +61,9 @@ def test_a_run_of_wandb_is_joined_by_the_process_alone_that_holds_the_folder(tmp
         pass
 
 
-def test_processes_wait_while_one_searches_a_corpus(recorded: dict[str, Any]) -> None:
+def test_processes_wait_while_one_searches_a_corpus(given: dict[str, Any]) -> None:
     script.begin(Settings())
-    (group,) = recorded["kwargs_handlers"]
+    (group,) = given["kwargs_handlers"]
     assert group.timeout > timedelta(hours=24)
 
 
@@ -95,8 +105,9 @@ def launched_by(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_launch_that_a_script_would_not_follow_is_refused(environment, refused, monkeypatch):
-    others = ("ACCELERATE_USE_CPU", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
-    for name in [*launcher.RANKS, *launcher.REQUESTS, *AS_LAUNCHED, *others]:
+    for name in [*launcher.RANKS, *launcher.REQUESTS, *AS_LAUNCHED, "ACCELERATE_USE_CPU", "WORLD_SIZE"]:
+        monkeypatch.delenv(name, raising=False)
+    for name in ("LOCAL_RANK", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -117,12 +128,10 @@ def test_a_launch_that_a_script_would_not_follow_is_refused(environment, refused
         ("--use_fsdp --fsdp_auto_wrap_policy NO_WRAP", "auto", "--fsdp_auto_wrap_policy NO_WRAP"),
     ],
 )
-@pytest.mark.parametrize("command", ["bin/accelerate launch", "-m accelerate.commands.launch"])
-def test_flags_that_accelerate_keeps_to_itself_are_refused_too(
-    command, flags, precision, refused, monkeypatch
-):
+@pytest.mark.parametrize("how", ["bin/accelerate launch", "-m accelerate.commands.launch"])
+def test_flags_that_accelerate_keeps_to_itself_are_refused_too(how, flags, precision, refused, monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
-    words = f"python {command} {flags} experiments/train.py --mixed_precision x --paradigm dpr".split()
+    words = f"python {how} {flags} experiments/train.py --mixed_precision x --paradigm dpr".split()
     launched_by(words, monkeypatch)
     assert launcher.ignored(precision).count(refused or "x") == bool(refused)
 
