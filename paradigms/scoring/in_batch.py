@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -104,37 +104,42 @@ def in_batch_rel(
     with torch.autocast(documents.vectors.device.type, enabled=False):
         if not (documents.mask.numel() and queries.mask.numel()):
             return rel(documents, queries, align, normalise)
-        if isinstance(align, Alignment):
-            align, queries = align.with_salience(queries)
-        if _is_maximum(align) and "ids" in align.reads and normalise is one and _weights(documents, queries):
-            return _product_of_terms(documents, queries)
-        trains = torch.is_grad_enabled() and _any_requires_grad(documents, queries)
-        hard = _is_maximum(align) or (trains and not _soft(documents, queries, align))
-        (n, i), (b, _, j) = documents.mask.shape[1:], queries.mask.shape
-        r = _most_aligned(align, i)
-        cells = CELLS.get(documents.vectors.device.type, MANY_CELLS) if cells is None else cells
-        piece = partial(
-            _rel_of_piece, documents, align=align, normalise=normalise, r=r, hard=hard, cells=cells
-        )
-        bytes_per_query = n * j * (r or max(1, i // 4)) * KEPT * documents.vectors.element_size() // 4
-        rows = max(1, bound // bytes_per_query)
-        if not hard or rows >= b:
-            return piece(queries)
-        again = partial(checkpoint, piece, use_reentrant=False, preserve_rng_state=False)
-        return torch.cat([again(queries[start : start + rows]) for start in range(0, b, rows)])
+        return _rel(documents, queries, align, normalise, cells, bound)
 
 
-def _is_maximum(align: Align) -> TypeGuard[Alignment]:
-    """Return whether A is 1 for each query token's most similar document token (with equal ids), else 0."""
-    return isinstance(align, Alignment) and align.is_maximum()
+def _rel(
+    documents: Tokens,
+    queries: Tokens,
+    align: Align,
+    normalise: Normalise,
+    cells: int | None,
+    bound: int,
+) -> Float[Tensor, "b n"]:
+    if isinstance(align, Alignment):
+        align, queries = align.with_salience(queries)
+    known = align if isinstance(align, Alignment) and align.is_maximum() else None
+    if known is not None and "ids" in known.reads and normalise is one and _are_weights(documents, queries):
+        return _product_of_terms(documents, queries)
+    trains = torch.is_grad_enabled() and _any_requires_grad(documents, queries)
+    hard = known is not None or (trains and not _soft(documents, queries, align))
+    (n, i), (b, _, j) = documents.mask.shape[1:], queries.mask.shape
+    r = _most_aligned(align, i)
+    cells = CELLS.get(documents.vectors.device.type, MANY_CELLS) if cells is None else cells
+    piece = partial(_rel_of_piece, documents, align=align, normalise=normalise, r=r, hard=hard, cells=cells)
+    kept = n * j * (r or max(1, i // 4)) * KEPT * documents.vectors.element_size() // 4  # for each query
+    rows = max(1, bound // kept)
+    if not hard or rows >= b:
+        return piece(queries)
+    again = partial(checkpoint, piece, use_reentrant=False, preserve_rng_state=False)
+    return torch.cat([again(queries[start : start + rows]) for start in range(0, b, rows)])
 
 
 def _most_aligned(align: Align, i: int) -> int | None:
     """Return the largest number of tokens of a document that A aligns with a query token, if it is known."""
     if isinstance(align, PoolTopK):
         return 1
-    aligned = align.kept(torch.tensor(i)) if isinstance(align, Alignment) and not align.positive else None
-    return None if aligned is None else max(1, int(aligned))
+    kept = align.kept(torch.tensor(i)) if isinstance(align, Alignment) and not align.positive else None
+    return None if kept is None else max(1, int(kept))
 
 
 def _rel_of_piece(
@@ -146,7 +151,7 @@ def _rel_of_piece(
     hard: bool,
     cells: int,
 ) -> Float[Tensor, "b n"]:
-    if _is_maximum(align) and _fits_fused(documents, queries):
+    if isinstance(align, Alignment) and align.is_maximum() and _fits_fused(documents, queries):
         from paradigms.scoring import fused
 
         best, place = (t[:, :, None] for t in fused.best_tokens(documents, queries, "ids" in align.reads))
@@ -167,7 +172,7 @@ def _rel_of_piece(
     return torch.cat(scores)
 
 
-def _weights(*sides: Tokens) -> bool:
+def _are_weights(*sides: Tokens) -> bool:
     """Return whether every token is a single number ≥ 0, without salience."""
     single = all(side.vectors.shape[-1] == 1 and side.salience is None for side in sides)
     return single and all(bool((side.vectors >= 0).all()) for side in sides)
@@ -211,6 +216,7 @@ def _pairs(
 
     tokens: query tokens at once. Returns None if A has many pairs.
     """
+    known = align if isinstance(align, Alignment) and align.is_maximum() else None
     rows = []
     with torch.no_grad():
         for chunk in chunks:
@@ -218,12 +224,12 @@ def _pairs(
             for part in parts:
                 columns = []
                 for start in range(0, chunk.mask.shape[-1], tokens):
-                    tile = _query_tokens(chunk, slice(start, start + tokens))
-                    if _is_maximum(align):
-                        columns.append(maxima(part, tile, "ids" in align.reads))
+                    some = _query_tokens(chunk, slice(start, start + tokens))
+                    if known is not None:
+                        columns.append(maxima(part, some, "ids" in known.reads))
                         continue
-                    S, valid = similarity(part, tile)
-                    columns.append(_compact(S, align(S, valid, part, tile).where(valid, 0), r))
+                    S, valid = similarity(part, some)
+                    columns.append(_compact(S, align(S, valid, part, some).where(valid, 0), r))
                 row.append(_joined(columns, -1))
                 if row[-1].place.shape[-2] > max(1, documents.mask.shape[-1] // 4):
                     return None
@@ -234,12 +240,12 @@ def _pairs(
     return AlignedPairs(S, A, place)
 
 
-def _documents(documents: Tokens, part: slice) -> Tokens:
-    return documents.map(lambda t: t[:, part])
+def _documents(documents: Tokens, some: slice) -> Tokens:
+    return documents.map(lambda t: t[:, some])
 
 
-def _query_tokens(queries: Tokens, part: slice) -> Tokens:
-    return queries.map(lambda t: t[:, :, part])
+def _query_tokens(queries: Tokens, some: slice) -> Tokens:
+    return queries.map(lambda t: t[:, :, some])
 
 
 def _joined(parts: Sequence[AlignedPairs], axis: int) -> AlignedPairs:

@@ -174,7 +174,7 @@ def test_scores_are_counted_without_data(align: Alignment | None, monkeypatch: p
     D, Q = tokens(1, documents, lengths[1]), tokens(queries, 1, lengths[0])
     with Living() as living:
         living.ignore(D.vectors, D.mask, Q.vectors, Q.mask)
-        scores = in_batch.in_batch_rel(D, Q, align or QueryToDocument(), NORMALISERS["one"])
+        scores = in_batch._rel(D, Q, align or QueryToDocument(), NORMALISERS["one"], None, in_batch.BOUND)
         scores.logsumexp(1).sum().backward()
     counted = score_bytes(queries, documents, *lengths, dim, in_batch.BOUND, align)
     assert counted == pytest.approx(living.peak, rel=0.1)
