@@ -270,8 +270,8 @@ class EngineRetriever:
     documents' texts, for `explain`; a search raises ValueError if it finds a document that the corpus lacks
     or that had another text when it was encoded. documents: ids to search; None means all. first: retriever
     of the candidates of a search, such as one of term weights, with filters of its own; `candidates` is how
-    many documents it finds for the engine to score. Raises ValueError if the engine cannot score the model's
-    vectors (`Engine.check`).
+    many documents it finds for the engine to score. A search of `documents` scores all of these instead.
+    Raises ValueError if the engine cannot score the model's vectors (`Engine.check`).
     """
 
     engine: Engine
@@ -291,7 +291,9 @@ class EngineRetriever:
     @any_queries
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
         check_texts(queries, "query")
-        if self.first is not None:
+        if k < 1:
+            raise ValueError(f"k must be at least 1, got {k}")
+        if self.first is not None and self.documents is None:
             candidates = self.first.search(queries, max(k, self.candidates), progress=progress)
             run = self.rerank(queries, candidates, progress=progress)
             return {

@@ -21,6 +21,7 @@ from paradigms.io.checks import Range, check_type
 MEASURES = ("nDCG@10", "RR@10", "R@1", "R@10", "R@100")
 CUTOFFS = (1, 2, 5, 10, 20, 50, 100)
 RESAMPLES = 10_000
+TAILS = (0.025, 0.975)  # quantiles of a 95% interval
 COUNTED = {"cutoff", "rel"}  # parameters of measures that compiled code reads unchecked
 
 
@@ -60,7 +61,10 @@ class PerQuery:
 
     def intervals(self) -> "dict[str, Interval]":
         """Map each measure to its mean's bootstrap interval, over queries and over any training seeds."""
-        return {m: seeds_interval(self.by_seed(m), groups=self.groups) for m in self.values}
+        if self.seeds is not None:
+            return {m: seeds_interval(self.by_seed(m), groups=self.groups) for m in self.seeds}
+        rows = np.stack([self.weighted(measure) for measure in self.values])
+        return dict(zip(self.values, bootstrap_intervals(rows, groups=self.groups), strict=True))
 
 
 def over_seeds(results: Sequence[PerQuery]) -> PerQuery:
@@ -158,6 +162,14 @@ def cutoff_curve(run: Run, split: Split, measure: str) -> dict[int, float]:
     return {k: results.mean(f"{measure}@{k}") for k in CUTOFFS}
 
 
+def bootstrap_intervals(
+    values: Float[np.ndarray, "rows queries"], *, groups: Sequence[str] | None = None
+) -> list[Interval]:
+    """Return the interval of each row's mean, as `seeds_interval` does; all rows share the drawn queries."""
+    low, high = np.quantile(_resampled_means(values, RESAMPLES, groups), TAILS, axis=0)
+    return [Interval(*map(float, row)) for row in zip(values.mean(axis=1), low, high, strict=True)]
+
+
 def seeds_interval(
     values: Float[np.ndarray, "seeds queries"],
     *,
@@ -176,7 +188,7 @@ def seeds_interval(
     seeds = len(values)
     means = _resampled_means(values, resamples, groups, clusters)
     drawn = np.random.default_rng([0, 1]).multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
-    low, high = np.quantile((means * drawn).sum(axis=1) / seeds, (0.025, 0.975))
+    low, high = np.quantile((means * drawn).sum(axis=1) / seeds, TAILS)
     return Interval(float(values.mean()), float(low), float(high))
 
 

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 from jaxtyping import Float
 
-from paradigms.evaluate.measures import PerQuery, seeds_interval
+from paradigms.evaluate.measures import PerQuery, bootstrap_intervals
 
 BETTER, WORSE = "†", "‡"
 RISES, FALLS, STAYS = "↗", "↘", "→"  # marks for training: significantly better, worse, or neither
@@ -180,10 +180,15 @@ def _tested(
         for system, baseline, a, b in pairs
         for measure in measures
     ]
+    if not tested:
+        return []
     p_values = [paired_test(a, b) for *_, a, b in tested]
+    differences = np.stack([a - b for *_, a, b in tested])
+    intervals = bootstrap_intervals(differences, groups=pairs[0][2].groups)
     rows = []
-    for (system, baseline, measure, a, b), p, adjusted in zip(tested, p_values, holm(p_values), strict=True):
-        interval = seeds_interval((a - b)[None], groups=pairs[0][2].groups)
+    for (system, baseline, measure, *_), p, adjusted, interval in zip(
+        tested, p_values, holm(p_values), intervals, strict=True
+    ):
         mark = marks[0] if adjusted >= ALPHA else marks[1] if interval.mean > 0 else marks[2]
         rows.append(Comparison(system, baseline, measure, *interval, p, adjusted, mark))
     return rows

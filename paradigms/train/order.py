@@ -42,7 +42,9 @@ def mixed_batches(
             "examples: choose a smaller batch"
         )
     firsts = np.cumsum([0, *examples])
-    chosen = np.random.default_rng(seed).choice(len(examples), steps, p=np.array(shares) / sum(shares))
+    chosen = np.zeros(steps, dtype=int)
+    if len(examples) > 1:
+        chosen = np.random.default_rng(seed).choice(len(examples), steps, p=np.array(shares) / sum(shares))
     taken = np.bincount(chosen[:start], minlength=len(examples))
     epochs = [-1] * len(examples)  # of the permutations in `orders`
     orders = [torch.empty(0)] * len(examples)

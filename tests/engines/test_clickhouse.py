@@ -167,6 +167,12 @@ def test_term_weights_choose_candidates(tiny_bert, engine_of):
     assert all(kinds_of[id] == {"kind": "1"} for run in expected.values() for id in run)
     assert all(len(run) == 8 for run in expected.values())
     assert [len(run) for run in retriever.search(queries, 3).values()] == [3] * 3
+    missed = next(
+        id for id in kinds_of if kinds_of[id] == {"kind": "1"} and id not in next(iter(expected.values()))
+    )
+    assert all(run.keys() == {missed} for run in retriever.only([missed]).search(queries, 3).values())
+    with pytest.raises(ValueError, match="k must be at least 1"):
+        retriever.search(queries, 0)
 
 
 def test_filters_candidates_and_deletions(engine_of):
