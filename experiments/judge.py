@@ -59,10 +59,11 @@ from paradigms.io.terminal import Terminal
 
 def main(settings: Settings) -> int:
     console = Terminal()
-    copies: dict[str, bool] = {}
+    copies: dict[str, bool] | None = None
     if settings.without_copies:
         with refusing():
-            copies = near_copies(load_collection(settings.without_copies))
+            collection = load_collection(settings.without_copies)
+            copies = near_copies(collection)
         count = f"{sum(copies.values()):,} of {len(copies):,} test queries"
         console.print(f"{count} are about near copies of training documents and left out", soft_wrap=True)
     folders = [Path(folder) for folder in settings.results]
@@ -84,9 +85,11 @@ def main(settings: Settings) -> int:
                 lost.append(f"{name}: .venv/bin/python {study['command']}")
             rows = judged_again(values, copies) if values.is_file() else {}
             kept += bool(rows)
+            if copies is not None and not rows and f"path/to/{collection.name}]" in study["command"]:
+                console.print(f"{file.stem} has not kept its queries' ids", highlight=False)
         for section, of_section in rows.items():
             judged += sum(row["measured"] != "–" for row in of_section)
-            changes = list(differences(tables.get(section, []), of_section, words=bool(copies)))
+            changes = list(differences(tables.get(section, []), of_section, words=copies is not None))
             differing += len(changes)
             for line in changes:
                 console.print(f"{file.stem}, {section}: {line}", highlight=False, soft_wrap=True)
@@ -95,7 +98,7 @@ def main(settings: Settings) -> int:
             write_json(file, study)
     count = f"{judged} verdicts of {kept} studies judged again, {differing} differ"
     console.print(f"{count}; {len(lost)} studies have kept no values", highlight=False)
-    for line in lost if not copies else []:
+    for line in lost if copies is None else []:
         console.print(f"To measure again, {line}", highlight=False, soft_wrap=True)
     return int(differing > 0)
 
@@ -122,7 +125,7 @@ def near_copies(collection: Collection) -> dict[str, bool]:
     return {query: not copies.isdisjoint(ids) for query, ids in test.items()}
 
 
-def judged_again(file: Path, copies: Mapping[str, bool]) -> dict[str, Rows]:
+def judged_again(file: Path, copies: Mapping[str, bool] | None) -> dict[str, Rows]:
     """Return the rows of each section of claims, judged from the values in a file.
 
     copies: whether each test query of a collection is left out; then other collections' studies have no rows.
@@ -132,8 +135,8 @@ def judged_again(file: Path, copies: Mapping[str, bool]) -> dict[str, Rows]:
         for name in values.files:
             section, _, key = name.partition("/")
             sections.setdefault(section, {})[key] = values[name]
-    omitted = {query for query, copy in copies.items() if copy}
-    if copies:
+    omitted = {query for query, copy in (copies or {}).items() if copy}
+    if copies is not None:
         queries = {name: json.loads(str(part[ABOUT]))["queries"] for name, part in sections.items()}
         sections = {
             name: part
@@ -146,11 +149,11 @@ def judged_again(file: Path, copies: Mapping[str, bool]) -> dict[str, Rows]:
 def differences(before: Rows, after: Rows, *, words: bool = False) -> Iterator[str]:
     """Yield a line for each claim and contrast whose row is new, missing or different.
 
-    words: whether only the verdict's word counts, without its reason and the values.
+    words: whether only the verdict's word counts, of the rows in both, not its reason and values.
     """
     old, new = ({key(row): row for row in rows} for rows in (before, after))
     row = {"verdict": "no row", "measured": "–"}
-    for name in dict.fromkeys([*old, *new]):
+    for name in [name for name in old if name in new] if words else dict.fromkeys([*old, *new]):
         both = [old.get(name, row), new.get(name, row)]
         verdicts = {part["verdict"].partition(":")[0] for part in both}
         if len(verdicts) > 1 or (not words and both[0] != both[1]):

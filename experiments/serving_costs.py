@@ -142,12 +142,13 @@ def main(settings: Settings) -> None:
         f"only, ClickHouse other alignments, too.{left_out if settings.engines else ''}"
     )
     sections = {"costs": Section("Serving costs", rows=rows)}
-    if larger := [row for name in settings.paradigms for row in growth(name, rows, len(texts))]:
+    larger = [row for name in settings.paradigms for row in growth(name, rows, len(texts))]
+    if larger and settings.clock == "cpu":
         law = (
             f"Computed from the rows above for {GROWN:,} documents of as many vectors. A line over the "
-            "numbers of candidates gives the time of scoring them, which stays; all other time, bytes and "
-            f"building grow with the documents. s on {CORES} cores: CPU seconds / {CORES}. Recall at as many "
-            "candidates falls as a collection grows."
+            "numbers of candidates divides the time of a query: the part that grows with them stays, and the "
+            f"rest grows with the documents, as bytes and building do. s on {CORES} cores: CPU seconds / "
+            f"{CORES}, as if the work divided evenly. Recall falls as a collection grows."
         )
         sections["growth"] = Section("Growth on paper", law, larger)
     publish(settings, "Serving costs", text, sections)
@@ -161,10 +162,10 @@ def growth(paradigm: str, rows: Rows, documents: int) -> Rows:
     for how in ("", MEANS, TERMS):
         same = [row for row in measured if row["engine"].endswith(how or CLICKHOUSE)]
         counts = [candidates_of(row["engine"]) for row in same]
-        slope = np.polyfit(counts, [row["ms"] for row in same], 1)[0] if len(same) > 1 else 0.0
+        times = [row["ms"] for row in same]
+        slope, intercept = np.polyfit(counts, times, 1) if len(same) > 1 else (0.0, sum(times))
         for row, count in zip(same, counts, strict=True):
-            scoring = min(max(slope, 0.0) * count, row["ms"])
-            seconds = ((row["ms"] - scoring) * factor + scoring) / 1000
+            seconds = (max(intercept, 0.0) * factor + max(slope, 0.0) * count) / 1000
             larger.append(
                 {
                     "paradigm": paradigm,
@@ -221,15 +222,16 @@ def rows_of(name: str, collection: Collection, settings: Settings, folder: Path,
             terms = weighed(texts, list(asked.values()), K)[:2]
             args = (base, scored or model, queries, terms, work, settings)
             jobs[CLICKHOUSE] = partial(measure_clickhouse, *args)
-            for how in () if one_vector(model) else (MEANS, TERMS):
+            many = not one_vector(model)
+            for how in [MEANS] * (many and dim > 1) + [TERMS] * many:
                 for count in settings.candidates:
                     row_name = f"{CLICKHOUSE}, {count} {how}"
                     jobs[row_name] = partial(measure_clickhouse, *args, count=count, by_terms=how == TERMS)
         for engine in engines(scored) if scored and settings.engines else ():
             jobs[engine] = partial(measure_engine, engine, base, scored, queries, work, settings)
-        jobs = {n: job for n, job in jobs.items() if n == "exact" or n.startswith(tuple(settings.only) or "")}
+    jobs = {n: job for n, job in jobs.items() if n == "exact" or n.startswith(tuple(settings.only) or "")}
     question = asdict(settings) | {"paradigms": [name], "content": collection.fingerprint}
-    question |= {"output": "", "only": []}
+    question |= {"output": "", "only": [], "candidates": [], "model": base.manifest.get("identity")}
     rows: Rows = []
     with progress_bar() as bar:
         for what, job in bar.track(jobs.items(), description=name):
@@ -255,6 +257,7 @@ def encoded(model: Paradigm, texts: Mapping[str, str], place: Path) -> Store:
         store = open_index(place).store
         if store.ids == list(texts):
             store.check(model)
+            store.check_texts(Corpus.of(texts))
             return store
     return Store.build(kinds.exact(), model, texts.keys(), texts.values(), place, progress=True)
 
@@ -430,7 +433,9 @@ def measure_clickhouse(
     used = [vectors, weights][: 1 + by_terms]
     seconds = size = 0.0
     for engine in used:
-        built = work / f"{engine.dim}.json"
+        engine.run(f"SET max_threads = {settings.threads}")
+        name = engine.place.rpartition("/")[2]
+        built = work / f"{name}.json"
         if not built.is_file():
             began = now()
             if engine is vectors:
@@ -442,7 +447,6 @@ def measure_clickhouse(
                 engine.run(f"OPTIMIZE TABLE {table} FINAL")
             write_json(built, {"seconds": now() - began})
         seconds += json_or_empty(built)["seconds"]
-        name = engine.place.rpartition("/")[2]
         parts = f"SELECT sum(bytes_on_disk) AS size FROM system.parts WHERE active AND database = '{name}'"
         size += engine.rows(parts)[0]["size"]
     vectors.candidates = 0 if by_terms else count

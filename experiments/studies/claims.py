@@ -250,17 +250,14 @@ class Study:
 def again(values: Mapping[str, np.ndarray], omitted: Collection[str] = ()) -> Rows:
     """Judge what `Study.kept` returned by the rows that printed.yaml has now; return the table's rows.
 
-    A contrast that the run did not judge remains undecided. omitted: ids of queries without which values that
-    have one number for each query are judged.
+    A contrast that the run did not judge remains undecided. omitted: ids of queries that are left out; claims
+    about values that do not have one number for each query are then not tested.
     """
     about = json.loads(str(values[ABOUT]))
     if omitted:
         left = [n for n, query in enumerate(about["queries"]) if query not in omitted]
         all_queries = len(about["queries"])
-        values = {
-            name: array[:, left] if array.shape[1:] == (all_queries,) else array
-            for name, array in values.items()
-        }
+        values = {name: array[:, left] for name, array in values.items() if array.shape[1:] == (all_queries,)}
         about["queries"] = [about["queries"][n] for n in left]
         about["clusters"] = about["clusters"] and [about["clusters"][n] for n in left]
     paper, family, controls = (about.pop(name) for name in ("paper", "family", "controls"))

@@ -180,7 +180,7 @@ def test_values_are_judged_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     with np.load(folder / VALUES) as kept:
         assert "claims/m/n: D" not in kept.files, "no claim is about it"
         np.testing.assert_array_equal(kept["claims/m/n: A"], level(1 / 3).astype(np.float32))
-    assert judge_script.judged_again(folder / VALUES, {}) == {"claims": section.rows}
+    assert judge_script.judged_again(folder / VALUES, None) == {"claims": section.rows}
     results = judge_script.Settings(results=[str(folder)])
     assert judge_script.main(results) == 0
     rows[0]["least"] = 0.05

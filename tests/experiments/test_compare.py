@@ -7,6 +7,7 @@ from pathlib import Path
 import compare
 import pytest
 from studies import model_runs
+from studies.system_runs import write_runs
 from transformers import BertForSequenceClassification
 
 from paradigms import PARADIGMS
@@ -174,3 +175,11 @@ def test_two_processes_end_together(words: Path, tiny_bert: Path, tmp_path: Path
     ended = [process.ended() for process in group]
     assert [code for code, _ in ended] == [0, 0], ended
     assert ["Report: " in said for _, said in ended] == [True, False]
+
+
+def test_a_run_without_one_of_its_queries_is_not_written(tmp_path: Path):
+    runs = {"retrieve": {"q": {"d": 1.0}, "none": {}}}
+    assert write_runs(tmp_path, "x", runs, {"retrieve": ["q", "none"]}) == {"retrieve": 1}
+    with pytest.raises(ValueError, match=r"y, retrieve: 1 of 3 queries have no answer, such as 'lost'"):
+        write_runs(tmp_path, "y", runs, {"retrieve": ["q", "lost", "none"]})
+    assert [file.name for file in (tmp_path / "runs").iterdir()] == ["x.retrieve.run"]

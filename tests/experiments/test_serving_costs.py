@@ -14,7 +14,7 @@ LENGTHS = {"query_length": 8, "document_length": 16}
 def test_every_paradigm_is_measured_on_every_index(words: Path, tiny_bert: Path, tmp_path: Path) -> None:
     settings = serving_costs.Settings(
         collection=str(words), documents=40, queries=4, backbone=str(tiny_bert), bits=[8, 1],
-        rounds=1, threads=1, output=str(tmp_path / "out"),
+        rounds=1, threads=1, clock="cpu", output=str(tmp_path / "out"),
         paradigms=["dpr", "coil", "xtr", "bm25"], candidates=[20, 40], **LENGTHS,
     )  # fmt: skip
     serving_costs.main(settings)
