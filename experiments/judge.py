@@ -2,8 +2,8 @@
 
 A study writes values.npz, the value of each query and seed behind its verdicts, and `fill_pages.py --take`
 copies it beside the page. This script judges by the claims that printed.yaml has now, and prints the verdicts
-that differ from the study's table. The exit status is 1 if any does. Studies without values are listed with
-the command that measures them again.
+that differ from the study's table, and the CPU hours of all studies. The exit status is 1 if any differs.
+Studies without values are listed with the command that measures them again.
 
     .venv/bin/python experiments/judge.py
     .venv/bin/python experiments/judge.py --results '[results/token-retrieval-pydocs]'
@@ -72,9 +72,11 @@ def main(settings: Settings) -> int:
     differing = 0
     judged = 0
     kept = 0
+    minutes = 0.0
     for file in files:
         with refusing():
             study = read_json(file)
+        minutes += study.get("minutes", 0.0)
         with refusing(f"{file}: "):
             tables = {
                 name: part["rows"] for name, part in study["sections"].items() if has_claims(part["rows"])
@@ -97,7 +99,8 @@ def main(settings: Settings) -> int:
         if settings.write and rows:
             write_json(file, study)
     count = f"{judged} verdicts of {kept} studies judged again, {differing} differ"
-    console.print(f"{count}; {len(lost)} studies have kept no values", highlight=False)
+    count = f"{count}; {len(lost)} studies have kept no values"
+    console.print(f"{count}; all took {minutes / 60:.1f} CPU hours", highlight=False)
     for line in lost if copies is None else []:
         console.print(f"To measure again, {line}", highlight=False, soft_wrap=True)
     return int(differing > 0)
