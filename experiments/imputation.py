@@ -47,7 +47,7 @@ import numpy as np
 from papers.implicit_idf.floors import NDCG, Corpus, Floor, Ranker, chosen, estimates_of
 from studies.claims import Study
 from studies.curves import Curves, Values
-from studies.gains import training_section
+from studies.gains import DEV, training_section
 from studies.model_runs import Job, StudyData, bind, bind_collection, encoder_job, open_study, run_jobs
 from studies.pages import Measured, Section, publish, shown
 
@@ -84,8 +84,10 @@ def main(settings: Settings) -> None:
             cells = [("untrained", settings.seeds[0]), *product(losses, settings.seeds)]
             jobs = [job(encoder, backbone, *cell, data) for cell in cells]
             systems = measured.setdefault((encoder, folder_name(collection)), {})
-            for (loss, _), result in zip(cells, run_jobs(jobs, accelerator, console), strict=True):
-                systems.setdefault(loss, []).append(result)
+            untrained, *trained = run_jobs(jobs, accelerator, console)
+            systems["untrained"] = [untrained]
+            for (loss, _), result in zip(cells[1:], trained, strict=True):
+                systems.setdefault(loss, []).append(result | searched_dev(untrained, result))
     summary = f"All documents. k' and the edge of softplus are chosen by {settings.dev_queries} dev queries."
     if settings.trained:
         steps = f"{settings.steps} steps of {settings.batch_size} queries"
@@ -154,6 +156,12 @@ def measure(data: StudyData, paradigm: Paradigm, index: Index) -> Measured:
         "values": values,
         "dev": {"all": on_dev, "a sixteenth": on_part},
     }
+
+
+def searched_dev(untrained: Measured, trained: Measured) -> Measured:
+    """Return the dev values of both models as `encoder_job` names them, by MaxSim of all documents."""
+    sides = {"untrained": untrained, "trained": trained}
+    return {DEV: {name: side["dev"]["all"]["MaxSim"] for name, side in sides.items()}, "searched": True}
 
 
 def name_of(encoder: str, loss: str, collection: str) -> str:
