@@ -271,7 +271,7 @@ class EngineRetriever:
     or that had another text when it was encoded. documents: ids to search; None means all. first: retriever
     of the candidates of a search, such as one of term weights, with filters of its own; `candidates` is how
     many documents it finds for the engine to score. A search of `documents` scores all of these instead.
-    Raises ValueError if the engine cannot score the model's vectors (`Engine.check`).
+    Raises ValueError if the engine cannot score the model's vectors (`Engine.check`), or if candidates < 1.
     """
 
     engine: Engine
@@ -283,10 +283,12 @@ class EngineRetriever:
 
     def __post_init__(self) -> None:
         self.engine.check(self.model)
+        if self.candidates < 1:
+            raise ValueError(f"candidates must be at least 1, got {self.candidates}")
 
     def size_in_bytes(self) -> int:
-        """Return 0, because the engine stores its documents elsewhere."""
-        return 0
+        """Return the size of `first`, because the engine stores its documents elsewhere."""
+        return 0 if self.first is None else self.first.size_in_bytes()
 
     @any_queries
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
