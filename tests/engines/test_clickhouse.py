@@ -283,6 +283,13 @@ def test_many_documents_and_long_queries(engine_of):
     vectors = torch.randn(1, 1, 24, 1024)
     engine.write(["a"], Tokens(vectors, torch.ones(1, 1, 24, dtype=torch.bool)))
     assert top(engine, vectors[0, 0].numpy(), 1)[0][0] == "a"
+    terms = torch.arange(30_000)[None, None]
+    asked = Tokens(torch.ones(1, 1, 30_000, 1), torch.ones(1, 1, 30_000, dtype=torch.bool), ids=terms)
+    engine = engine_of(1, database="terms", numbers="BFloat16")
+    engine.write(["b"], asked.map(lambda t: t[:, :, :100]))
+    assert engine.rank(asked, Recipe("terms", EqualIds(), "one"), 1) == [("b", 100, 0)]
+    with pytest.raises(ValueError, match="has too many tokens for this A, whose SQL has more than the 50,000"):
+        engine.rank(asked, Recipe("MaxSim", QueryToDocument(), "one"), 1)
 
 
 def test_a_pool_that_is_empty_or_smaller_than_k(engine_of):
