@@ -288,7 +288,9 @@ def test_many_documents_and_long_queries(engine_of):
     engine = engine_of(1, database="terms", numbers="BFloat16")
     engine.write(["b"], asked.map(lambda t: t[:, :, :100]))
     assert engine.rank(asked, Recipe("terms", EqualIds(), "one"), 1) == [("b", 100, 0)]
-    with pytest.raises(ValueError, match="has too many tokens for this A, whose SQL has more than the 50,000"):
+    with pytest.raises(
+        ValueError, match="has too many tokens for this A, whose SQL has more than the 50,000"
+    ):
         engine.rank(asked, Recipe("MaxSim", QueryToDocument(), "one"), 1)
 
 
