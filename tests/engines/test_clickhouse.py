@@ -145,7 +145,7 @@ def test_a_search_of_term_weights_reads_its_terms_alone(engine_of, monkeypatch, 
 
 
 def test_term_weights_choose_candidates(tiny_bert, engine_of):
-    """SPLADE's weights in one database, ColBERT's vectors in another, filters in both."""
+    """SPLADE's weights in one database, ColBERT's vectors in another, filters in both, then in one alone."""
     torch.manual_seed(0)
     documents = Corpus.of(texts(60, 0))
     splade = PARADIGMS["splade"](tiny_bert, tied_head=True, most_terms=12, **LENGTHS)
@@ -173,6 +173,11 @@ def test_term_weights_choose_candidates(tiny_bert, engine_of):
     assert all(run.keys() == {missed} for run in retriever.only([missed]).search(queries, 3).values())
     with pytest.raises(ValueError, match="k must be at least 1"):
         retriever.search(queries, 0)
+    with pytest.raises(ValueError, match="candidates must be at least 1, got 0"):
+        EngineRetriever(vectors, colbert, first=first, candidates=0)
+    weights.where = {}
+    for run in retriever.search(queries, 8).values():
+        assert [kinds_of[id] for id in run] == [{"kind": "1"}] * 8
 
 
 def test_filters_candidates_and_deletions(engine_of):
