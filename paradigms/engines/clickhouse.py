@@ -308,10 +308,10 @@ class ClickHouseEngine(Engine):
             unnumbered = f"SELECT 1 FROM {self.tokens} WHERE token = {NO_ID} LIMIT 1"
             if query.ids is None or self.rows(unnumbered):
                 raise ValueError("an alignment of equal ids needs the token ids of queries and documents")
-        weighed = bool(self.rows(f"SELECT 1 FROM {self.tokens} WHERE salience != 1 LIMIT 1"))
         where = self._current(query, among)
         if isinstance(recipe.align, EqualIds | PositiveEqualIds):
             return self._matching(query, recipe.align, recipe.normalise, k, where)
+        weighed = bool(self.rows(f"SELECT 1 FROM {self.tokens} WHERE salience != 1 LIMIT 1"))
         rows = similarities(query, self.tokens, self.numbers, weighed, where)
         retrieved = self._retrieved(rows, query, recipe) if recipe.reads_pool else None
         if retrieved is not None and not retrieved.shape[1]:
