@@ -62,8 +62,10 @@ from accelerate import Accelerator
 from rich.console import Console
 
 from paradigms import Paradigm, load
+from paradigms.cli.indexed import is_indexed, open_folder, same_texts
 from paradigms.data import Collection, Corpus
 from paradigms.data.pieces import Pieces
+from paradigms.engines import EngineRetriever
 from paradigms.find import INDEXES, Store
 from paradigms.identity import identity
 from paradigms.io.files import write_json
@@ -171,14 +173,19 @@ def open_encoded(
     collection: Collection,
     passages: int = 0,
     corpus: Corpus | None = None,
-) -> Indexed | Merged:
-    """Open an index that this script made in a folder, including all of its parts.
+) -> Indexed | Merged | EngineRetriever:
+    """Open an index that this script made in a folder, including all of its parts, or the command `index`.
 
     corpus: the documents or passages, for explanations.
 
     Raises ValueError if the index was built from other weights, documents or passage lengths, and
     FileNotFoundError if there is no finished index.
     """
+    if is_indexed(folder):
+        opened = open_folder(folder, paradigm)
+        if not same_texts(opened.pieces.corpus, corpus or Pieces(collection.corpus, passages).corpus):
+            raise ValueError(f"{folder} holds other documents, or passages of other words: index it again")
+        return opened.index
     file = Path(folder) / "config.json"
     if not file.is_file():
         raise FileNotFoundError(f"{file} is missing: {folder} is not what experiments/encode.py writes")

@@ -126,11 +126,16 @@ def main(settings: Settings) -> None:
     folder = held(settings.output)
     torch.set_num_threads(settings.threads)
     rows: Rows = []
+    failed: list[str] = []
     with refusing():
         collection = open_collection(settings.collection, None, console)
         for name in settings.paradigms:
             with TemporaryDirectory() as work:
-                rows += rows_of(name, collection, settings, folder, Path(work))
+                measured, errors = rows_of(name, collection, settings, folder, Path(work))
+            rows += measured
+            failed += errors
+    for error in failed:
+        console.print(f"failed: {error}")
     missing = sorted({name for names in PACKAGES.values() for name in names if find_spec(name) is None})
     left_out = f" Not installed, and left out: {', '.join(missing)}." if missing else ""
     texts, asked = drawn(collection, settings)
@@ -140,6 +145,7 @@ def main(settings: Settings) -> None:
         f"{settings.threads} thread{several}, {settings.clock.replace('cpu', 'CPU')} seconds. build s: from "
         "encoded vectors. ms: the median and the 10th and 90th percentile over queries. Engines score MaxSim "
         f"only, ClickHouse other alignments, too.{left_out if settings.engines else ''}"
+        + "".join(f" Failed: {error}." for error in failed)
     )
     sections = {"costs": Section("Serving costs", rows=rows)}
     larger = [row for name in settings.paradigms for row in growth(name, rows, len(texts))]
@@ -184,8 +190,10 @@ def candidates_of(engine: str) -> int:
     return int(engine.split()[1]) if " " in engine else 0
 
 
-def rows_of(name: str, collection: Collection, settings: Settings, folder: Path, work: Path) -> Rows:
-    """Return a row for every index and engine that supports the paradigm.
+def rows_of(
+    name: str, collection: Collection, settings: Settings, folder: Path, work: Path
+) -> tuple[Rows, list[str]]:
+    """Return a row for each index and engine that supports the paradigm, and the errors of those that fail.
 
     The folder keeps the encoded documents and what was measured, which is not measured again.
     """
@@ -233,10 +241,17 @@ def rows_of(name: str, collection: Collection, settings: Settings, folder: Path,
     question = asdict(settings) | {"paradigms": [name], "content": collection.fingerprint}
     question |= {"output": "", "only": [], "candidates": [], "model": base.manifest.get("identity")}
     rows: Rows = []
+    failed: list[str] = []
     with progress_bar() as bar:
         for what, job in bar.track(jobs.items(), description=name):
             file = folder / "measured" / name / f"{folder_name(what)}.json"
-            size, seconds, milliseconds, answers = measured_once(file, question, job)
+            try:
+                size, seconds, milliseconds, answers = measured_once(file, question, job)
+            except Exception as error:  # of any engine
+                if not wanted:
+                    raise
+                failed.append(f"{name}, {what}: {error}")
+                continue
             wanted = wanted or answers
             row = {"paradigm": name, "vectors": vectors, "h": dim}
             row |= {"engine": what, "bytes/document": size / len(base), "build s": seconds}
@@ -248,7 +263,7 @@ def rows_of(name: str, collection: Collection, settings: Settings, folder: Path,
                 quality = on_split(run, collection.split(settings.split).only(asked), ["nDCG@10"])
                 row["nDCG@10"] = shown(quality.intervals()["nDCG@10"])
             rows.append(row)
-    return rows
+    return rows, failed
 
 
 def encoded(model: Paradigm, texts: Mapping[str, str], place: Path) -> Store:
@@ -428,39 +443,40 @@ def measure_clickhouse(
     """
     now = clock(settings)
     folder = work / CLICKHOUSE
-    vectors = ClickHouseEngine(str(folder), model.encoder.dim, numbers="BFloat16")
-    weights = ClickHouseEngine(str(folder), 1, database="terms")
-    used = [vectors, weights][: 1 + by_terms]
-    seconds = size = 0.0
-    for engine in used:
-        engine.run(f"SET max_threads = {settings.threads}")
-        name = engine.place.rpartition("/")[2]
-        built = work / f"{name}.json"
-        if not built.is_file():
-            began = now()
-            if engine is vectors:
-                hand_over(base, model, engine)
-            else:
-                for block in terms[0].blocks(BLOCK, np.arange(len(terms[0]))):
-                    engine.write(terms[0].names(block), terms[0].tokens(block))
-            for table in (engine.tokens, engine.documents):
-                engine.run(f"OPTIMIZE TABLE {table} FINAL")
-            write_json(built, {"seconds": now() - began})
-        seconds += json_or_empty(built)["seconds"]
-        parts = f"SELECT sum(bytes_on_disk) AS size FROM system.parts WHERE active AND database = '{name}'"
-        size += engine.rows(parts)[0]["size"]
-    vectors.candidates = 0 if by_terms else count
+    with ExitStack() as opened:
+        vectors = ClickHouseEngine(str(folder), model.encoder.dim, numbers="BFloat16")
+        weights = ClickHouseEngine(str(folder), 1, database="terms")
+        opened.callback(vectors.close)
+        opened.callback(weights.close)
+        used = [vectors, weights][: 1 + by_terms]
+        seconds = size = 0.0
+        for engine in used:
+            engine.run(f"SET max_threads = {settings.threads}")
+            name = engine.place.rpartition("/")[2]
+            built = work / f"{name}.json"
+            if not built.is_file():
+                began = now()
+                if engine is vectors:
+                    hand_over(base, model, engine)
+                else:
+                    for block in terms[0].blocks(BLOCK, np.arange(len(terms[0]))):
+                        engine.write(terms[0].names(block), terms[0].tokens(block))
+                for table in (engine.tokens, engine.documents):
+                    engine.run(f"OPTIMIZE TABLE {table} FINAL")
+                write_json(built, {"seconds": now() - began})
+            seconds += json_or_empty(built)["seconds"]
+            parts = f"system.parts WHERE active AND database = '{name}'"
+            size += engine.rows(f"SELECT sum(bytes_on_disk) AS size FROM {parts}")[0]["size"]
+        vectors.candidates = 0 if by_terms else count
 
-    def find(n: int) -> dict[str, float]:
-        among = None
-        if by_terms:
-            first = weights.rank(terms[1][n : n + 1], Recipe(BM25, EqualIds(), "one"), count)
-            among = [hit.id for hit in first]
-        return dict(hit[:2] for hit in vectors.rank(queries[n : n + 1], model.recipe, K, among))
+        def find(n: int) -> dict[str, float]:
+            among = None
+            if by_terms:
+                first = weights.rank(terms[1][n : n + 1], Recipe(BM25, EqualIds(), "one"), count)
+                among = [hit.id for hit in first]
+            return dict(hit[:2] for hit in vectors.rank(queries[n : n + 1], model.recipe, K, among))
 
-    timings = timed(find, len(queries.mask), settings.rounds, now)
-    weights.close()
-    vectors.close()
+        timings = timed(find, len(queries.mask), settings.rounds, now)
     return int(size), seconds, *timings
 
 

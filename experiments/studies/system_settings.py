@@ -20,7 +20,7 @@ class SystemSettings:
     training: dict[str, Any] = field(default_factory=dict)  # fields of `TrainingSettings`
     backbone: str = ""  # "" = the common backbone
     checkpoint: str = ""  # a saved paradigm, compared without training
-    index: str = ""  # folder that experiments/encode.py made with the checkpoint
+    index: str = ""  # folder that experiments/encode.py or `paradigms index` made with the checkpoint
     fuse: list[str] = field(default_factory=list)  # systems of the comparison, or bm25, whose runs are fused
     fusion: Literal["rrf", "sum"] = "rrf"
     weights: list[float] = field(default_factory=list)  # for fusion; [] = equal, or for "sum" chosen on dev

@@ -169,12 +169,16 @@ def finished(name: str, data: ComparisonData, seed: int | None = None) -> Retrie
     settings = data.settings
     runs = {t.seed: run for run, t in training_runs(settings).items() if t == (name, t.seed, False)}
     folder = Path(settings.output) / runs.get(seed, name)
-    index = Path(settings.chosen[name].index or folder) / "index"
+    encoded = settings.chosen[name].index
     model: Any = load(folder / "checkpoint")
-    if not index.is_dir():
-        return retriever_of(model, data.collection.corpus, first=data.bm25)
     pieces = data.pieces
-    return Passages(Indexed.open(index, model, pieces.corpus), pieces, settings.best_passages)
+    if encoded:
+        index: Retriever = open_encoded(encoded, model, data.collection, settings.passages, pieces.corpus)
+    elif (folder / "index").is_dir():
+        index = Indexed.open(folder / "index", model, pieces.corpus)
+    else:
+        return retriever_of(model, data.collection.corpus, first=data.bm25)
+    return Passages(index, pieces, settings.best_passages)
 
 
 def check(system: SystemSettings, collection: Collection, settings: Any) -> None:

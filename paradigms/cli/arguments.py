@@ -84,7 +84,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--engine-options": {
         "default": "{}",
         "metavar": "JSON",
-        "help": 'more arguments of the engine\'s class, such as \'{"database": "notes"}\'',
+        "help": 'more arguments of the engine\'s class, such as \'{"database": "notes"}\'; first, bm25 or '
+        "another folder made by index from the same source, finds candidates (default 1000) to score",
     },
     "--model": {"help": f"checkpoint: a folder or a name on the hub (default: {PARADIGM} over {OFFLINE})"},
     "--paradigm": {

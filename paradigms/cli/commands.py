@@ -12,12 +12,14 @@ from paradigms.baselines.bm25 import BM25
 from paradigms.cli import show
 from paradigms.cli.arguments import program
 from paradigms.cli.indexed import (
+    BASELINE,
     Checkpoint,
     SearchFolder,
     check_indexed,
     is_indexed,
     open_folder,
     open_folders,
+    same_texts,
 )
 from paradigms.cli.indexing import index_source
 from paradigms.cli.queries import read_queries, refuse_blank, typed_lines
@@ -44,7 +46,7 @@ from paradigms.io.terminal import Terminal
 from paradigms.retrieve import Fused, Passages, Reranking, Retriever, WithoutOwn, fuse
 from paradigms.saving.hub import model_card, push_to_hub, results_of
 
-BASELINE, FUSED, TREC = "bm25", "fused", "trec"
+FUSED, TREC = "fused", "trec"
 
 
 def run_index(settings: argparse.Namespace) -> None:
@@ -297,8 +299,7 @@ def open_same(settings: argparse.Namespace) -> list[SearchFolder]:
                 f"{first.folder} has passages of {first.origin.words} words and {other.folder} of "
                 f"{other.origin.words}: index both with the same --words"
             )
-        texts = [dict(zip(system.corpus.ids, system.corpus, strict=True)) for system in (first, other)]
-        if texts[0] != texts[1]:  # compared by id, because an update changes the order
+        if not same_texts(first.corpus, other.corpus):
             raise ValueError(f"{first.folder} and {other.folder} hold different documents")
     names = [BASELINE, FUSED, *(system.name for system in systems)]
     if len(set(names)) < len(names):

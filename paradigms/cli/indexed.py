@@ -2,7 +2,7 @@
 
 corpus.jsonl contains the documents in BEIR format, and index/ is a `Store`. search.json (`Origin`) is written
 last; until then, .begun has its content. An engine (`paradigms.engines`) may store the vectors in place of
-index/. `indexing` builds and updates folders.
+index/, and another folder or BM25 (bm25/) find its candidates. `indexing` builds and updates folders.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from paradigms.baselines.bm25 import BM25
 from paradigms.cli.arguments import OFFLINE, PARADIGM, program
 from paradigms.data import Corpus
 from paradigms.data.assembly import Digest
@@ -27,7 +28,7 @@ from paradigms.data.beir import read_corpus
 from paradigms.data.pieces import Pieces
 from paradigms.data.texts import CORPUS, INDEX, MARKER
 from paradigms.encoder.backbone import for_search as encoding_only
-from paradigms.engines import EngineRetriever, open_engine
+from paradigms.engines import Engine, EngineRetriever, open_engine
 from paradigms.find import open_index
 from paradigms.find.recall import Choice
 from paradigms.identity import identity
@@ -38,6 +39,8 @@ from paradigms.model import Paradigm
 from paradigms.registry import PARADIGMS
 from paradigms.retrieve import Indexed, Merged, Passages, Retriever
 
+BASELINE = "bm25"
+SEARCHES = ("first", "candidates")  # options of an engine that an update may change
 BEGUN = ".begun"
 FRESH = ".fresh.jsonl"  # during an update, the source's current documents
 DOCUMENTS = "corpus"  # entry of the store's manifest: fingerprint of the documents at the last update
@@ -107,7 +110,18 @@ class Origin(Checkpoint):
     fingerprint: str  # of the documents
     passages: bool = False  # whether the index holds passages of the documents in corpus.jsonl
     engine: str = ""  # ENGINE:PLACE that stores the vectors, if not index/
-    engine_options: dict[str, Any] = field(default_factory=dict)
+    engine_options: dict[str, Any] = field(default_factory=dict)  # of its class, and `first_stage`
+
+    @property
+    def first_stage(self) -> dict[str, Any]:
+        """What finds an engine's candidates, if anything: `first`, "bm25" or a folder, and `candidates`."""
+        options = self.engine_options
+        return {name: options[name] for name in SEARCHES if name in options} if "first" in options else {}
+
+    def open_engine(self, model: Paradigm) -> Engine:
+        """Open the engine that stores the vectors."""
+        options = {name: value for name, value in self.engine_options.items() if name not in self.first_stage}
+        return open_engine(self.engine, model, **options)
 
     def pieces(self, corpus: Corpus) -> Pieces:
         """Cut the documents in corpus.jsonl into what is indexed."""
@@ -194,7 +208,7 @@ def open_folder(
     check_indexed([folder])
     origin = read_settings(Origin, folder / MARKER)
     if origin.engine:
-        return _open_engine(folder, origin, paradigm or origin.open(pickled=pickled), best)
+        return _open_engine(folder, origin, paradigm or origin.open(pickled=pickled), best, pickled)
     before: tuple[Any, ...] = ()
     while True:
         origin = read_settings(Origin, folder / MARKER)
@@ -217,16 +231,51 @@ def open_folder(
     return SearchFolder(folder, origin, corpus, Indexed(index, paradigm, pieces.corpus), pieces, best)
 
 
-def _open_engine(folder: Path, origin: Origin, paradigm: Paradigm, best: int) -> SearchFolder:
+def _open_engine(folder: Path, origin: Origin, paradigm: Paradigm, best: int, pickled: bool) -> SearchFolder:
     digest = Digest()
     corpus = read_corpus(folder / CORPUS, digest)
     if digest.hexdigest() != origin.fingerprint:
         raise ValueError(f"{folder / CORPUS} changed after it was indexed: index the source again")
     pieces = origin.pieces(corpus)
-    engine = open_engine(origin.engine, paradigm, **origin.engine_options)
+    stage = origin.first_stage
+    if stage:
+        stage["first"] = _open_first(stage["first"], folder, pieces.corpus, pickled)
+    engine = origin.open_engine(paradigm)
     engine.check_made(identity(paradigm.encoder))
-    retriever = EngineRetriever(engine, paradigm, pieces.corpus)
+    retriever = EngineRetriever(engine, paradigm, pieces.corpus, **stage)
     return SearchFolder(folder, origin, corpus, retriever, pieces, best)
+
+
+def _open_first(first: str, folder: Path, corpus: Corpus, pickled: bool) -> Retriever:
+    """Open what finds a folder's candidates. Raises ValueError if it has other documents than `corpus`."""
+    if first == BASELINE:
+        return BM25.load(folder / BASELINE, corpus)
+    check_first(first, folder)
+    opened = open_folder(first, pickled=pickled)
+    if not same_texts(opened.pieces.corpus, corpus):
+        raise ValueError(
+            f"{folder} and its first stage, {first}, hold different documents or passages: index the source "
+            "again, into both"
+        )
+    return opened.index
+
+
+def check_first(first: str, folder: Path) -> None:
+    """Raise ValueError unless the folder `first` can find the candidates of another folder."""
+    try:
+        check_indexed([first])
+    except (FileNotFoundError, ValueError) as error:
+        raise ValueError(f"the first stage of {folder}: {error}") from error
+    origin = read_settings(Origin, Path(first) / MARKER)
+    if origin.first_stage or Path(first).resolve() == folder.resolve():
+        raise ValueError(
+            f"the first stage of {folder}: name another index, without a first stage, not {first}"
+        )
+
+
+def same_texts(one: Corpus, other: Corpus) -> bool:
+    """Return whether two corpora have the same ids and texts, in any order, which an update changes."""
+    return dict(zip(one.ids, one, strict=True)) == dict(zip(other.ids, other, strict=True))
 
 
 def open_folders(folders: Sequence[str | Path], *, pickled: bool = False, best: int = 1) -> SearchFolder:

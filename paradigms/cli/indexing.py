@@ -17,19 +17,24 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import asdict, replace
 from itertools import chain, compress
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import parse_qs, urlsplit
 
+from paradigms.baselines.bm25 import BM25
 from paradigms.cli import show
 from paradigms.cli.indexed import (
+    BASELINE,
     BEGUN,
     DOCUMENTS,
     FRESH,
+    SEARCHES,
     Checkpoint,
     Origin,
     SearchFolder,
     absolute,
+    check_first,
     open_folder,
 )
 from paradigms.cli.sources import check_source, documents, is_text, words_of
@@ -39,11 +44,11 @@ from paradigms.data.beir import read_corpus, write_corpus
 from paradigms.data.collection import Document
 from paradigms.data.pieces import Pieces
 from paradigms.data.texts import CORPUS, INDEX, MARKER, visible
-from paradigms.engines import COLLECTIONS, index_corpus, open_engine
+from paradigms.engines import COLLECTIONS, index_corpus
 from paradigms.find import INDEXES, Index, open_index
 from paradigms.find.recall import Approximate
 from paradigms.identity import identity
-from paradigms.io.checks import naming, parse_json, read_settings
+from paradigms.io.checks import Range, check_type, naming, parse_json, read_settings
 from paradigms.io.files import locked, replace_file, write_json
 from paradigms.loading import as_paradigm
 from paradigms.model import Paradigm
@@ -115,7 +120,7 @@ def index_source(settings: argparse.Namespace, folder: Path) -> tuple[SearchFold
             )
             write_json(finished, asdict(replace(origin, fingerprint=digest.hexdigest())))
         begun.unlink(missing_ok=True)
-        return open_folder(folder, paradigm), problems
+        return open_folder(folder, paradigm, pickled=settings.pickled), problems
 
 
 def _engine(settings: argparse.Namespace, former: Origin | None, folder: Path) -> tuple[str, dict[str, Any]]:
@@ -139,6 +144,13 @@ def _engine(settings: argparse.Namespace, former: Origin | None, folder: Path) -
         )
     if not parts:
         place = os.path.abspath(place)
+    if "first" in options:
+        first = options["first"]
+        check_type("first", first, str)
+        check_type("candidates", options.get("candidates", 1), Annotated[int, Range(1, inf)])
+        if first != BASELINE:
+            check_first(first, folder)
+            options["first"] = os.path.abspath(first)
     if name in COLLECTIONS:
         options = {COLLECTIONS[name]: re.sub(r"\W", "_", folder.stem)} | options
     return f"{name}:{place}", options
@@ -162,7 +174,7 @@ def _fill_engine(
             f"{folder} holds documents of {former.source}: choose another --output and collection, or add "
             "--anew"
         )
-    with closing(open_engine(origin.engine, paradigm, **origin.engine_options)) as engine:
+    with closing(origin.open_engine(paradigm)) as engine:
         engine.check(paradigm)
         engine.check_made(identity(paradigm.encoder, anew=True))
         with naming(engine.place):
@@ -179,6 +191,8 @@ def _fill_engine(
                 engine.delete(stored)
         corpus = origin.pieces(read_corpus(folder / CORPUS)).corpus
         encoded, gone = index_corpus(engine, paradigm, corpus, precision=settings.precision, progress=True)
+    if origin.first_stage.get("first") == BASELINE:
+        BM25(corpus, progress=True).save(folder / BASELINE)
     write_json(folder / MARKER, asdict(replace(origin, fingerprint=digest.hexdigest())))
     show.tell(f"{engine.place} is up to date: {encoded:,} encoded, {gone:,} deleted")
 
@@ -284,14 +298,18 @@ def _check_origin(folder: Path, former: Origin, origin: Origin) -> None:
 
     The source and the model may have other names, because their contents are compared.
     """
-    changed = []
-    for name in ("kind", "words", "passages", "engine", "engine_options"):
-        old = getattr(former, name)
-        new = getattr(origin, name)
-        if old != new:
-            changed.append(f"{name.replace('_', ' ')} ({old}, not {new})")
+    before = _stored(former)
+    after = _stored(origin)
+    changed = [f"{name} ({old}, not {after[name]})" for name, old in before.items() if old != after[name]]
     if changed:
         raise FileExistsError(
             f"{folder} was made with other {', '.join(changed)}: choose another --output, or add --anew to "
             "index everything again"
         )
+
+
+def _stored(origin: Origin) -> dict[str, Any]:
+    """Return the settings on which the stored vectors depend, beside the source and the model."""
+    settings = {name: getattr(origin, name) for name in ("kind", "words", "passages", "engine")}
+    options = {name: value for name, value in origin.engine_options.items() if name not in SEARCHES}
+    return settings | {"engine options": options}

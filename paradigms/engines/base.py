@@ -27,6 +27,7 @@ from paradigms.model import Paradigm
 from paradigms.recipe import Recipe
 from paradigms.retrieve.indexed import text_of
 from paradigms.retrieve.retriever import Retriever
+from paradigms.retrieve.wrappers import WIDER
 from paradigms.store import Store
 from paradigms.store.shards import text_digest
 from paradigms.store.view import other_texts
@@ -269,9 +270,10 @@ class EngineRetriever:
     model: the model that encoded the documents; a search raises ValueError if another model did. corpus: the
     documents' texts, for `explain`; a search raises ValueError if it finds a document that the corpus lacks
     or that had another text when it was encoded. documents: ids to search; None means all. first: retriever
-    of the candidates of a search, such as one of term weights, with filters of its own; `candidates` is how
-    many documents it finds for the engine to score. A search of `documents` scores all of these instead.
-    Raises ValueError if the engine cannot score the model's vectors (`Engine.check`).
+    of the candidates of a search, such as one of term weights; `candidates` is how many documents it finds
+    for the engine to score, or more if fewer than k pass the engine's filters. A search of `documents` scores
+    all of these instead.
+    Raises ValueError if the engine cannot score the model's vectors (`Engine.check`), or if candidates < 1.
     """
 
     engine: Engine
@@ -283,10 +285,12 @@ class EngineRetriever:
 
     def __post_init__(self) -> None:
         self.engine.check(self.model)
+        if self.candidates < 1:
+            raise ValueError(f"candidates must be at least 1, got {self.candidates}")
 
     def size_in_bytes(self) -> int:
-        """Return 0, because the engine stores its documents elsewhere."""
-        return 0
+        """Return the size of `first`, because the engine stores its documents elsewhere."""
+        return 0 if self.first is None else self.first.size_in_bytes()
 
     @any_queries
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
@@ -294,14 +298,22 @@ class EngineRetriever:
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         if self.first is not None and self.documents is None:
-            candidates = self.first.search(queries, max(k, self.candidates), progress=progress)
-            run = self.rerank(queries, candidates, progress=progress)
-            return {
-                query: best_first({id: score for id, score in scores.items() if score > -inf}, k)
-                for query, scores in run.items()
-            }
+            return self._search_candidates(self.first, queries, k, progress)
         among = {} if self.documents is None else dict.fromkeys(queries, self.documents)
         return self._ranked(f"search {self.model.name}", queries, dict.fromkeys(queries, k), among, progress)
+
+    def _search_candidates(self, first: Retriever, queries: Mapping[str, str], k: int, progress: bool) -> Run:
+        run: Run = {query: {} for query in queries}
+        left = dict(queries)
+        depth = max(k, self.candidates)
+        while left:
+            candidates = first.search(left, depth, progress=progress)
+            for query, scores in self.rerank(left, candidates, progress=progress).items():
+                run[query] = best_first({id: score for id, score in scores.items() if score > -inf}, k)
+                if len(run[query]) == k or len(scores) < depth:
+                    del left[query]
+            depth *= WIDER
+        return run
 
     def only(self, ids: Iterable[str]) -> "EngineRetriever":
         """Return a retriever restricted further, to these documents. Ids that are not stored are ignored."""

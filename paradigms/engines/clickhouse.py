@@ -17,6 +17,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import chain
 from typing import Any
 from urllib.error import HTTPError
@@ -30,7 +31,7 @@ import torch
 from paradigms.align import EqualIds, PoolExcess, PoolTopK, PositiveEqualIds, pool_count
 from paradigms.core import Tokens
 from paradigms.engines.base import Engine, Hit, check_numbers
-from paradigms.engines.sql import check_alignment, imputed, relevance, similarities, vector_of
+from paradigms.engines.sql import check_alignment, equal_ids, imputed, relevance, similarities, vector_of
 from paradigms.impute import IMPUTATIONS
 from paradigms.io.checks import naming
 from paradigms.model import Paradigm
@@ -44,6 +45,7 @@ COLUMNS |= {"edition", "text", "pooled", "metadata", "made", "shard", "shards"}
 LONGEST = 1 << 30  # bytes of a statement, which names documents and contains a query's vectors
 GRANULE = 128  # rows that are read together: about two documents
 MOST = (1 << 24) - 1  # similarities that ClickHouse keeps in order, for each query token
+TOO_LARGE = re.compile("TOO_(BIG_AST|DEEP_AST|SLOW_PARSING)")  # errors of ClickHouse
 ADDRESS = re.compile(r"https?://")
 
 
@@ -222,8 +224,17 @@ class ClickHouseEngine(Engine):
         return [table for table in tables if table is not None]
 
     def rows(self, sql: str) -> list[dict[str, Any]]:
-        """Return the rows of all shards."""
-        return [row for table in self.run(sql) for row in table.to_pylist()]
+        """Return the rows of all shards. Raises ValueError if the statement is too large for ClickHouse."""
+        try:
+            tables = self.run(sql)
+        except (RuntimeError, ValueError) as error:
+            if TOO_LARGE.search(str(error)):
+                raise ValueError(
+                    "the query has too many tokens for this A, whose SQL has more than the 50,000 nodes that "
+                    "ClickHouse reads (max_ast_elements)"
+                ) from error
+            raise
+        return [row for table in tables for row in table.to_pylist()]
 
     def insert(self, table: str, rows: Any) -> None:
         """Insert rows of pyarrow, with a column `document`, into the shards of their documents."""
@@ -297,12 +308,10 @@ class ClickHouseEngine(Engine):
             unnumbered = f"SELECT 1 FROM {self.tokens} WHERE token = {NO_ID} LIMIT 1"
             if query.ids is None or self.rows(unnumbered):
                 raise ValueError("an alignment of equal ids needs the token ids of queries and documents")
-        weighed = bool(self.rows(f"SELECT 1 FROM {self.tokens} WHERE salience != 1 LIMIT 1"))
         where = self._current(query, among)
-        if among is None and isinstance(recipe.align, EqualIds | PositiveEqualIds):
-            best = self._matching(query, recipe, k, where, weighed)
-            if len(best) == k and best[-1].score > 0:
-                return best
+        if isinstance(recipe.align, EqualIds | PositiveEqualIds):
+            return self._matching(query, recipe.align, recipe.normalise, k, where)
+        weighed = bool(self.rows(f"SELECT 1 FROM {self.tokens} WHERE salience != 1 LIMIT 1"))
         rows = similarities(query, self.tokens, self.numbers, weighed, where)
         retrieved = self._retrieved(rows, query, recipe) if recipe.reads_pool else None
         if retrieved is not None and not retrieved.shape[1]:
@@ -317,13 +326,16 @@ class ClickHouseEngine(Engine):
             scored = relevance(query, recipe.align, recipe.normalise, rows, floors, weighed)
         return self._best(scored, k)
 
-    def _matching(self, query: Tokens, recipe: Recipe, k: int, where: str, weighed: bool) -> list[Hit]:
-        """Return the k best documents among those with ids of the query, read alone; others' rel is 0."""
-        if recipe.normalise == "document_tokens":  # which counts all rows
-            return []
-        ids = ", ".join(map(str, [] if query.ids is None else query.ids.flatten().tolist()))
-        rows = similarities(query, self.tokens, self.numbers, weighed, f"token IN ({ids}) AND {where}")
-        return self._best(relevance(query, recipe.align, recipe.normalise, rows, [], weighed), k)
+    def _matching(
+        self, query: Tokens, align: EqualIds | PositiveEqualIds, normalise: str, k: int, where: str
+    ) -> list[Hit]:
+        """Return the k best documents; those without ids of the query, whose rel is 0, only if needed."""
+        statement = partial(equal_ids, query, align, normalise, self.tokens, self.numbers, where)
+        if normalise != "document_tokens":  # which counts all rows
+            best = self._best(statement(all_documents=False), k)
+            if len(best) == k and best[-1].score > 0:
+                return best
+        return self._best(statement(all_documents=True), k)
 
     def _best(self, scored: str, k: int) -> list[Hit]:
         """Return the k best of a statement's rows, with the columns `document` and `score`."""

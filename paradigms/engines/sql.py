@@ -1,7 +1,8 @@
 """rel(d, q) = 1/Z · Σ(DᵀQ ⊙ A) as SQL of ClickHouse, over a table with a row for each document token.
 
 `relevance` turns an alignment A and a normaliser Z into one statement that groups the rows by document. It
-equals `core.rel` for every A of `ALIGNED`. `imputed` equals `impute.imputed_rel` (Lee et al. 2023, Eq. 4).
+equals `core.rel` for every A of `ALIGNED`, and `equal_ids` for A of equal ids, where a query may have tens of
+thousands of terms. `imputed` equals `impute.imputed_rel` (Lee et al. 2023, Eq. 4).
 """
 
 from collections.abc import Callable, Sequence
@@ -75,11 +76,6 @@ def _document_to_query(align: DocumentToQuery, column: Column) -> tuple[str, str
     return f"sumIf({column.similarity} * u, {chosen})", f"sumIf(u, {chosen})"
 
 
-def _positive_equal_ids(align: PositiveEqualIds, column: Column) -> tuple[str, str]:
-    positive = f" AND {column.similarity} > 0" if column.id is not None and column.id >= 0 else ""
-    return column.maximum(f"token = {column.id}{positive}")
-
-
 def _table_excess(align: TableExcess, column: Column) -> tuple[str, str]:
     if column.id is None:
         raise ValueError("TableExcess needs the ids of query tokens; Tokens.ids is None")
@@ -93,8 +89,6 @@ ALIGNED: dict[type[Alignment], Callable[[Any, Column], tuple[str, str]]] = {
     QueryToDocument: lambda align, column: column.maximum(),
     Idf: lambda align, column: column.maximum(),  # its weights become saliences (`Alignment.with_salience`)
     DocumentToQuery: _document_to_query,
-    EqualIds: lambda align, column: column.maximum(f"token = {column.id}"),
-    PositiveEqualIds: _positive_equal_ids,
     PoolTopK: lambda align, column: column.maximum(f"{column.similarity} >= {column.floor!r}"),
     Excess: lambda align, column: column.excess(float(align.tau)),
     TableExcess: _table_excess,
@@ -108,24 +102,24 @@ ALIGNED: dict[type[Alignment], Callable[[Any, Column], tuple[str, str]]] = {
 
 def check_alignment(align: Alignment) -> None:
     """Raise ValueError unless there is SQL for the alignment."""
-    if type(align) not in ALIGNED:
-        names = ", ".join(kind.__name__ for kind in ALIGNED)
+    if type(align) not in (kinds := (*ALIGNED, EqualIds, PositiveEqualIds)):
+        names = ", ".join(kind.__name__ for kind in kinds)
         raise ValueError(f"{align} has no SQL; ALIGNED of {__name__} has it for {names}")
 
 
-def _normaliser(name: str, weights: Sequence[str]) -> str:
+def _normaliser(name: str, count: int, total: str, retrieved: str) -> str:
+    """Return SQL of Z. count: query tokens. total: SQL of ΣA. retrieved: of the query tokens with ΣA > 0."""
     match name:
         case "one":
             return "1"
         case "query_tokens":
-            return str(len(weights))
+            return str(count)
         case "document_tokens":
             return "rows"
         case "total":
-            return f"greatest({' + '.join(weights)}, {SMALLEST})"
+            return f"greatest({total}, {SMALLEST})"
         case "retrieved":
-            counted = " + ".join(f"toFloat64({weight} > 0)" for weight in weights)
-            return f"greatest({counted}, {SMALLEST})"
+            return f"greatest({retrieved}, {SMALLEST})"
     raise ValueError(f"the normaliser {name!r} has no SQL")
 
 
@@ -158,10 +152,53 @@ def relevance(
         for n in range(count)
     ]
     aggregates = [f"{value} AS v{n}, {weight} AS w{n}" for n, (value, weight) in enumerate(pairs)]
-    matched = " + ".join(f"{u!r} * v{n}" for n, u in enumerate(salience))
-    Z = _normaliser(normalise, [f"{u!r} * w{n}" for n, u in enumerate(salience)])
+    matched = _sum([f"{u!r} * v{n}" for n, u in enumerate(salience)])
+    weights = [f"{u!r} * w{n}" for n, u in enumerate(salience)]
+    Z = _normaliser(normalise, count, _sum(weights), _sum([f"toFloat64({weight} > 0)" for weight in weights]))
     grouped = f"SELECT document, count() AS rows, {', '.join(aggregates)} FROM ({rows}) GROUP BY document"
-    return f"SELECT document, ({matched}) / {Z} AS score FROM ({grouped})"
+    return f"SELECT document, {matched} / {Z} AS score FROM ({grouped})"
+
+
+def equal_ids(
+    query: Tokens,
+    align: EqualIds | PositiveEqualIds,
+    normalise: str,
+    table: str,
+    numbers: str,
+    where: str,
+    *,
+    all_documents: bool,
+) -> str:
+    """Return SQL as of `relevance`, whose rows are joined with the query's tokens of the same id.
+
+    where: SQL that limits the rows of `table`. all_documents: whether to list documents without an id of the
+    query, too, whose rel is 0. Otherwise, other rows are not read, and Z cannot be the number of all rows.
+    """
+    assert query.ids is not None
+    count = query.mask.shape[-1]
+    salience = [1.0] * count if query.salience is None else query.salience[0, 0].tolist()
+    vectors = query.vectors[0, 0].double().tolist()
+    columns = zip(range(count), query.ids[0, 0].tolist(), salience, vectors, strict=True)
+    # As one string, the query is one node of ClickHouse's syntax tree, which has at most 50,000.
+    tokens = f"'[{','.join(map(str, columns))}]'::Array(Tuple(UInt32, Int64, Float64, Array({numbers})))"
+    asked = f"SELECT t.1 AS j, t.2 AS token, t.3 AS u, t.4 AS other FROM (SELECT arrayJoin({tokens}) AS t)"
+    rows = (
+        f"SELECT document, token, salience, vector FROM {table} WHERE token IN (SELECT token FROM ({asked}))"
+    )
+    pairs = (
+        "SELECT document, j, u * salience AS weight, dotProduct(vector, other) AS s "
+        f"FROM ({rows} AND {where}) AS stored INNER JOIN ({asked}) AS asked ON stored.token = asked.token"
+    )
+    if isinstance(align, PositiveEqualIds):
+        pairs += " WHERE s > 0 OR stored.token < 0"
+    best = f"SELECT document, max(s) AS best, argMax(weight, s) AS w FROM ({pairs}) GROUP BY document, j"
+    sums = "sum(best * w) AS matched, sum(w) AS total, countIf(w > 0) AS retrieved"
+    scored = f"(SELECT document, {sums} FROM ({best}) GROUP BY document) AS scored"
+    if all_documents:
+        documents = f"SELECT document, count() AS rows FROM {table} WHERE {where} GROUP BY document"
+        scored = f"({documents}) AS documents LEFT JOIN {scored} USING document"
+    Z = _normaliser(normalise, count, "total", "retrieved")
+    return f"SELECT document, matched / {Z} AS score FROM {scored}"
 
 
 def imputed(rows: str, floors: Sequence[float], missing: Sequence[float]) -> str:
@@ -178,10 +215,15 @@ def imputed(rows: str, floors: Sequence[float], missing: Sequence[float]) -> str
         reached.append(retrieved)
         values.append(f"if({retrieved}, max(s{n}), {0.0 if isnan(value) else value!r})")
         counted.append(retrieved if isnan(value) else "1")
-    score = f"({' + '.join(values)}) / greatest({' + '.join(counted)}, 1)"
+    score = f"{_sum(values)} / greatest({_sum(counted)}, 1)"
     any_ = " OR ".join(reached)
     return f"SELECT document, {score} AS score, {any_} AS reached FROM ({rows}) GROUP BY document"
 
 
 def vector_of(numbers: Sequence[float], kind: str) -> str:
     return f"[{', '.join(map(repr, numbers))}]::Array({kind})"
+
+
+def _sum(terms: Sequence[str]) -> str:
+    """Return SQL of a sum whose depth, which ClickHouse limits, does not grow with the terms."""
+    return f"arraySum([{', '.join(terms)}])"

@@ -114,8 +114,9 @@ def searching(retriever: Any, query: str, k: int) -> Cost:
     if isinstance(retriever, Fused):
         depth = max(k, retriever.depth)
         return sum((searching(one, query, depth) for one in retriever.retrievers), Cost())
-    if isinstance(retriever, Reranking):
-        return searching(retriever.first, query, k) + reranking(retriever, query, k)
+    if first := getattr(retriever, "first", None):  # of `Reranking` or an engine
+        depth = max(k, getattr(retriever, "candidates", k))
+        return searching(first, query, depth) + reranking(retriever, query, depth)
     if not isinstance(retriever, Indexed):
         return reranking(retriever, query, k)
     index = retriever.index

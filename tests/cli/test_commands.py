@@ -449,6 +449,64 @@ def test_an_engine_takes_the_place_of_an_index(source, models, capsys, tmp_path_
     assert "searched alone" in refused("search", "engine.index", "notes.index", query)
 
 
+@needs.clickhouse
+@pytest.mark.parametrize(
+    ("first", "place", "missing"),
+    [
+        ("bm25", "colbert.index/bm25", "holds no saved BM25"),
+        ("coil.index", "coil.index", "the first stage of colbert.index: "),
+    ],
+)
+def test_a_first_stage_finds_an_engines_candidates(
+    source, models, capsys, tmp_path_factory, first, place, missing
+):
+    (source / "wood.txt").write_text("a cold fish and wood")
+    address = f"clickhouse:{tmp_path_factory.getbasetemp() / 'clickhouse'}"
+
+    def command(model, database, **options):
+        called = [
+            "index",
+            "notes",
+            "--model",
+            models[model],
+            "--output",
+            f"{model}.index",
+            "--engine",
+            address,
+        ]
+        return *called, "--engine-options", json.dumps({"database": f"{database} {first}"} | options)
+
+    def found(*more):
+        return {row["id"]: row["score"] for row in found_by(capsys, "search", "colbert.index", "fish", *more)}
+
+    main([*map(str, command("coil", "terms"))])
+    main([*map(str, command("colbert", "vectors"))])
+    candidates = {id: score for id, score in found().items() if id in ("fish.txt:1", "wood.txt:1")}
+    assert found("-k", "2").keys() != candidates.keys()
+    staged = command("colbert", "vectors", first=first, candidates=2)
+    assert "0 encoded" in printed(capsys, *staged)[1]
+    assert found("-k", "2") == pytest.approx(candidates)
+    Path("ids").write_text("snow.txt:1")
+    assert found("--among", "ids").keys() == {"snow.txt:1"}
+    assert "rel = " in printed(capsys, "explain", "colbert.index", "fish")[0]
+    assert (open_folder("colbert.index").retriever.size_in_bytes() > 0) == (first == "bm25")
+    for wrong, said in (
+        ({"candidates": 0}, "candidates must be at least 1"),
+        ({"first": 3}, "first=3; it must be str"),
+        ({"first": "colbert.index"}, "name another index, without a first stage"),
+        ({"first": "unknown"}, "unknown is not an index"),
+    ):
+        assert said in refused(*command("colbert", "vectors", **{"first": first} | wrong))
+    (source / "wood.txt").write_text("warm wood")
+    if first == "coil.index":
+        assert "different documents" in refused("index", "notes", "--output", "colbert.index", *staged[2:4])
+        main([*map(str, command("coil", "terms"))])
+    main([*map(str, command("colbert", "vectors", first=first, candidates=1))])
+    assert found("-k", "1").keys() == {"fish.txt:1"}
+    Path(place).rename("gone")
+    assert missing in refused("search", "colbert.index", "fish")
+
+
 def test_a_search_among_some_documents(judged, models, capsys):
     index(judged, models["colbert"], "--output", "one", "--passages", "--words", "2")
     ids = judged.parents[0] / "ids"

@@ -141,11 +141,11 @@ def test_a_search_of_term_weights_reads_its_terms_alone(engine_of, monkeypatch, 
         assert_same(scores, expected[order])
         assert {hit.id for hit in ranked if hit.score} == {ids[n] for n in order if expected[n]}
     assert expected.topk(8).values[-1] > 0
-    assert ["token IN" in sql for sql in statements] == [True, True, False]
+    assert ["LEFT JOIN" in sql for sql in statements] == [False, False, True]
 
 
 def test_term_weights_choose_candidates(tiny_bert, engine_of):
-    """SPLADE's weights in one database, ColBERT's vectors in another, filters in both."""
+    """SPLADE's weights in one database, ColBERT's vectors in another, filters in both, then in one alone."""
     torch.manual_seed(0)
     documents = Corpus.of(texts(60, 0))
     splade = PARADIGMS["splade"](tiny_bert, tied_head=True, most_terms=12, **LENGTHS)
@@ -173,6 +173,11 @@ def test_term_weights_choose_candidates(tiny_bert, engine_of):
     assert all(run.keys() == {missed} for run in retriever.only([missed]).search(queries, 3).values())
     with pytest.raises(ValueError, match="k must be at least 1"):
         retriever.search(queries, 0)
+    with pytest.raises(ValueError, match="candidates must be at least 1, got 0"):
+        EngineRetriever(vectors, colbert, first=first, candidates=0)
+    weights.where = {}
+    for run in retriever.search(queries, 8).values():
+        assert [kinds_of[id] for id in run] == [{"kind": "1"}] * 8
 
 
 def test_filters_candidates_and_deletions(engine_of):
@@ -283,6 +288,15 @@ def test_many_documents_and_long_queries(engine_of):
     vectors = torch.randn(1, 1, 24, 1024)
     engine.write(["a"], Tokens(vectors, torch.ones(1, 1, 24, dtype=torch.bool)))
     assert top(engine, vectors[0, 0].numpy(), 1)[0][0] == "a"
+    terms = torch.arange(30_000)[None, None]
+    asked = Tokens(torch.ones(1, 1, 30_000, 1), torch.ones(1, 1, 30_000, dtype=torch.bool), ids=terms)
+    engine = engine_of(1, database="terms", numbers="BFloat16")
+    engine.write(["b"], asked.map(lambda t: t[:, :, :100]))
+    assert engine.rank(asked, Recipe("terms", EqualIds(), "one"), 1) == [("b", 100, 0)]
+    with pytest.raises(
+        ValueError, match="has too many tokens for this A, whose SQL has more than the 50,000"
+    ):
+        engine.rank(asked, Recipe("MaxSim", QueryToDocument(), "one"), 1)
 
 
 def test_a_pool_that_is_empty_or_smaller_than_k(engine_of):

@@ -9,10 +9,12 @@ import torch
 from compare import Settings
 from studies.learning import Learning, choices
 
+from paradigms.cli.arguments import main
 from paradigms.data import load_collection, read_run
 from paradigms.data.identical import own_documents
 from paradigms.evaluate.table import Cell, ResultTable
 from paradigms.retrieve import fuse
+from tests import needs
 from tests.experiments.scripts import run
 from tests.near import assert_within_rounding
 from tests.tiny import WORDS as TEXT
@@ -110,3 +112,21 @@ def test_an_index_of_passages_reranks_as_the_comparison_does(results: Path, argu
     assert read_run(tmp_path / "out" / "fused.run") == fuse([read_run(before), found], [0.5, 0.5], "sum")
     with pytest.raises(SystemExit, match="holds passages of 5 words, not 0"):
         run("rerank", **again)
+
+
+@needs.clickhouse
+def test_an_engines_index_is_compared_with_its_first_stage(
+    results: Path, arguana: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+):
+    checkpoint = results / "colbert" / "checkpoint"
+    engine = f"clickhouse:{tmp_path_factory.getbasetemp() / 'clickhouse'}"
+    options = json.dumps({"database": "compared", "first": "bm25", "candidates": 6})
+    made = ["index", str(arguana), "--output", str(tmp_path / "index"), "--model", str(checkpoint)]
+    main([*made, "--engine", engine, "--engine-options", options])
+    systems = json.dumps({"mine": {"checkpoint": str(checkpoint), "index": str(tmp_path / "index")}})
+    flags = {"collection": arguana, "output": tmp_path / "out", "systems": systems, "depth": 6, "steps": 0}
+    run("compare", **flags, tracker="none")
+    found, first = (read_run(tmp_path / "out" / "runs" / f"{name}.retrieve.run") for name in ("mine", "bm25"))
+    assert {query: set(scores) for query, scores in found.items()} == {q: set(s) for q, s in first.items()}
+    with pytest.raises(SystemExit, match="other documents, or passages of other words"):
+        run("compare", *PASSAGES, **flags | {"output": tmp_path / "other"}, tracker="none")

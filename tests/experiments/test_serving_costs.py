@@ -59,14 +59,28 @@ def test_growth_keeps_the_time_of_candidates() -> None:
     assert few["TB"] == pytest.approx(8.84, rel=1e-3)
 
 
-def test_all_documents_are_measured_with_quality_and_once(
-    words: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_all_documents_are_measured_with_quality_and_once_and_failures_named(
+    words: Path,
+    tiny_bert: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     settings = serving_costs.Settings(
         collection=str(words), documents=0, queries=0, backbone=str(tiny_bert), bits=[8], rounds=1,
         threads=1, clock="cpu", engines=False, output=str(tmp_path / "out"), paradigms=["dpr", "bm25"],
         **LENGTHS,
     )  # fmt: skip
+    measure = serving_costs.measure_index
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            serving_costs,
+            "measure_index",
+            lambda *of, **how: measure(*of, **how) if of[5].name != "faiss" else int("no FAISS"),
+        )
+        serving_costs.main(settings)
+    assert "failed: dpr, FAISS: invalid literal" in capsys.readouterr().out
+    assert "FAISS" not in (tmp_path / "out" / "costs.json").read_text()
     serving_costs.main(settings)
     rows = json.loads((tmp_path / "out" / "costs.json").read_text())
     assert {row["engine"] for row in rows} == {
