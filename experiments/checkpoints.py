@@ -76,7 +76,7 @@ from paradigms.encoder.towers import TwoTowers
 from paradigms.evaluate import per_query
 from paradigms.find import kinds
 from paradigms.io.command_line import flags, folder_name
-from paradigms.io.terminal import shown as told
+from paradigms.io.terminal import shown as printable
 from paradigms.loading import as_paradigm
 from paradigms.recipe import Recipe
 from paradigms.retrieve import Indexed, Retriever, WithoutOwn
@@ -125,7 +125,7 @@ def main(settings: Settings) -> None:
                 }
                 results[folder_name(name), title(checkpoint)] = measured_once(file, question, measure)
             except FAILURES as error:
-                missing.append(f"{title(checkpoint)} on {folder_name(name)}: {told(error)}")
+                missing.append(f"{title(checkpoint)} on {folder_name(name)}: {printable(error)}")
                 console.print(f"Left out: {missing[-1]}")
     summary = f"Exact search of {'; '.join(counts)}."
     publish(

@@ -53,7 +53,7 @@ from paradigms.baselines.bm25 import BM25
 from paradigms.data import Corpus, Split, write_folder
 from paradigms.encoder.backbone import load_model, load_tokenizer
 from paradigms.io.device import chosen_device
-from paradigms.io.files import held, write_text
+from paradigms.io.files import lock_until_exit, write_text
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
 from paradigms.train.negatives import mine
@@ -73,7 +73,7 @@ def main(settings: Settings) -> None:
     for name, split in collection.splits.items():
         if name != "train" and split.answers:
             raise SystemExit(f"{collection.name}: its split {name} has answers, which no BEIR folder holds")
-    keep_settings(kept, held(folder), {"output", "rank", "retriever"})
+    keep_settings(kept, lock_until_exit(folder), {"output", "rank", "retriever"})
     with refusing():
         pairs = written(collection.corpus, settings, folder / "written.jsonl")
         good = found_again(collection.corpus, pairs, settings)

@@ -62,7 +62,7 @@ from paradigms.encoder.precision import autocast
 from paradigms.io.checks import json_or_empty
 from paradigms.io.device import chosen_device, processor
 from paradigms.io.files import write_json
-from paradigms.io.terminal import Terminal, shown
+from paradigms.io.terminal import Terminal, printable
 from paradigms.scoring import in_batch
 from paradigms.train.checkpoints import HISTORY
 from paradigms.train.loop import TrainingSettings
@@ -441,7 +441,7 @@ def outcome(check: str, device: torch.device) -> tuple[str, float | None, Sectio
         except Needs as need:
             result = str(need)
         except Exception as error:  # the other checks go on
-            rows = [{"error": f"{type(error).__name__}: {shown(error)}"}]
+            rows = [{"error": f"{type(error).__name__}: {printable(error)}"}]
             result = "failed"
     seconds = None if result.startswith("needs") else time.monotonic() - began
     return result, seconds, Section((CHECKS[check].__doc__ or "").strip(), "", rows)

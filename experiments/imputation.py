@@ -49,7 +49,7 @@ from studies.claims import Study
 from studies.curves import Curves, Values
 from studies.gains import training_section
 from studies.model_runs import Job, StudyData, bind, bind_collection, encoder_job, open_study, run_jobs
-from studies.pages import Measured, Section, publish, shown
+from studies.pages import Measured, Section, publish, interval_text
 
 from paradigms import Paradigm, load
 from paradigms.align import PoolExcess
@@ -248,7 +248,7 @@ def system_rows(
         name = name_of(cell[0], loss, cell[1])
         ks = "/".join(f"{seed['chosen']['imputed']['k']:,}" for seed in seeds)
         values = {
-            system: shown(seeds_interval(study.values[NDCG][f"{name}, {system}"]))
+            system: interval_text(seeds_interval(study.values[NDCG][f"{name}, {system}"]))
             if n == 0
             else f"{study.values[NDCG][f'{name}, {system}'].mean():.3f}"
             for n, system in enumerate(SYSTEMS)

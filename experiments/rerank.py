@@ -70,7 +70,7 @@ from paradigms.evaluate import (
     write_per_query,
 )
 from paradigms.evaluate.tuning import tune_weights
-from paradigms.io.files import held, write_json, write_text
+from paradigms.io.files import lock_until_exit, write_json, write_text
 from paradigms.io.terminal import Terminal
 from paradigms.loading import as_paradigm
 from paradigms.retrieve import AllProcesses, Model, Passages, Retriever, fuse, retriever_of
@@ -94,7 +94,7 @@ def rerank_run(settings: Settings, state: PartialState, console: Terminal) -> No
     model = load(settings.checkpoint).to(state.device)
     output = Path(settings.output or f"results/rerank-{model.name}-{folder_name(settings.collection)}")
     if state.is_main_process:
-        held(output)
+        lock_until_exit(output)
     collection = open_collection(settings.collection, settings.documents or None, console)
     pools = [candidates_of(run, collection, part, console) for part, run in asked]
     if settings.passages and model.document_length is None:

@@ -75,7 +75,7 @@ launch(__name__, Settings, __doc__)  # before the slow imports
 import numpy as np
 import torch
 from studies.model_runs import measured_once
-from studies.pages import Rows, Section, publish, shown
+from studies.pages import Rows, Section, publish, interval_text
 from studies.postgres import postgres
 
 from paradigms import PARADIGMS, Paradigm
@@ -97,7 +97,7 @@ from paradigms.evaluate import on_split
 from paradigms.find import Index, Store, kinds, open_index
 from paradigms.find.recall import query_texts
 from paradigms.io.checks import json_or_empty
-from paradigms.io.files import held, write_json
+from paradigms.io.files import lock_until_exit, write_json
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
 from paradigms.recipe import Recipe
@@ -123,7 +123,7 @@ Costs = tuple[int, float, list[float], Answers]  # bytes, seconds to build, mill
 
 def main(settings: Settings) -> None:
     console = Terminal()
-    folder = held(settings.output)
+    folder = lock_until_exit(settings.output)
     torch.set_num_threads(settings.threads)
     rows: Rows = []
     with refusing():
@@ -246,7 +246,7 @@ def rows_of(name: str, collection: Collection, settings: Settings, folder: Path,
             if not settings.documents:
                 run = dict(zip(asked, answers, strict=True))
                 quality = on_split(run, collection.split(settings.split).only(asked), ["nDCG@10"])
-                row["nDCG@10"] = shown(quality.intervals()["nDCG@10"])
+                row["nDCG@10"] = interval_text(quality.intervals()["nDCG@10"])
             rows.append(row)
     return rows
 

@@ -37,7 +37,7 @@ import pyarrow.parquet
 
 from paradigms.io.checks import json_or_empty
 from paradigms.io.command_line import flags, folder_name
-from paradigms.io.files import held, replace_file, write_text
+from paradigms.io.files import lock_until_exit, replace_file, write_text
 from paradigms.io.terminal import Terminal
 from paradigms.saving.hub import LICENSE, datasets_of
 
@@ -52,7 +52,7 @@ def main(settings: Settings) -> None:
     with refusing():
         config = json_or_empty(Path(settings.results, "config.json"))
         rows = table(Path(settings.results, FILE), folder_name(str(config.get("collection", ""))))
-        folder = held(settings.output)
+        folder = lock_until_exit(settings.output)
         temporary = folder / f".{PARQUET}.partial"
         pyarrow.parquet.write_table(rows, temporary)
         replace_file(temporary, folder / PARQUET)

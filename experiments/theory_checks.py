@@ -46,7 +46,7 @@ from rich.text import Text
 from studies.curves import Curves
 from studies.pages import STUDY, Section, print_sections, study, write_page
 
-from paradigms.io.files import held, write_json
+from paradigms.io.files import lock_until_exit, write_json
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
 from theory.claims import OURS, THEOREMS, Evidence, Theorem
@@ -175,7 +175,7 @@ def main(settings: Settings) -> int:
     names = select_theorems(settings.only)
     console = Terminal()
     found = dict[str, Result]()
-    folder = held(settings.output)
+    folder = lock_until_exit(settings.output)
     seeds = range(settings.seed, settings.seed + settings.seeds)
     with progress_bar() as progress:
         for seed, name in progress.track([*product(seeds, names)], description="checking"):

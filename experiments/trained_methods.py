@@ -54,7 +54,7 @@ from studies.model_runs import (
     run_jobs,
     values_of,
 )
-from studies.pages import Measured, Rows, Section, publish, resampled, shown
+from studies.pages import Measured, Rows, Section, publish, resampled, interval_text
 
 from paradigms import PARADIGMS, Paradigm, load
 from paradigms.data import Run
@@ -191,7 +191,7 @@ def sections_of(name: str, measured: Mapping[str, Sequence[Measured]]) -> dict[s
             {
                 "method": f"{model}, {way}".removesuffix(", "),
                 f"{NDCG}: untrained, control → trained": f"{untrained.mean():.3f}, {its.mean():.3f} → "
-                f"{shown(seeds_interval(mine))}",
+                f"{interval_text(seeds_interval(mine))}",
                 "− control": difference,
                 "p (Holm)": f"{p:.4f}",
                 "moved": "no" if unmoved({model: measured[model]}) else "yes",

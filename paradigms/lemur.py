@@ -65,7 +65,7 @@ class Features:
         return gelu(layer_norm(hidden, hidden.shape[-1:], self.scale, self.shift))
 
 
-def best(documents: Tokens, vectors: Float[Tensor, "t h"]) -> Float[Tensor, "t n"]:
+def token_maxima(documents: Tokens, vectors: Float[Tensor, "t h"]) -> Float[Tensor, "t n"]:
     """Compute g_d(x) = maxᵢ dᵢᵀx for documents [1, n, i, h]; 0 for a document without tokens.
 
     With salience, the similarity of the most similar token is multiplied by that token's salience.
@@ -145,4 +145,4 @@ class Regression:
 
     def weights(self, documents: Tokens) -> Float[Tensor, "n w"]:
         """Fit w_d for documents [1, n, i, h]."""
-        return (self.solved @ best(documents, self.vectors)).T
+        return (self.solved @ token_maxima(documents, self.vectors)).T

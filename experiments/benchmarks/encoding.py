@@ -66,7 +66,7 @@ from paradigms.evaluate import on_split
 from paradigms.evaluate.measures import seeds_interval
 from paradigms.io.command_line import folder_name
 from paradigms.io.device import processor
-from paradigms.io.files import held
+from paradigms.io.files import lock_until_exit
 from paradigms.io.terminal import Terminal
 from paradigms.retrieve import Indexed
 from paradigms.saved import ONNX
@@ -88,7 +88,7 @@ class Absent(Exception):
 def main(settings: Settings) -> None:
     torch.set_num_threads(settings.threads)
     console = Terminal()
-    folder = held(settings.output)
+    folder = lock_until_exit(settings.output)
     sections = {}
     if settings.documents:
         rows, absent = speeds(settings)

@@ -56,13 +56,13 @@ from parts.stages import ANY, NOTHING, Stages
 from parts.vectors import prepare
 from scipy.stats import t
 from studies.curves import Curves
-from studies.pages import Rows, Section, publish, shown
+from studies.pages import Rows, Section, publish, interval_text
 
 from paradigms import PARADIGMS
 from paradigms.evaluate.measures import Interval, seeds_interval
 from paradigms.io.command_line import folder_name
 from paradigms.io.device import processor
-from paradigms.io.files import held, remove_folder
+from paradigms.io.files import lock_until_exit, remove_folder
 from paradigms.io.terminal import Terminal
 
 K = 10
@@ -122,7 +122,7 @@ SYSTEMS = {
 
 def main(settings: Settings) -> None:
     console = Terminal()
-    folder = held(settings.output).absolute()
+    folder = lock_until_exit(settings.output).absolute()
     torch.set_num_threads(settings.threads)
     forms = ("tokens", "pooled", "words", *(["splade"] if settings.splade else []))
     vectors = prepare(
@@ -205,7 +205,7 @@ def report(rows: Rows, settings: Settings, stages: Stages) -> None:
         searches += [searched_row(name, row, search) for search in searched.get("rows", ())]
     costs = [{key: "–" if value is None else value for key, value in row.items()} for row in costs]
     compare_with_xtr(searches)
-    shown = [{key: value for key, value in row.items() if not key.startswith("_")} for row in searches]
+    interval_text = [{key: value for key, value in row.items() if not key.startswith("_")} for row in searches]
     fits = fitted(costs, searches)
     real = stages.facts
     text = (
@@ -216,7 +216,7 @@ def report(rows: Rows, settings: Settings, stages: Stages) -> None:
     figure = curves_of(costs, searches).draw() if costs else None
     sections = {
         "costs": Section("Costs by documents", "CPU seconds.", costs, figure),
-        "searches": Section("One query alone", "CPU ms: median, and 10th and 90th percentile.", shown),
+        "searches": Section("One query alone", "CPU ms: median, and 10th and 90th percentile.", interval_text),
         "law": Section(
             "Power laws in the number of documents",
             "Exponents with 95% intervals, and what they give beyond the sizes measured.",
@@ -353,7 +353,7 @@ def curves_of(costs: Rows, searches: Rows) -> Curves:
 
 def bracketed(interval: Interval, sign: str = "") -> str:
     """Format an interval, or the mean alone if there are too few sizes for an interval."""
-    return f"{interval.mean:{sign}.2f}" if np.isnan(interval.low) else shown(interval, sign)
+    return f"{interval.mean:{sign}.2f}" if np.isnan(interval.low) else interval_text(interval, sign)
 
 
 def described(setting: Mapping[str, Any]) -> str:

@@ -48,7 +48,7 @@ from studies.pages import Section, publish
 
 from paradigms import PARADIGMS
 from paradigms.io.device import processor
-from paradigms.io.files import held
+from paradigms.io.files import lock_until_exit
 from paradigms.io.terminal import Terminal
 
 K = 10
@@ -90,7 +90,7 @@ ROWS = (
 
 def main(settings: Settings) -> None:
     console = Terminal()
-    folder = held(settings.output).absolute()
+    folder = lock_until_exit(settings.output).absolute()
     pythons = interpreters(settings.peers)
     if missing := PEERS.keys() - pythons:
         console.print(f"Not installed in the environments given, and left out: {', '.join(missing)}.")

@@ -73,7 +73,7 @@ from paradigms.encoder.batches import by_length
 from paradigms.encoder.precision import native_precision
 from paradigms.encoder.text import TOKENS
 from paradigms.io.device import chosen_device, processor
-from paradigms.io.files import held
+from paradigms.io.files import lock_until_exit
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
 from paradigms.train.loop import TrainingSettings, train
@@ -114,7 +114,7 @@ class Round(NamedTuple):
 
 
 def main(settings: Settings) -> None:
-    held(settings.output)
+    lock_until_exit(settings.output)
     bf16 = native_precision(chosen_device()) == "bf16"
     measured: dict[Case, list[Round]] = {case: [] for case in cases(settings, bf16)}
     needed = max(*settings.batches, settings.batches[0] * (WARMUP + settings.steps))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
-from studies.pages import Section, shown
+from studies.pages import Section, interval_text
 
 from paradigms.evaluate import Interval, seeds_interval
 from paradigms.view.report import PALETTE
@@ -64,7 +64,7 @@ class Curves:
         columns = [x if isinstance(x, str) else f"{self.name} = {x:g}" for x in self.x]
         return [
             {"measure": measure, "system": system}
-            | {c: "–" if np.isnan(at.mean) else shown(at) for c, at in zip(columns, intervals, strict=True)}
+            | {c: "–" if np.isnan(at.mean) else interval_text(at) for c, at in zip(columns, intervals, strict=True)}
             for measure, series in self.intervals.items()
             for system, intervals in series.items()
         ]

@@ -123,12 +123,12 @@ def _splits(ir_datasets: Any, identifier: str, dataset: Any) -> dict[str, Any]:
 
 @contextmanager
 def _quiet(datasets: Any) -> Iterator[None]:
-    shown = datasets.utils.logging.is_progress_bar_enabled()
+    enabled = datasets.utils.logging.is_progress_bar_enabled()
     datasets.disable_progress_bars()
     try:
         yield
     finally:
-        if shown:
+        if enabled:
             datasets.enable_progress_bars()
 
 

@@ -93,15 +93,15 @@ class TextEncoder(Encoder):
 
     @property
     def dim(self) -> int:
-        return self.settings.truncate or self._whole
+        return self.settings.truncate or self._full_width
 
     @property
-    def _whole(self) -> int:
+    def _full_width(self) -> int:
         """The width of vectors before they are truncated."""
         return self.settings.dim or self.backbone.config.hidden_size
 
     def truncated(self, dim: int | None) -> "TextEncoder":
-        if dim is not None and dim > self._whole:
+        if dim is not None and dim > self._full_width:
             raise ValueError(f"vectors of {self._whole} dimensions have no first {dim}")
         short = copy(self)
         short.settings = replace(self.settings, truncate=dim)
@@ -322,7 +322,7 @@ class TextEncoder(Encoder):
         """
         assert self.pooled_projection is not None
         assert tokens.ids is not None
-        parts = self._finish(self.pooled_projection(pooled)).unflatten(-1, (-1, self._whole)).squeeze(-3)
+        parts = self._finish(self.pooled_projection(pooled)).unflatten(-1, (-1, self._full_width)).squeeze(-3)
         shape = parts.shape[:-1]
         mask = tokens.mask.any(-1, keepdim=True).expand(shape)
         ids = POOLED - torch.arange(shape[-1], device=parts.device).expand(shape)

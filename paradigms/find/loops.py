@@ -18,18 +18,18 @@ ABOVE = np.array([0.5 * math.erfc(-n / STEPS / math.sqrt(2)) for n in range(-6 *
 
 @no_type_check
 @cached_njit(nogil=True)
-def select(similarities, sizes, probes, wanted, spread, least, missing):
-    """Find each query token's lowest similarity to a probed list; estimate its `wanted`-th best to a token.
+def select(similarities, sizes, probes, rank, spread, least, missing):
+    """Find each query token's lowest similarity to a probed list; estimate its `rank`-th best to a token.
 
     similarities: of the K centroids to query tokens, [K, lanes]; only the first `missing.shape[0]` lanes are
     used. sizes: tokens per list, [K]. least[j] is set to the similarity of token j to its `probes`-th most
     similar list, to the precision of a histogram bin. missing[j] is set to the similarity m above which
-    `wanted` tokens are expected. A token's similarity is modelled as its centroid's similarity plus normal
+    `rank` tokens are expected. A token's similarity is modelled as its centroid's similarity plus normal
     noise of standard deviation spread[j]:
 
-        Σ_c sizes[c] · Φ((similarities[c, j] − m) / spread[j]) = wanted.
+        Σ_c sizes[c] · Φ((similarities[c, j] − m) / spread[j]) = rank.
 
-    wanted = 0 saves the time of this estimate.
+    rank = 0 saves the time of this estimate.
     """
     count = missing.shape[0]
     low = similarities[0, :count].copy()
@@ -50,10 +50,10 @@ def select(similarities, sizes, probes, wanted, spread, least, missing):
                 tokens[j, bin] += sizes[c]
     for j in range(count):
         noise = spread[j] * scale[j]
-        reached = blurred(tokens[j], wanted, noise)
-        if lists[j].sum() < probes or (wanted and reached - 4 * noise < BINS // 2):
+        reached = blurred(tokens[j], rank, noise)
+        if lists[j].sum() < probes or (rank and reached - 4 * noise < BINS // 2):
             count_below(similarities[:, j], sizes, half[j], low[j], scale[j], lists[j], tokens[j])
-            reached = blurred(tokens[j], wanted, noise)
+            reached = blurred(tokens[j], rank, noise)
         missing[j] = low[j] + reached / scale[j]
         # The product of a list at the bin's edge may be rounded to the bin above.
         least[j] = low[j] + (place(lists[j], probes) - np.float32(1e-3)) / scale[j]
@@ -72,10 +72,10 @@ def count_below(similarities, sizes, half, low, scale, lists, tokens):
 
 @no_type_check
 @cached_njit(nogil=True)
-def place(histogram, wanted):
-    """Return the highest bin such that the counts from this bin upwards sum to at least `wanted`, or 0."""
+def place(histogram, count):
+    """Return the highest bin such that the counts from this bin upwards sum to at least `count`, or 0."""
     bin, counted = histogram.shape[0] - 1, histogram[-1]
-    while bin > 0 and counted < wanted:
+    while bin > 0 and counted < count:
         bin -= 1
         counted += histogram[bin]
     return bin
@@ -83,22 +83,22 @@ def place(histogram, wanted):
 
 @no_type_check
 @cached_njit(nogil=True)
-def blurred(histogram, wanted, spread):
+def blurred(histogram, count, spread):
     """Return the result of `place` on a histogram blurred by normal noise of deviation `spread`, in bins."""
-    if spread < 0.5 or wanted == 0:
-        return place(histogram, wanted)
+    if spread < 0.5 or count == 0:
+        return place(histogram, count)
     bins = histogram.shape[0]
     # above[2 * bins + d]: the share of a bin that noise leaves above the bin d lower
     above = np.empty(3 * bins)
     step, last = STEPS / spread, ABOVE.shape[0] - 1
     for n in range(3 * bins):
         above[n] = ABOVE[max(0, min(last, last // 2 + round((n - 2 * bins) * step)))]
-    low, high = 0, 2 * bins  # the expected number above `low` is at least `wanted`, or low is 0
+    low, high = 0, 2 * bins  # the expected number above `low` is at least `count`, or low is 0
     while high - low > 1:
         middle, total = (low + high) // 2, 0.0
         for bin in range(bins):
             total += histogram[bin] * above[2 * bins + bin - middle]
-        if total >= wanted:
+        if total >= count:
             low = middle
         else:
             high = middle
@@ -163,19 +163,19 @@ def bound_unlisted(
     chosen[c]: whether any query token probes list c. met: number of documents in `documents` so far. Returns
     the new number.
     """
-    best = np.empty(least.shape[0], np.float32)
+    maxima = np.empty(least.shape[0], np.float32)
     for d in range(first, stop):
-        found = False
+        listed = False
         for token in range(offsets[d], offsets[d + 1] if alive[d] else offsets[d]):
             c = min(np.int64(centroids[token]), similarities.shape[0] - 1)
             if chosen[c]:
-                if not found:
-                    best[:] = least
-                    found = True
+                if not listed:
+                    maxima[:] = least
+                    listed = True
                 for j in range(least.shape[0]):
-                    best[j] = max(best[j], similarities[c, j])
-        if found:
-            state[d, 0] = (weights[: least.shape[0]] * (best - least)).sum()
+                    maxima[j] = max(maxima[j], similarities[c, j])
+        if listed:
+            state[d, 0] = (weights[: least.shape[0]] * (maxima - least)).sum()
             documents[met] = d
             met += 1
     return met

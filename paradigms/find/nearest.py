@@ -129,34 +129,34 @@ class Nearest:
         yield max(PROBES, most)
 
     def __call__(
-        self, queries: np.ndarray, wanted: int, dead: np.ndarray | None, probes: int
+        self, queries: np.ndarray, count: int, dead: np.ndarray | None, probes: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the inner products and positions of the `wanted` nearest vectors for each query.
+        """Return the inner products and positions of the `count` nearest vectors for each query.
 
         dead: mask of vectors to skip. probes: number of inverted lists to read, or a DEPTH-th of the vectors
         that the search of a graph keeps; 0 means PROBES.
         """
         probes = probes or PROBES
-        if not wanted or not len(queries):
-            return np.zeros((len(queries), wanted), np.float32), np.zeros((len(queries), wanted), np.int64)
+        if not count or not len(queries):
+            return np.zeros((len(queries), count), np.float32), np.zeros((len(queries), count), np.int64)
         faiss, index = _faiss(), self.index
         lists = faiss.try_extract_index_ivf(index)
         if lists is not None:
             lists.nprobe = probes
         for graph in self._graphs():
             graph.efSearch = max(DEPTH * probes, 16)
-        requested = wanted
+        requested = count
         while True:
             with _threads(faiss):
                 scores, rows = index.search(queries, requested)
             alive = rows >= 0
             if dead is not None:
                 alive &= ~dead[rows]
-            ended = (rows[:, -1] < 0) | (alive.sum(1) >= wanted)
+            ended = (rows[:, -1] < 0) | (alive.sum(1) >= count)
             if ended.all() or requested == index.ntotal:
                 break
             requested = min(2 * requested, index.ntotal)
-        order = np.argsort(~alive, axis=1, kind="stable")[:, :wanted]
+        order = np.argsort(~alive, axis=1, kind="stable")[:, :count]
         scores, rows = np.where(alive, scores, -np.inf), np.where(alive, rows, -1)
         return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
 

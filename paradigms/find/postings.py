@@ -101,7 +101,7 @@ def _fill(documents, weights, starts, table, rows, cells, blocks, largest, first
 
 @no_type_check
 @cached_njit(nogil=True)
-def best(postings, table, terms, weights, k, rows, scores):
+def top_rows(postings, table, terms, weights, k, rows, scores):
     """Find the k best documents; write their rows and scores, and return how many were written.
 
     terms [m], weights [m] > 0: the query. Documents that were among the k best only temporarily are also

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from paradigms.core import Tokens
 from paradigms.find.nearest import FLAT, Factory, Nearest
-from paradigms.find.ranking import Ranked, best, scores
+from paradigms.find.ranking import Ranked, scores, top_documents
 from paradigms.find.scan import Exact
 from paradigms.io.checks import Range
 from paradigms.lemur import SAMPLE, TARGETS, TOKENS, Features, Regression, fit_features
-from paradigms.lemur import best as best_tokens
+from paradigms.lemur import top_documents as token_maxima
 from paradigms.recipe import Recipe
 from paradigms.store.build import Advance
 from paradigms.store.columns import Files, Writer
@@ -80,7 +80,7 @@ class Predictors(Derived):
         targets = vectors.new_zeros((len(vectors), 0))
         if self.epochs:
             sample = np.sort(random.permutation(store.with_tokens())[:TARGETS])
-            parts = [best_tokens(store.tokens(block), vectors) for block in store.blocks(READ, sample)]
+            parts = [token_maxima(store.tokens(block), vectors) for block in store.blocks(READ, sample)]
             targets = torch.cat(parts, 1)
         features = fit_features(targets, vectors, self.width, self.epochs, self.seed)
         columns = [part if part.ndim == 2 else part[:, None] for part in astuple(features)]
@@ -160,6 +160,6 @@ class NearDocuments:
             _, candidates = self.nearest(store, queries, max(k, self.candidates or max(CANDIDATES, EACH * k)))
             for n, rows in enumerate(candidates):
                 rows = np.sort(rows[rows >= 0])
-                ranked.append(best(store, scores(store, [recipe], queries[n : n + 1], rows)[0], rows, k))
+                ranked.append(top_documents(store, scores(store, [recipe], queries[n : n + 1], rows)[0], rows, k))
                 advance(1)
         return ranked

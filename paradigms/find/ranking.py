@@ -36,7 +36,7 @@ def gathered(
     ranked = []
     for query, _, tokens in retrieved_each(store, parts, recipe.search_tokens, retrieve):
         rows = np.unique(store.owners(tokens[tokens >= 0].cpu().numpy()))
-        ranked.append(best(store, scores(store, [recipe], query, rows)[0], rows, k))
+        ranked.append(top_documents(store, scores(store, [recipe], query, rows)[0], rows, k))
         advance(1)
     return ranked
 
@@ -49,7 +49,7 @@ def imputed(
     for _, similarities, tokens in retrieved_each(store, parts, recipe.search_tokens, retrieve):
         owners = torch.from_numpy(store.owners(tokens.cpu().numpy())).to(tokens.device)
         rows, filled = retrieved_rel(similarities, owners, store.living_tokens, recipe.imputation)
-        ranked.append(best(store, filled, rows.cpu().numpy(), k))
+        ranked.append(top_documents(store, filled, rows.cpu().numpy(), k))
         advance(1)
     return ranked
 
@@ -130,7 +130,7 @@ def decoded(store: Store, keys: Int[Tensor, " k"]) -> dict[str, float]:
     return by_id(store, rows, scores.tolist())
 
 
-def best(store: Store, scores: Float[Tensor, " n"], rows: np.ndarray, k: int) -> dict[str, float]:
+def top_documents(store: Store, scores: Float[Tensor, " n"], rows: np.ndarray, k: int) -> dict[str, float]:
     """Return the k best documents among `rows`, best first, or all if there are fewer."""
     if not len(rows):
         return {}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paradigms.core import Tokens
 from paradigms.find import ranking
-from paradigms.find.ranking import LARGE_SIZES, Ranked, best, decoded, imputed, keys, scanned
+from paradigms.find.ranking import LARGE_SIZES, Ranked, decoded, imputed, keys, scanned, top_documents
 from paradigms.recipe import Recipe
 from paradigms.scoring.stored import compiled, score, slices
 from paradigms.store.build import Advance
@@ -89,7 +89,7 @@ def _imputed(store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, adva
     for piece in (piece for queries in parts for piece in slices(queries)):
         scores, owns = read.imputed(recipe, read.packed(piece), rows, store.living_tokens)
         for row, mine in zip(scores, owns, strict=True):
-            ranked.append(best(store, row[torch.from_numpy(mine)], rows[mine], k))
+            ranked.append(top_documents(store, row[torch.from_numpy(mine)], rows[mine], k))
         advance(len(owns))
     return ranked
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from paradigms.core import Tokens
-from paradigms.find.ranking import Ranked, best
+from paradigms.find.ranking import Ranked, top_documents
 from paradigms.recipe import Recipe
 from paradigms.scoring.threads import shared
 from paradigms.store.build import Advance
@@ -45,9 +45,9 @@ class BlockMax:
             weights = np.zeros(len(terms), np.float32)
             np.add.at(weights, places, query.vectors[..., 0][mask].cpu().numpy())
             rows, scores = np.empty(len(store.living), np.int64), np.empty(len(store.living), np.float32)
-            count = postings.best(inverted, store.codec.table, terms, weights, k, rows, scores)
+            count = postings.top_documents(inverted, store.codec.table, terms, weights, k, rows, scores)
             advance(1)
-            return best(store, torch.from_numpy(scores[:count]), rows[:count], k)
+            return top_documents(store, torch.from_numpy(scores[:count]), rows[:count], k)
 
         each = [queries[n : n + 1] for queries in parts for n in range(len(queries.mask))]
         return shared(search, each, torch.get_num_threads())

@@ -199,8 +199,8 @@ def titles(corpus: Corpus, tokenizer: Any, length: int) -> Identifiers:
             row = tokenized.ids[: length - 1]
             if not row:
                 continue
-            shown = tokenizer.decode([token for token in row if token != tokenizer.unk_token_id])
-            if source != "id" and is_blank(shown.replace(SPACE, " ")):
+            visible = tokenizer.decode([token for token in row if token != tokenizer.unk_token_id])
+            if source != "id" and is_blank(visible.replace(SPACE, " ")):
                 problems.add(f"{source} without a visible, known token (not used)", corpus.ids[i])
                 continue
             oddities = {

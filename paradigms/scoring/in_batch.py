@@ -51,14 +51,14 @@ def maxima(documents: Tokens, queries: Tokens, equal_ids: bool) -> AlignedPairs:
     if equal_ids:
         d_ids, q_ids = ids_of(documents, queries)
         S.masked_fill_(d_ids[0, :, :, None] != q_ids.flatten(), -torch.inf)
-    best, place = S.max(1)
+    values, place = S.max(1)
     # NaN is aligned: a diverged model must not look healthy.
-    aligned = (best != -torch.inf) & queries.mask.flatten()
+    aligned = (values != -torch.inf) & queries.mask.flatten()
 
     def shaped(t: Tensor) -> Tensor:
         return t.view(n, b, j).transpose(0, 1)[:, :, None]
 
-    return AlignedPairs(shaped(best.where(aligned, 0)), shaped(aligned.to(best.dtype)), shaped(place.int()))
+    return AlignedPairs(shaped(values.where(aligned, 0)), shaped(aligned.to(values.dtype)), shaped(place.int()))
 
 
 def first_tokens(place: Tensor, i: int) -> Tensor:
@@ -71,7 +71,7 @@ def first_tokens(place: Tensor, i: int) -> Tensor:
 CELLS = {"cpu": 1 << 20}  # entries of S at once, which fit in a CPU's cache with temporaries
 MANY_CELLS = 1 << 24  # on other devices, 64 MB: computing a chunk then takes longer than launching it
 BOUND = 1 << 30  # bytes for what `in_batch_rel` forms and keeps, besides vectors and their gradients
-KEPT = 36  # bytes for a pair of float32 in a forward and backward pass (25 to 28), and its share of a tile
+PAIR_BYTES = 36  # bytes for a pair of float32 in a forward and backward pass (25 to 28), and its share of a tile
 FUSED = {"cuda"}  # devices on which Triton kernels find maxima, if they are faster
 
 
@@ -117,17 +117,17 @@ def _rel(
 ) -> Float[Tensor, "b n"]:
     if isinstance(align, Alignment):
         align, queries = align.with_salience(queries)
-    known = align if isinstance(align, Alignment) and align.is_maximum() else None
-    if known is not None and "ids" in known.reads and normalise is one and _are_weights(documents, queries):
+    maximum = align if isinstance(align, Alignment) and align.is_maximum() else None
+    if maximum is not None and "ids" in maximum.reads and normalise is one and _are_weights(documents, queries):
         return _product_of_terms(documents, queries)
     trains = torch.is_grad_enabled() and _any_requires_grad(documents, queries)
-    hard = known is not None or (trains and not _soft(documents, queries, align))
+    hard = maximum is not None or (trains and not _soft(documents, queries, align))
     (n, i), (b, _, j) = documents.mask.shape[1:], queries.mask.shape
     r = _most_aligned(align, i)
     cells = CELLS.get(documents.vectors.device.type, MANY_CELLS) if cells is None else cells
     piece = partial(_rel_of_piece, documents, align=align, normalise=normalise, r=r, hard=hard, cells=cells)
-    kept = n * j * (r or max(1, i // 4)) * KEPT * documents.vectors.element_size() // 4  # for each query
-    rows = max(1, bound // kept)
+    query_bytes = n * j * (r or max(1, i // 4)) * PAIR_BYTES * documents.vectors.element_size() // 4  # for each query
+    rows = max(1, bound // query_bytes)
     if not hard or rows >= b:
         return piece(queries)
     again = partial(checkpoint, piece, use_reentrant=False, preserve_rng_state=False)
@@ -138,8 +138,8 @@ def _most_aligned(align: Align, i: int) -> int | None:
     """Return the largest number of tokens of a document that A aligns with a query token, if it is known."""
     if isinstance(align, PoolTopK):
         return 1
-    kept = align.kept(torch.tensor(i)) if isinstance(align, Alignment) and not align.positive else None
-    return None if kept is None else max(1, int(kept))
+    count = align.kept(torch.tensor(i)) if isinstance(align, Alignment) and not align.positive else None
+    return None if count is None else max(1, int(count))
 
 
 def _rel_of_piece(
@@ -154,8 +154,8 @@ def _rel_of_piece(
     if isinstance(align, Alignment) and align.is_maximum() and _fits_fused(documents, queries):
         from paradigms.scoring import fused
 
-        best, place = (t[:, :, None] for t in fused.best_tokens(documents, queries, "ids" in align.reads))
-        return rel_of(AlignedPairs(best, (place >= 0).to(best.dtype), place), documents, queries, normalise)
+        values, place = (t[:, :, None] for t in fused.best_tokens(documents, queries, "ids" in align.reads))
+        return rel_of(AlignedPairs(values, (place >= 0).to(values.dtype), place), documents, queries, normalise)
     (n, i), (b, _, j) = documents.mask.shape[1:], queries.mask.shape
     rows = max(1, cells // (n * i * j))
     chunks = [queries[start : start + rows] for start in range(0, b, rows)]
@@ -216,7 +216,7 @@ def _pairs(
 
     tokens: query tokens at once. Returns None if A has many pairs.
     """
-    known = align if isinstance(align, Alignment) and align.is_maximum() else None
+    maximum = align if isinstance(align, Alignment) and align.is_maximum() else None
     rows = []
     with torch.no_grad():
         for chunk in chunks:
@@ -224,12 +224,12 @@ def _pairs(
             for part in parts:
                 columns = []
                 for start in range(0, chunk.mask.shape[-1], tokens):
-                    some = _query_tokens(chunk, slice(start, start + tokens))
-                    if known is not None:
-                        columns.append(maxima(part, some, "ids" in known.reads))
+                    query = _query_tokens(chunk, slice(start, start + tokens))
+                    if maximum is not None:
+                        columns.append(maxima(part, query, "ids" in maximum.reads))
                         continue
-                    S, valid = similarity(part, some)
-                    columns.append(_compact(S, align(S, valid, part, some).where(valid, 0), r))
+                    S, valid = similarity(part, query)
+                    columns.append(_compact(S, align(S, valid, part, query).where(valid, 0), r))
                 row.append(_joined(columns, -1))
                 if row[-1].place.shape[-2] > max(1, documents.mask.shape[-1] // 4):
                     return None
@@ -240,12 +240,12 @@ def _pairs(
     return AlignedPairs(S, A, place)
 
 
-def _documents(documents: Tokens, some: slice) -> Tokens:
-    return documents.map(lambda t: t[:, some])
+def _documents(documents: Tokens, selection: slice) -> Tokens:
+    return documents.map(lambda t: t[:, selection])
 
 
-def _query_tokens(queries: Tokens, some: slice) -> Tokens:
-    return queries.map(lambda t: t[:, :, some])
+def _query_tokens(queries: Tokens, selection: slice) -> Tokens:
+    return queries.map(lambda t: t[:, :, selection])
 
 
 def _joined(parts: Sequence[AlignedPairs], axis: int) -> AlignedPairs:

@@ -181,12 +181,12 @@ def raise_to(typing, best, products, count, grains):
         best, products = (builder.inttoptr(a, _FLOATS.as_pointer()) for a in (best, products))
         with cgutils.for_range(builder, grains) as grain:
             place = builder.gep(best, [grain.index])
-            held = cgutils.alloca_once_value(builder, _load(builder, place, 4))
+            running = cgutils.alloca_once_value(builder, _load(builder, place, 4))
             with cgutils.for_range(builder, count) as row:
                 cell = builder.add(builder.mul(row.index, grains), grain.index)
-                value, old = _load(builder, builder.gep(products, [cell]), 4), builder.load(held)
-                builder.store(builder.select(builder.fcmp_ordered(">", value, old), value, old), held)
-            _store(builder, builder.load(held), place)
+                value, old = _load(builder, builder.gep(products, [cell]), 4), builder.load(running)
+                builder.store(builder.select(builder.fcmp_ordered(">", value, old), value, old), running)
+            _store(builder, builder.load(running), place)
         return context.get_dummy_value()
 
     return _nothing(4), generate
@@ -194,24 +194,24 @@ def raise_to(typing, best, products, count, grains):
 
 @no_type_check
 @intrinsic
-def raise_with(typing, best, kept, products, salience, count, grains):
-    """Do the same as `raise_to`, and set kept[j] = salience[r] of the row r that last raised best[j]."""
+def raise_with(typing, best, aligned_salience, products, salience, count, grains):
+    """Do the same as `raise_to`, and set aligned_salience[j] = salience[r] if row r raises best[j]."""
 
     def generate(context, builder, signature, arguments):
-        best, kept, products, salience, count, grains = arguments
-        best, kept, products = (builder.inttoptr(a, _FLOATS.as_pointer()) for a in (best, kept, products))
+        best, aligned_salience, products, salience, count, grains = arguments
+        best, aligned_salience, products = (builder.inttoptr(a, _FLOATS.as_pointer()) for a in (best, aligned_salience, products))
         salience = builder.inttoptr(salience, _FLOAT.as_pointer())
         with cgutils.for_range(builder, grains) as grain:
-            places = [builder.gep(a, [grain.index]) for a in (best, kept)]
-            held = [cgutils.alloca_once_value(builder, _load(builder, place, 4)) for place in places]
+            places = [builder.gep(a, [grain.index]) for a in (best, aligned_salience)]
+            running = [cgutils.alloca_once_value(builder, _load(builder, place, 4)) for place in places]
             with cgutils.for_range(builder, count) as row:
                 cell = builder.add(builder.mul(row.index, grains), grain.index)
                 value = _load(builder, builder.gep(products, [cell]), 4)
                 share = _spread(builder, _load(builder, builder.gep(salience, [row.index]), 4), GRAIN)
-                above = builder.fcmp_ordered(">", value, builder.load(held[0]))
-                for new, old in zip((value, share), held, strict=True):
+                above = builder.fcmp_ordered(">", value, builder.load(running[0]))
+                for new, old in zip((value, share), running, strict=True):
                     builder.store(builder.select(above, new, builder.load(old)), old)
-            for old, place in zip(held, places, strict=True):
+            for old, place in zip(running, places, strict=True):
                 _store(builder, builder.load(old), place)
         return context.get_dummy_value()
 
@@ -219,18 +219,18 @@ def raise_with(typing, best, kept, products, salience, count, grains):
 
 
 def _shift(raises: bool):
-    """Make the intrinsic (out, products, near, centre, scale, grains); scale is a float32."""
+    """Make the intrinsic (out, products, base, centre, scale, grains); scale is a float32."""
 
     @intrinsic
-    def shift(typing, out, products, near, centre, scale, grains):
+    def shift(typing, out, products, base, centre, scale, grains):
         def generate(context, builder, signature, arguments):
             scale, grains = _spread(builder, arguments[4], GRAIN), arguments[5]
             pointers = [builder.inttoptr(a, _FLOATS.as_pointer()) for a in arguments[:4]]
             with cgutils.for_range(builder, grains) as grain:
                 places = [builder.gep(pointer, [grain.index]) for pointer in pointers]
-                product, near, centre = (_load(builder, place, 4) for place in places[1:])
+                product, base, centre = (_load(builder, place, 4) for place in places[1:])
                 scaled = builder.fmul(scale, builder.fsub(product, centre), flags=("contract",))
-                total = builder.fadd(near, scaled, flags=("contract",))
+                total = builder.fadd(base, scaled, flags=("contract",))
                 if raises:
                     old = _load(builder, places[0], 4)
                     total = builder.select(builder.fcmp_ordered(">", total, old), total, old)
@@ -242,8 +242,8 @@ def _shift(raises: bool):
     return no_type_check(shift)
 
 
-shift = _shift(False)  # out[j] = near[j] + scale · (products[j] − centre[j]), for one row
-raise_shifted = _shift(True)  # out[j] = max(out[j], near[j] + scale · (products[j] − centre[j]))
+shift = _shift(False)  # out[j] = base[j] + scale · (products[j] − centre[j]), for one row
+raise_shifted = _shift(True)  # out[j] = max(out[j], base[j] + scale · (products[j] − centre[j]))
 
 
 @no_type_check
@@ -295,9 +295,9 @@ def at(typing, array, index):
     """Return the address of array[index], an element or a row."""
 
     def generate(context, builder, signature, arguments):
-        held = context.make_array(signature.args[0])(context, builder, arguments[0])
-        stride = builder.extract_value(held.strides, 0)
-        return builder.add(builder.ptrtoint(held.data, _INDEX), builder.mul(stride, arguments[1]))
+        view = context.make_array(signature.args[0])(context, builder, arguments[0])
+        stride = builder.extract_value(view.strides, 0)
+        return builder.add(builder.ptrtoint(view.data, _INDEX), builder.mul(stride, arguments[1]))
 
     return types.intp(array, types.intp), generate
 

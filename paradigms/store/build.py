@@ -53,7 +53,7 @@ from paradigms.store.kind import (
 from paradigms.store.pruning import TokenReduction
 from paradigms.store.shards import SHARD, Shard, different
 
-HELD = 16  # maximum number of shards kept as float16 to train a quantiser
+TRAINING_SHARDS = 16  # maximum number of shards kept as float16 to train a quantiser
 UNKNOWN = 1 << 26  # expected number of tokens if the number of documents is not known
 Advance = Callable[[float], object]  # callback: the number of documents or queries just completed
 
@@ -124,7 +124,7 @@ class Build:
 
         derive: function that writes the kind's derived files.
 
-        If more than HELD * SHARD documents are expected (`count`), process 0 encodes `sample` and trains the
+        If more than TRAINING_SHARDS * SHARD documents are expected (`count`), process 0 encodes `sample` and trains the
         quantiser on it. Otherwise the quantiser is trained on the first shards with as many documents, or on
         all shards if there are fewer; these are stored as float16. All other shards are quantised as they are
         encoded. A quantiser that was trained before an interruption is kept unless one of the documents that
@@ -151,10 +151,10 @@ class Build:
                 busy = locked(target) if target.exists() else nullcontext()
                 with busy, atomic_folder(target, store_files) as fresh:
                     table = ColumnFolder(fresh)
-                    with table.writing(lambda: table.begin(manifest)) as whole:
-                        counts = work.append(whole, sources)
-                        derive(whole)
-                        whole.commit(**counts)
+                    with table.writing(lambda: table.begin(manifest)) as table_writer:
+                        counts = work.append(table_writer, sources)
+                        derive(table_writer)
+                        table_writer.commit(**counts)
                 files.clear()
         launch.wait_for_everyone()
 
@@ -183,12 +183,12 @@ class Building:
         """Train the quantiser, and store this process's share of the shards; return all shards' sources."""
         build = self._build
         count = build.count
-        if self._quantiser is not None and build.sample is not None and (count or 0) > HELD * SHARD:
+        if self._quantiser is not None and build.sample is not None and (count or 0) > TRAINING_SHARDS * SHARD:
             self._train_on_sample(self._quantiser, build.sample)
         sources: list[bytes] = []
         documents = 0
         for n, shard in enumerate(different(build.shards)):
-            if documents >= HELD * SHARD:
+            if documents >= TRAINING_SHARDS * SHARD:
                 self._train_on_stored(sources, documents, count)
             mine = n % build.launch.num_processes == build.launch.process_index
             if mine and not any(self._shards.holds(shard.source, codec) for codec in (self._checksum, "")):

@@ -133,13 +133,13 @@ class Centroids:
         near_cells = near_cells.topk(CELLS, sorted=False).indices.flatten()
         ends = torch.bincount(near_cells, minlength=len(self.coarse)).cumsum(0).tolist()
         owners = near_cells.argsort(stable=True) // CELLS
-        best, nearest = vectors.new_full((len(vectors),), -torch.inf), torch.zeros(len(vectors)).long()
+        largest, nearest = vectors.new_full((len(vectors),), -torch.inf), torch.zeros(len(vectors)).long()
         for cell, (low, high) in enumerate(pairwise((0, *ends))):
             rows, members = owners[low:high], slice(cells[cell], cells[cell + 1])
             values, places = (vectors[rows] @ self.centroids[members].T).sub_(self.halves[members]).max(1)
-            nearer = values > best[rows]
+            nearer = values > largest[rows]
             rows = rows[nearer]
-            best[rows], nearest[rows] = values[nearer], places[nearer] + members.start
+            largest[rows], nearest[rows] = values[nearer], places[nearer] + members.start
         return nearest
 
     @cached_property

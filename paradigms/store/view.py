@@ -47,8 +47,8 @@ class View:
         """Wrap files without checking them; use `open_store` to open a folder. codec: None opens it."""
         self.files = cast(Files, files)  # a writer while derived files are written
         self.kind, self.manifest = kind, manifest
-        opened = codec or (kind.quantiser.open(files, self.dim) if kind.quantiser else None)
-        self.codec: Any = opened or kind.codec
+        chosen = codec or (kind.quantiser.open(files, self.dim) if kind.quantiser else None)
+        self.codec: Any = chosen or kind.codec
         self._codec_entry = dict(files.entries.get(CODEC, {}))
         dtypes = self.codec.columns(self.dim, manifest["fields"])
         self.columns = {name: files.array(f"{name}.bin", dtype) for name, dtype in dtypes.items()}

@@ -145,10 +145,10 @@ def train(
             note_moved(paradigm, folder, run.state.signature["weights"])
     if dev is None and not isinstance(paradigm, FSDPModule):
         return paradigm
-    best = folder / "best" if dev is not None else checkpoint_folder(folder, settings.steps)
+    place = folder / "best" if dev is not None else checkpoint_folder(folder, settings.steps)
     empty = isinstance(paradigm, FSDPModule) and not accelerator.is_main_process
     with without_weights() if empty else nullcontext():
-        return type(paradigm).from_pretrained(best)
+        return type(paradigm).from_pretrained(place)
 
 
 class _Run:
@@ -170,8 +170,8 @@ class _Run:
         self.accelerator = accelerator
         self.dev = dev
         fixed = {name: value for name, value in asdict(s).items() if name not in FREE}
-        measured = getattr(dev, "digest", "")
-        signed = signature(paradigm, fixed, objective.digest(), folder, accelerator, measured)
+        dev_digest = getattr(dev, "digest", "")
+        signed = signature(paradigm, fixed, objective.digest(), folder, accelerator, dev_digest)
         if accelerator.scaler is not None:  # do not start with the scale at which an earlier run ended
             accelerator.scaler.load_state_dict(torch.amp.GradScaler(accelerator.device.type).state_dict())
         accelerator.gradient_accumulation_steps = 1  # more would divide the loss
@@ -357,10 +357,10 @@ class _Run:
         self.read()
         model = self.state.full_model()
 
-        def measured() -> Dev:
+        def evaluate() -> Dev:
             return dev(model.to(self.accelerator.device))
 
-        values = by_main(measured, self.accelerator) if self.state.shards else measured()
+        values = by_main(evaluate, self.accelerator) if self.state.shards else evaluate()
 
         def save_best() -> None:
             mean = float(values.mean())

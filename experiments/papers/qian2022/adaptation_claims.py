@@ -11,7 +11,7 @@ from jaxtyping import Float
 from studies.claims import Study, Values, printed
 from studies.curves import Curves
 from studies.gains import training_section, unlearned
-from studies.pages import Measured, Rows, Section, shown
+from studies.pages import Measured, Rows, Section, interval_text
 
 from paradigms.evaluate import seeds_interval
 from paradigms.evaluate.adaptation import LEVEL, Adaptation, Rule, adapt, best, best_if_significant
@@ -206,7 +206,7 @@ def answer(tasks: Sequence[Task]) -> Rows:
             if (values := of.gain(shots, rule)) is not None:
                 gain = seeds_interval(values)
                 word = "pays" if gain.low > 0 else "costs" if gain.high < 0 else "not decided"
-                row[rule] = f"{word}: {shown(gain, '+')}"
+                row[rule] = f"{word}: {interval_text(gain, '+')}"
         rows += [row] if len(row) > 2 else []
     return rows
 
@@ -287,6 +287,6 @@ def _shots(task: Task) -> Rows:
         row |= {"default": f"{task.of(task.own).mean():.3f}"}
         row |= {"best, chosen on all these queries": f"{task.candidates.mean(axis=(0, 2)).max():.3f}"}
         row |= {"nDCG@10": f"{scores.mean():.3f} ± {scores.std():.3f}"}
-        row |= {"gain": shown(seeds_interval(np.stack([a.gain for a in adaptations])), "+")}
+        row |= {"gain": interval_text(seeds_interval(np.stack([a.gain for a in adaptations])), "+")}
         rows.append(row | {"changed": f"{np.mean([a.chosen != 0 for a in adaptations]):.0%}"})
     return rows
