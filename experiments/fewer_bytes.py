@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 import torch
 from studies.model_runs import measured_once
-from studies.pages import Rows, Section, publish, interval_text
+from studies.pages import Rows, Section, interval_text, publish
 
 from paradigms import PARADIGMS, Paradigm, load
 from paradigms.core import Tokens
@@ -238,7 +238,9 @@ def described(results: Mapping[str, Rows]) -> dict[str, Section]:
 
 def told(row: Mapping[str, Any]) -> dict[str, Any]:
     """Replace the lists of per-query values in a row by their mean and 95% interval over queries."""
-    return {k: interval_text(seeds_interval(np.array([v]))) if isinstance(v, list) else v for k, v in row.items()}
+    return {
+        k: interval_text(seeds_interval(np.array([v]))) if isinstance(v, list) else v for k, v in row.items()
+    }
 
 
 def law(exact: Store, queries: Tokens) -> Rows:

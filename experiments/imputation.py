@@ -49,7 +49,7 @@ from studies.claims import Study
 from studies.curves import Curves, Values
 from studies.gains import training_section
 from studies.model_runs import Job, StudyData, bind, bind_collection, encoder_job, open_study, run_jobs
-from studies.pages import Measured, Section, publish, interval_text
+from studies.pages import Measured, Section, interval_text, publish
 
 from paradigms import Paradigm, load
 from paradigms.align import PoolExcess

@@ -75,7 +75,7 @@ launch(__name__, Settings, __doc__)  # before the slow imports
 import numpy as np
 import torch
 from studies.model_runs import measured_once
-from studies.pages import Rows, Section, publish, interval_text
+from studies.pages import Rows, Section, interval_text, publish
 from studies.postgres import postgres
 
 from paradigms import PARADIGMS, Paradigm

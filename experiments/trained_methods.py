@@ -54,7 +54,7 @@ from studies.model_runs import (
     run_jobs,
     values_of,
 )
-from studies.pages import Measured, Rows, Section, publish, resampled, interval_text
+from studies.pages import Measured, Rows, Section, interval_text, publish, resampled
 
 from paradigms import PARADIGMS, Paradigm, load
 from paradigms.data import Run

@@ -66,7 +66,8 @@ def power_law(retrieved: Retrieved, corpus_tokens: int) -> Missing:
     ranked, count = _ranked(retrieved)
     bound = kth(retrieved, corpus_tokens)
     used = ranked > 0
-    x = torch.arange(1, ranked.shape[1] + 1, device=ranked.device, dtype=torch.float64).log().expand_as(ranked)
+    rank = torch.arange(1, ranked.shape[1] + 1, device=ranked.device, dtype=torch.float64)
+    x = rank.log().expand_as(ranked)
     y = ranked.double().where(used, 1).log()
     total = used.sum(1, keepdim=True)
     x_mean, y_mean = ((t * used).sum(1, keepdim=True) / total for t in (x, y))

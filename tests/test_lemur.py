@@ -9,7 +9,7 @@ import torch
 from paradigms import lemur
 from paradigms.align import QueryToDocument, one
 from paradigms.core import rel
-from paradigms.lemur import Features, Regression, token_maxima, fit_features
+from paradigms.lemur import Features, Regression, fit_features, token_maxima
 from tests.near import assert_same
 from tests.scoring.table import sides
 

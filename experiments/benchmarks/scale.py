@@ -56,7 +56,7 @@ from parts.stages import ANY, NOTHING, Stages
 from parts.vectors import prepare
 from scipy.stats import t
 from studies.curves import Curves
-from studies.pages import Rows, Section, publish, interval_text
+from studies.pages import Rows, Section, interval_text, publish
 
 from paradigms import PARADIGMS
 from paradigms.evaluate.measures import Interval, seeds_interval
@@ -205,7 +205,7 @@ def report(rows: Rows, settings: Settings, stages: Stages) -> None:
         searches += [searched_row(name, row, search) for search in searched.get("rows", ())]
     costs = [{key: "–" if value is None else value for key, value in row.items()} for row in costs]
     compare_with_xtr(searches)
-    interval_text = [{key: value for key, value in row.items() if not key.startswith("_")} for row in searches]
+    visible = [{key: value for key, value in row.items() if not key.startswith("_")} for row in searches]
     fits = fitted(costs, searches)
     real = stages.facts
     text = (
@@ -216,7 +216,7 @@ def report(rows: Rows, settings: Settings, stages: Stages) -> None:
     figure = curves_of(costs, searches).draw() if costs else None
     sections = {
         "costs": Section("Costs by documents", "CPU seconds.", costs, figure),
-        "searches": Section("One query alone", "CPU ms: median, and 10th and 90th percentile.", interval_text),
+        "searches": Section("One query alone", "CPU ms: median, and 10th and 90th percentile.", visible),
         "law": Section(
             "Power laws in the number of documents",
             "Exponents with 95% intervals, and what they give beyond the sizes measured.",

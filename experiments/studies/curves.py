@@ -64,7 +64,10 @@ class Curves:
         columns = [x if isinstance(x, str) else f"{self.name} = {x:g}" for x in self.x]
         return [
             {"measure": measure, "system": system}
-            | {c: "–" if np.isnan(at.mean) else interval_text(at) for c, at in zip(columns, intervals, strict=True)}
+            | {
+                c: "–" if np.isnan(at.mean) else interval_text(at)
+                for c, at in zip(columns, intervals, strict=True)
+            }
             for measure, series in self.intervals.items()
             for system, intervals in series.items()
         ]

@@ -121,7 +121,8 @@ class Index:
             return [{} for _ in full]
         with torch.inference_mode():
             weighed = [recipe.with_salience(part) for part in parts]
-            recipe, parts = weighed[0][0], [part for _, part in weighed]
+            recipe = weighed[0][0]
+            parts = [part for _, part in weighed]
             ranked = self._finder(recipe, k).search(self.store, recipe, parts, min(k, len(self)), advance)
         return [row if tokens else {} for row, tokens in zip(ranked, full, strict=True)]
 
@@ -165,7 +166,8 @@ class Index:
             raise ValueError(f"the scores of {recipe.name} are not sums of maxima, so errors have no bound")
         if len(store.errors) != len(store.ids):
             raise ValueError(f"{store} has no errors: call certify with the store of all tokens")
-        rows, queries = store.with_tokens(), self.checked(recipe, queries)
+        rows = store.with_tokens()
+        queries = self.checked(recipe, queries)
         ranked = []
         one = torch.ones(1, 1, 1, 1)
         for n in range(len(queries.mask)):

@@ -95,8 +95,10 @@ class Lists(Derived):
 
     def open(self, store: Store) -> OpenLists:
         """Open the lists. Document numbers are not checked until a search reads them."""
-        begins, entries = store.files.array(BEGINS, "int64"), store.files.array(ENTRIES, "uint32")
-        listed, lists = len(entries), len(store.codec.packed)
+        begins = store.files.array(BEGINS, "int64")
+        entries = store.files.array(ENTRIES, "uint32")
+        listed = len(entries)
+        lists = len(store.codec.packed)
         first = int(np.searchsorted(store.offsets, listed))
         wrong = len(begins) != lists + 1 or begins[0] != 0 or (np.diff(begins) < 0).any()
         if wrong or begins[-1] != listed:
@@ -277,7 +279,8 @@ def _f(
     from paradigms.scoring import kernels
 
     maxima = np.empty((len(rows), packed.query.centroid_products.shape[1]), np.float32)
-    starts, stops = read.offsets[rows], read.offsets[rows + 1]
+    starts = read.offsets[rows]
+    stops = read.offsets[rows + 1]
     width = packed.vectors.shape[1]
 
     def probe(part: slice) -> None:
@@ -293,7 +296,9 @@ def list_sizes(store: Store) -> np.ndarray:
     """Count each list's tokens, excluding those of deleted documents."""
     from paradigms.find import loops
 
-    begins, centroids, offsets = store.derived.begins, store.columns["centroids"], store.offsets
+    begins = store.derived.begins
+    centroids = store.columns["centroids"]
+    offsets = store.offsets
 
     def counted(documents: np.ndarray) -> np.ndarray:
         places = ranges(offsets[documents], offsets[documents + 1])
@@ -351,6 +356,7 @@ def _largest(rows: np.ndarray, f: np.ndarray, count: int) -> np.ndarray:
     """Return, in ascending order, the `count` rows with the largest f. Ties go to the lowest rows."""
     if len(rows) > count:
         least = np.partition(f, -count)[-count]
-        above, equal = rows[f > least], np.sort(rows[f == least])
+        above = rows[f > least]
+        equal = np.sort(rows[f == least])
         rows = np.concatenate([above, equal[: count - len(above)]])
     return np.sort(rows)

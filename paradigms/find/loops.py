@@ -74,7 +74,8 @@ def count_below(similarities, sizes, half, low, scale, lists, tokens):
 @cached_njit(nogil=True)
 def place(histogram, count):
     """Return the highest bin such that the counts from this bin upwards sum to at least `count`, or 0."""
-    bin, counted = histogram.shape[0] - 1, histogram[-1]
+    bin = histogram.shape[0] - 1
+    counted = histogram[-1]
     while bin > 0 and counted < count:
         bin -= 1
         counted += histogram[bin]
@@ -90,12 +91,15 @@ def blurred(histogram, count, spread):
     bins = histogram.shape[0]
     # above[2 * bins + d]: the share of a bin that noise leaves above the bin d lower
     above = np.empty(3 * bins)
-    step, last = STEPS / spread, ABOVE.shape[0] - 1
+    step = STEPS / spread
+    last = ABOVE.shape[0] - 1
     for n in range(3 * bins):
         above[n] = ABOVE[max(0, min(last, last // 2 + round((n - 2 * bins) * step)))]
-    low, high = 0, 2 * bins  # the expected number above `low` is at least `count`, or low is 0
+    low = 0  # the expected number above it is at least `count`, or it is 0
+    high = 2 * bins
     while high - low > 1:
-        middle, total = (low + high) // 2, 0.0
+        middle = (low + high) // 2
+        total = 0.0
         for bin in range(bins):
             total += histogram[bin] * above[2 * bins + bin - middle]
         if total >= count:
@@ -112,7 +116,9 @@ def probed(similarities, least):
 
     The pairs are sorted by token, then by descending similarity.
     """
-    tokens, lists, values = [0][:0], [0][:0], [np.float32(0)][:0]
+    tokens = [0][:0]
+    lists = [0][:0]
+    values = [np.float32(0)][:0]
     for c in range(similarities.shape[0]):
         for j in range(least.shape[0]):
             if similarities[c, j] >= least[j]:
@@ -138,7 +144,8 @@ def bound(similarities, least, weights, tokens, lists, begins, ends, entries, al
     """
     met = 0
     for n in range(tokens.shape[0]):
-        j, turn = tokens[n], np.float32(tokens[n] + 1)
+        j = tokens[n]
+        turn = np.float32(tokens[n] + 1)
         value = weights[j] * (similarities[lists[n], j] - least[j])
         for entry in range(begins[n], ends[n]):
             if entry + AHEAD < ends[n]:
@@ -188,18 +195,21 @@ def largest(documents, state, count):
 
     The state of all documents is reset to 0.
     """
-    low, high = np.float32(np.inf), np.float32(-np.inf)
+    low = np.float32(np.inf)
+    high = np.float32(-np.inf)
     for d in documents:
         low, high = min(low, state[d, 0]), max(high, state[d, 0])
     scale = np.float32(BINS - 1) / max(high - low, np.float32(1e-9))
     histogram = np.zeros(BINS, np.int64)
     for d in documents:
         histogram[int((state[d, 0] - low) * scale)] += 1
-    last, used = place(histogram, count), 0
+    last = place(histogram, count)
+    used = 0
     bounds = np.empty(histogram[last:].sum(), np.float32)
     for d in documents:
         if int((state[d, 0] - low) * scale) >= last:
-            documents[used], bounds[used] = d, state[d, 0]
+            documents[used] = d
+            bounds[used] = state[d, 0]
             used += 1
         state[d] = 0
     return documents[:used], bounds
@@ -213,7 +223,8 @@ def cut(entries, begins, ends, document, out):
     Entries are in ascending order between begins[n] and ends[n].
     """
     for n in range(begins.shape[0]):
-        low, high = begins[n], ends[n]
+        low = begins[n]
+        high = ends[n]
         while low < high:
             middle = (low + high) // 2
             if entries[middle] < document:

@@ -98,7 +98,8 @@ class Nearest:
     """The vectors in a FAISS file. shape: the expected number and dimension of the vectors."""
 
     def __init__(self, files: Files, shape: tuple[int, int]) -> None:
-        self.files, self.shape = files, shape
+        self.files = files
+        self.shape = shape
         self._content = files.array(FILE, "uint8")  # stays at this commit, even if the file is replaced
 
     @cached_property
@@ -139,7 +140,8 @@ class Nearest:
         probes = probes or PROBES
         if not count or not len(queries):
             return np.zeros((len(queries), count), np.float32), np.zeros((len(queries), count), np.int64)
-        faiss, index = _faiss(), self.index
+        faiss = _faiss()
+        index = self.index
         lists = faiss.try_extract_index_ivf(index)
         if lists is not None:
             lists.nprobe = probes
@@ -179,7 +181,8 @@ def _empty(name: str, dim: int) -> Any:
 
 
 def _parsed(content: np.ndarray) -> Any:
-    faiss, start = _faiss(), 0
+    faiss = _faiss()
+    start = 0
 
     def read(size: int) -> bytes:
         nonlocal start
@@ -207,7 +210,8 @@ def _faiss() -> Any:
 @contextmanager
 def _threads(faiss: Any) -> Iterator[None]:
     """Make FAISS use as many threads as torch."""
-    threads, least = faiss.omp_get_max_threads(), faiss.cvar.distance_compute_blas_threshold
+    threads = faiss.omp_get_max_threads()
+    least = faiss.cvar.distance_compute_blas_threshold
     faiss.omp_set_num_threads(torch.get_num_threads())
     faiss.cvar.distance_compute_blas_threshold = BLAS_QUERIES * torch.get_num_threads()
     try:

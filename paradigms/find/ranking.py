@@ -92,7 +92,8 @@ def scores(
         packed = read.packed(query) if packed is None else packed
         values[compilable] = read.relevances([recipes[n] for n in compilable], packed, rows)[:, 0]
     if others:
-        pooled, query = any(recipes[n].reads_pool for n in others), _trimmed(query)
+        pooled = any(recipes[n].reads_pool for n in others)
+        query = _trimmed(query)
         parts = []
         for block in [rows] if pooled else store.blocks(CANDIDATES, rows):
             documents = store.tokens(block, query.mask.device)
@@ -124,7 +125,8 @@ def keys(store: Store, scores: Float[Tensor, "b n"], rows: np.ndarray) -> Int[Te
 
 def decoded(store: Store, keys: Int[Tensor, " k"]) -> dict[str, float]:
     """Convert keys to a dictionary, document id → score, in the same order."""
-    high, rank = keys >> 32, 0xFFFFFFFF - (keys & 0xFFFFFFFF)
+    high = keys >> 32
+    rank = 0xFFFFFFFF - (keys & 0xFFFFFFFF)
     scores = high.where(high >= 0, high ^ 0x7FFFFFFF).int().view(torch.float32)
     rows = store.whole.once(_order)[0][rank.cpu().numpy()]
     return by_id(store, rows, scores.tolist())

@@ -127,7 +127,8 @@ def seal_scores(
         late = np.zeros(len(unigrams))
         late[tokens] = values
         additions = np.argsort(-values, kind="stable")[: len(states)]
-        states, weights = np.concatenate([states, single[additions]]), np.concatenate([weights, values[additions]])
+        states = np.concatenate([states, single[additions]])
+        weights = np.concatenate([weights, values[additions]])
     order = np.lexsort((states[:, 2], states[:, 0], -weights))
     order = order[weights[order] > 0]
     states, weights = states[order], weights[order]

@@ -79,7 +79,8 @@ class _BestTokens(torch.autograd.Function):
         d_ids: Tensor | None,
         q_ids: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        (n, i), rows = D.shape[:2], Q.shape[:2].numel()
+        n, i = D.shape[:2]
+        rows = Q.shape[:2].numel()
         order = torch.arange(1, i + 1, dtype=torch.int32, device=D.device)
         lengths = (d_mask * order).amax(-1)  # up to the last real token; earlier ones may be masked
         maxima = torch.empty((n, *Q.shape[:2]), dtype=torch.float32, device=D.device)
@@ -102,8 +103,10 @@ class _BestTokens(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, _: Tensor):
         D, Q, lengths, place = ctx.saved_tensors
-        (n, i), rows = D.shape[:2], Q.shape[:2].numel()
-        g, blocks = gradient.contiguous(), ctx.common["BLOCKS"]
+        n, i = D.shape[:2]
+        rows = Q.shape[:2].numel()
+        g = gradient.contiguous()
+        blocks = ctx.common["BLOCKS"]
         to_D = to_Q = None
         with torch.cuda.device_of(D):
             if ctx.needs_input_grad[0]:

@@ -44,8 +44,10 @@ def maxima(documents: Tokens, queries: Tokens, equal_ids: bool) -> AlignedPairs:
     S is one product [n, i, b·j], so that the maximum over i reads contiguous memory. documents:
     [1, n, i, h].
     """
-    D, Q = documents.vectors[0].detach(), queries.vectors[:, 0].detach()
-    (n, i), (b, j) = D.shape[:2], Q.shape[:2]
+    D = documents.vectors[0].detach()
+    Q = queries.vectors[:, 0].detach()
+    n, i = D.shape[:2]
+    b, j = Q.shape[:2]
     S = (D.flatten(0, 1) @ Q.flatten(0, 1).T).view(n, i, b * j)
     S.masked_fill_(~documents.mask[0, :, :, None], -torch.inf)
     if equal_ids:
@@ -58,7 +60,9 @@ def maxima(documents: Tokens, queries: Tokens, equal_ids: bool) -> AlignedPairs:
     def shaped(t: Tensor) -> Tensor:
         return t.view(n, b, j).transpose(0, 1)[:, :, None]
 
-    return AlignedPairs(shaped(values.where(aligned, 0)), shaped(aligned.to(values.dtype)), shaped(place.int()))
+    return AlignedPairs(
+        shaped(values.where(aligned, 0)), shaped(aligned.to(values.dtype)), shaped(place.int())
+    )
 
 
 def first_tokens(place: Tensor, i: int) -> Tensor:
@@ -71,7 +75,7 @@ def first_tokens(place: Tensor, i: int) -> Tensor:
 CELLS = {"cpu": 1 << 20}  # entries of S at once, which fit in a CPU's cache with temporaries
 MANY_CELLS = 1 << 24  # on other devices, 64 MB: computing a chunk then takes longer than launching it
 BOUND = 1 << 30  # bytes for what `in_batch_rel` forms and keeps, besides vectors and their gradients
-PAIR_BYTES = 36  # bytes for a pair of float32 in a forward and backward pass (25 to 28), and its share of a tile
+PAIR_BYTES = 36  # of float32 in a forward and backward pass (25 to 28), and a pair's share of a tile
 FUSED = {"cuda"}  # devices on which Triton kernels find maxima, if they are faster
 
 
@@ -118,15 +122,22 @@ def _rel(
     if isinstance(align, Alignment):
         align, queries = align.with_salience(queries)
     maximum = align if isinstance(align, Alignment) and align.is_maximum() else None
-    if maximum is not None and "ids" in maximum.reads and normalise is one and _are_weights(documents, queries):
+    if (
+        maximum is not None
+        and "ids" in maximum.reads
+        and normalise is one
+        and _are_weights(documents, queries)
+    ):
         return _product_of_terms(documents, queries)
     trains = torch.is_grad_enabled() and _any_requires_grad(documents, queries)
     hard = maximum is not None or (trains and not _soft(documents, queries, align))
-    (n, i), (b, _, j) = documents.mask.shape[1:], queries.mask.shape
+    n, i = documents.mask.shape[1:]
+    b, _, j = queries.mask.shape
     r = _most_aligned(align, i)
     cells = CELLS.get(documents.vectors.device.type, MANY_CELLS) if cells is None else cells
     piece = partial(_rel_of_piece, documents, align=align, normalise=normalise, r=r, hard=hard, cells=cells)
-    query_bytes = n * j * (r or max(1, i // 4)) * PAIR_BYTES * documents.vectors.element_size() // 4  # for each query
+    query_pairs = n * j * (r or max(1, i // 4))
+    query_bytes = query_pairs * PAIR_BYTES * documents.vectors.element_size() // 4
     rows = max(1, bound // query_bytes)
     if not hard or rows >= b:
         return piece(queries)
@@ -155,8 +166,11 @@ def _rel_of_piece(
         from paradigms.scoring import fused
 
         values, place = (t[:, :, None] for t in fused.best_tokens(documents, queries, "ids" in align.reads))
-        return rel_of(AlignedPairs(values, (place >= 0).to(values.dtype), place), documents, queries, normalise)
-    (n, i), (b, _, j) = documents.mask.shape[1:], queries.mask.shape
+        return rel_of(
+            AlignedPairs(values, (place >= 0).to(values.dtype), place), documents, queries, normalise
+        )
+    n, i = documents.mask.shape[1:]
+    b, _, j = queries.mask.shape
     rows = max(1, cells // (n * i * j))
     chunks = [queries[start : start + rows] for start in range(0, b, rows)]
     pool = not isinstance(align, Alignment) or "pool" in align.reads
@@ -195,7 +209,8 @@ def _product_of_terms(documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"
 
 def _fits_fused(documents: Tokens, queries: Tokens) -> bool:
     """Return whether the Triton kernels are enabled and installed, and support these vectors."""
-    D, Q = documents.vectors, queries.vectors
+    D = documents.vectors
+    Q = queries.vectors
     if D.device.type not in FUSED or D.dtype != Q.dtype or not find_spec("triton"):
         return False
     from paradigms.scoring import fused
@@ -264,7 +279,8 @@ def _any_requires_grad(*sides: Tokens) -> bool:
 
 def _soft(documents: Tokens, queries: Tokens, align: Align) -> bool:
     """Return whether a gradient flows through A, tested with one query and one document."""
-    document, query = documents.map(lambda t: t[:, :1].detach()), queries[:1].map(torch.detach)
+    document = documents.map(lambda t: t[:, :1].detach())
+    query = queries[:1].map(torch.detach)
     S, valid = similarity(document, query)
     with torch.enable_grad():
         return align(S.clone().requires_grad_(), valid, document, query).requires_grad
@@ -292,7 +308,8 @@ class _PairSimilarity(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient: Tensor):
         D, Q, place = ctx.saved_tensors
-        (n, i, h), (b, _, r, j) = D.shape[1:], place.shape
+        n, i, h = D.shape[1:]
+        b, _, r, j = place.shape
         bags = (place + first_tokens(place, i)).permute(0, 3, 1, 2).reshape(b * j, n * r)
         weights = gradient.to(D.dtype).permute(0, 3, 1, 2).reshape(b * j, n * r)
         with torch.enable_grad():

@@ -87,11 +87,13 @@ class PackedQueries:
         weights = np.ones(packed.lanes, np.float32)
         if queries.salience is not None:
             weights[: spans[-1]] = queries.salience.detach().numpy()[:, 0][real]
-        centroid_products, centre = NOTHING, NOTHING[0]
+        centroid_products = NOTHING
+        centre = NOTHING[0]
         if codes is not None:
             centre = np.zeros(packed.lanes, np.float32)
             centre[: spans[-1]] = self.vectors.sum(1) * np.float32(codes.middle)
-            C, Q = codes.centroids, tiles.pack(plain)
+            C = codes.centroids
+            Q = tiles.pack(plain)
             centroid_products = np.empty((len(C), packed.lanes), np.float32)
             divided(lambda part: kernels.products(C[part], Q, centroid_products[part]), len(C), len(C))
         self.query = kernels.Query(packed.tiles, packed.edges, spans, weights, centroid_products, centre)
@@ -121,7 +123,9 @@ class Scanned:
     ) -> None:
         none = np.zeros(0, np.float32)
         none.setflags(write=False)
-        self.tokens, self.offsets, self.codes = tokens, offsets, codes
+        self.tokens = tokens
+        self.offsets = offsets
+        self.codes = codes
         self.salience = np.asarray(fields.get("salience", none))
         self.ids = np.asarray(fields["ids"]) if "ids" in fields else None
 
@@ -148,8 +152,10 @@ class Scanned:
             return torch.cat([self.relevances([recipe], packed, rows) for recipe in recipes])
         from paradigms.scoring import kernels
 
-        starts, stops = self.offsets[rows], self.offsets[rows + 1]
-        lengths, width = stops - starts, packed.vectors.shape[1]
+        starts = self.offsets[rows]
+        stops = self.offsets[rows + 1]
+        lengths = stops - starts
+        width = packed.vectors.shape[1]
         if recipes[0].search == "impute":
             return self.imputed(recipes[0], packed, rows, int(lengths.sum()))[0][None]
         counts = np.empty((len(rows), len(recipes)), np.int64)
@@ -186,7 +192,7 @@ class Scanned:
         retrieved = self._retrieved(recipe.search_tokens, packed, rows)
         missing = IMPUTATIONS[recipe.imputation](torch.from_numpy(retrieved.largest), corpus)
         least = retrieved.largest.min(1)
-        maxima = torch.from_numpy(np.where(retrieved.best < least, np.float32(-np.inf), retrieved.best))
+        maxima = torch.from_numpy(np.where(retrieved.maxima < least, np.float32(-np.inf), retrieved.maxima))
         nothing = missing.new_full((1, len(missing)), -torch.inf)
         scores = torch.empty((len(packed), len(rows)))
         owns = np.zeros((len(packed), len(rows)), bool)
@@ -200,14 +206,18 @@ class Scanned:
         """Find each query token's k largest similarities to tokens of the documents at `rows`."""
         from paradigms.scoring import kernels
 
-        starts, stops = self.offsets[rows], self.offsets[rows + 1]
-        lengths, width, lanes = stops - starts, packed.vectors.shape[1], int(packed.query.spans[-1])
+        starts = self.offsets[rows]
+        stops = self.offsets[rows + 1]
+        lengths = stops - starts
+        width = packed.vectors.shape[1]
+        lanes = int(packed.query.spans[-1])
         k = max(1, min(k, int(lengths.sum())))
         # One per thread: with more tokens, the k-th similarity is larger.
         tops: dict[int, kernels.Largest] = {}
 
         def work(part: slice) -> tuple[np.ndarray, np.ndarray]:
-            count, thread = part.stop - part.start, get_ident()
+            count = part.stop - part.start
+            thread = get_ident()
             if thread not in tops:
                 tops[thread] = kernels.largest_of(lanes, k)
             met = np.empty(count + 1, np.int64)
@@ -231,7 +241,8 @@ class Scanned:
         order = np.argsort(packed.ids, kind="stable")
         low, high = (int(packed.ids[order[end]]) for end in (0, -1)) if len(order) else (0, 0)
         begins = np.concatenate([[0], np.cumsum(np.bincount(packed.ids - low, minlength=high - low + 1))])
-        vectors, positive = np.ascontiguousarray(packed.vectors), recipe.align.positive
+        vectors = np.ascontiguousarray(packed.vectors)
+        positive = recipe.align.positive
         return kernels.Matches(self.ids, low, begins, order, vectors, positive)
 
 

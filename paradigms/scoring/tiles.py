@@ -60,7 +60,10 @@ BLOCK = 24  # document tokens widened at once: a multiple of all ROWS
 LINE = 64  # bytes of a cache line
 UNROLLED = 4  # steps of h in one iteration of the loop
 
-_INDEX, _INT, _BYTE, _FLOAT = ir.IntType(64), ir.IntType(32), ir.IntType(8), ir.FloatType()
+_INDEX = ir.IntType(64)
+_INT = ir.IntType(32)
+_BYTE = ir.IntType(8)
+_FLOAT = ir.FloatType()
 _FLOATS = ir.VectorType(_FLOAT, GRAIN)
 
 
@@ -98,7 +101,8 @@ def _dot_tile(grains: int):
     def dot_tile(typing, rows, queries, out, width, count, ahead):
         def generate(context, builder, signature, arguments):
             rows, queries, out, width, count, ahead = arguments
-            queries, out = (builder.inttoptr(a, _FLOATS.as_pointer()) for a in (queries, out))
+            queries = builder.inttoptr(queries, _FLOATS.as_pointer())
+            out = builder.inttoptr(out, _FLOATS.as_pointer())
             rows = builder.inttoptr(rows, _FLOAT.as_pointer())
             groups = builder.udiv(builder.add(count, _INDEX(height - 1)), _INDEX(height))
             with cgutils.for_range(builder, groups) as group:
@@ -124,7 +128,8 @@ def _sums(builder, starts, queries, width, grains: int, turns, ahead):
     prefetch, evenly over all features.
     """
     before = builder.basic_block
-    loop, after = builder.append_basic_block("loop"), builder.append_basic_block("after")
+    loop = builder.append_basic_block("loop")
+    after = builder.append_basic_block("after")
     builder.branch(loop)
     builder.position_at_end(loop)
     at = builder.phi(_INDEX)
@@ -178,13 +183,15 @@ def raise_to(typing, best, products, count, grains):
 
     def generate(context, builder, signature, arguments):
         best, products, count, grains = arguments
-        best, products = (builder.inttoptr(a, _FLOATS.as_pointer()) for a in (best, products))
+        best = builder.inttoptr(best, _FLOATS.as_pointer())
+        products = builder.inttoptr(products, _FLOATS.as_pointer())
         with cgutils.for_range(builder, grains) as grain:
             place = builder.gep(best, [grain.index])
             running = cgutils.alloca_once_value(builder, _load(builder, place, 4))
             with cgutils.for_range(builder, count) as row:
                 cell = builder.add(builder.mul(row.index, grains), grain.index)
-                value, old = _load(builder, builder.gep(products, [cell]), 4), builder.load(running)
+                value = _load(builder, builder.gep(products, [cell]), 4)
+                old = builder.load(running)
                 builder.store(builder.select(builder.fcmp_ordered(">", value, old), value, old), running)
             _store(builder, builder.load(running), place)
         return context.get_dummy_value()
@@ -199,7 +206,9 @@ def raise_with(typing, best, aligned_salience, products, salience, count, grains
 
     def generate(context, builder, signature, arguments):
         best, aligned_salience, products, salience, count, grains = arguments
-        best, aligned_salience, products = (builder.inttoptr(a, _FLOATS.as_pointer()) for a in (best, aligned_salience, products))
+        best = builder.inttoptr(best, _FLOATS.as_pointer())
+        aligned_salience = builder.inttoptr(aligned_salience, _FLOATS.as_pointer())
+        products = builder.inttoptr(products, _FLOATS.as_pointer())
         salience = builder.inttoptr(salience, _FLOAT.as_pointer())
         with cgutils.for_range(builder, grains) as grain:
             places = [builder.gep(a, [grain.index]) for a in (best, aligned_salience)]
@@ -224,7 +233,8 @@ def _shift(raises: bool):
     @intrinsic
     def shift(typing, out, products, base, centre, scale, grains):
         def generate(context, builder, signature, arguments):
-            scale, grains = _spread(builder, arguments[4], GRAIN), arguments[5]
+            scale = _spread(builder, arguments[4], GRAIN)
+            grains = arguments[5]
             pointers = [builder.inttoptr(a, _FLOATS.as_pointer()) for a in arguments[:4]]
             with cgutils.for_range(builder, grains) as grain:
                 places = [builder.gep(pointer, [grain.index]) for pointer in pointers]
@@ -272,7 +282,8 @@ def unpack(typing, source, target, count, bits):
         source, target, count, bits = arguments
         source = builder.inttoptr(source, ir.VectorType(_BYTE, VECTOR).as_pointer())
         target = builder.inttoptr(target, ir.VectorType(_FLOAT, VECTOR).as_pointer())
-        step, bits = builder.udiv(count, _INDEX(VECTOR)), builder.trunc(bits, _INT)
+        step = builder.udiv(count, _INDEX(VECTOR))
+        bits = builder.trunc(bits, _INT)
         mask = _spread(builder, builder.sub(builder.shl(_INT(1), bits), _INT(1)), VECTOR)
         parts = builder.zext(builder.udiv(_INT(8), bits), _INDEX)
         with cgutils.for_range(builder, step) as chunk:
@@ -327,7 +338,8 @@ def _nothing(count: int):
 
 def _widened(builder, bits):
     """Convert the bits of VECTOR finite float16 numbers to float32."""
-    floats, ints = ir.VectorType(_FLOAT, VECTOR), ir.VectorType(_INT, VECTOR)
+    floats = ir.VectorType(_FLOAT, VECTOR)
+    ints = ir.VectorType(_INT, VECTOR)
     if HOST.halves:
         return builder.fpext(builder.bitcast(bits, ir.VectorType(ir.HalfType(), VECTOR)), floats)
     # Move exponent and mantissa into place, and multiply by 2^112 for the different exponent bias: exact.

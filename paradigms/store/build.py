@@ -53,7 +53,7 @@ from paradigms.store.kind import (
 from paradigms.store.pruning import TokenReduction
 from paradigms.store.shards import SHARD, Shard, different
 
-TRAINING_SHARDS = 16  # maximum number of shards kept as float16 to train a quantiser
+HELD = 16  # maximum number of shards kept as float16 to train a quantiser
 UNKNOWN = 1 << 26  # expected number of tokens if the number of documents is not known
 Advance = Callable[[float], object]  # callback: the number of documents or queries just completed
 
@@ -124,13 +124,14 @@ class Build:
 
         derive: function that writes the kind's derived files.
 
-        If more than TRAINING_SHARDS * SHARD documents are expected (`count`), process 0 encodes `sample` and trains the
+        If more than HELD * SHARD documents are expected, process 0 encodes `sample` and trains the
         quantiser on it. Otherwise the quantiser is trained on the first shards with as many documents, or on
         all shards if there are fewer; these are stored as float16. All other shards are quantised as they are
         encoded. A quantiser that was trained before an interruption is kept unless one of the documents that
         trained it has changed.
         """
-        manifest, launch = self.manifest, self.launch
+        manifest = self.manifest
+        launch = self.launch
         target = Path(os.path.realpath(folder))
         check_replaceable(target, store_files)
         hidden = ColumnFolder(target.with_name(f".{target.name}.building"))
@@ -183,12 +184,12 @@ class Building:
         """Train the quantiser, and store this process's share of the shards; return all shards' sources."""
         build = self._build
         count = build.count
-        if self._quantiser is not None and build.sample is not None and (count or 0) > TRAINING_SHARDS * SHARD:
+        if self._quantiser is not None and build.sample is not None and (count or 0) > HELD * SHARD:
             self._train_on_sample(self._quantiser, build.sample)
         sources: list[bytes] = []
         documents = 0
         for n, shard in enumerate(different(build.shards)):
-            if documents >= TRAINING_SHARDS * SHARD:
+            if documents >= HELD * SHARD:
                 self._train_on_stored(sources, documents, count)
             mine = n % build.launch.num_processes == build.launch.process_index
             if mine and not any(self._shards.holds(shard.source, codec) for codec in (self._checksum, "")):
@@ -245,7 +246,8 @@ class Building:
 
         sources: the shards. documents: number of documents in them. count: total number, if known.
         """
-        quantiser, shards = self._quantiser, self._shards
+        quantiser = self._quantiser
+        shards = self._shards
         if quantiser is None or self._codec is not None:
             return
         self._build.launch.wait_for_everyone()
@@ -312,7 +314,8 @@ def encoded(codec: Codec, shard: Shard, manifest: Mapping[str, Any], place: str,
                 parts[n] = piece
         advance(len(places))
     columns = codec.encode({name: np.concatenate(parts) for name, parts in pieces.items()})
-    ids, keys = np.frombuffer(lines(shard.ids), np.uint8), np.concatenate([key_of(id) for id in shard.ids])
+    ids = np.frombuffer(lines(shard.ids), np.uint8)
+    keys = np.concatenate([key_of(id) for id in shard.ids])
     files = {f"{name}.bin": column for name, column in columns.items()}
     return files | {LENGTHS: lengths, DOCUMENTS: ids, KEYS: keys.view(np.uint8), TEXTS: shard.texts}
 

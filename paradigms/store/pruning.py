@@ -129,9 +129,12 @@ def directed_distances(documents: Tokens, reduced: Tokens) -> Float[Tensor, "n 2
     The larger distance is the Hausdorff distance between D and D′. Both are 0 for documents without tokens.
     With the two distances a and b, maxᵢ dᵢᵀq − ‖q‖ · a ≤ maxᵢ′ d′ᵢ′ᵀq ≤ maxᵢ dᵢᵀq + ‖q‖ · b for every q.
     """
-    D, E = documents.vectors[0].double(), reduced.vectors[0].double()  # squares lose fewer digits in float64
+    D = documents.vectors[0].double()  # squares lose fewer digits in float64
+    E = reduced.vectors[0].double()
     far = torch.cdist(D, E, compute_mode="use_mm_for_euclid_dist")
     both = documents.mask[0][:, :, None] & reduced.mask[0][:, None, :]
     nearest = far.masked_fill(~both, torch.inf)
-    sides = [nearest.amin(axis).masked_fill(~t.mask[0], 0).amax(1) for axis, t in ((2, documents), (1, reduced))]
+    sides = [
+        nearest.amin(axis).masked_fill(~t.mask[0], 0).amax(1) for axis, t in ((2, documents), (1, reduced))
+    ]
     return torch.stack(sides, 1).float()

@@ -79,7 +79,8 @@ class Store(View):
         Raises ValueError if ids repeat, if a vector does not fit float16, or if several processes build
         without a folder. Raises BlockingIOError if a process outside the launch is writing to the folder.
         """
-        count, reduction = check_ids(ids, texts), TokenReduction(keep, pool, pooling)
+        count = check_ids(ids, texts)
+        reduction = TokenReduction(keep, pool, pooling)
         precision = resolved(paradigm.encoder.device, precision)
         encode = partial(
             text_shards, paradigm, reduction=reduction, batch_size=batch_size, precision=precision
@@ -155,7 +156,8 @@ class Store(View):
 
         keep, pool, pooling: see `build`, but applied to this store's tokens.
         """
-        reduction, before = TokenReduction(keep, pool, pooling), TokenReduction.from_manifest(self.manifest)
+        reduction = TokenReduction(keep, pool, pooling)
+        before = TokenReduction.from_manifest(self.manifest)
         living = np.flatnonzero(self.living)
 
         def shards(rows: np.ndarray) -> Iterator[Shard]:
@@ -193,8 +195,10 @@ class Store(View):
         Raises ValueError, naming the file, if a file has invalid content.
         """
         store = cls(files, kind, files.manifest, codec)
-        count, total = files.manifest["documents"], files.manifest["tokens"]
-        lengths, deleted = np.diff(store.offsets), files.array(DELETED, "int64")
+        count = files.manifest["documents"]
+        total = files.manifest["tokens"]
+        lengths = np.diff(store.offsets)
+        deleted = files.array(DELETED, "int64")
         if len(lengths) != count or store.offsets[-1] != total or (lengths < 0).any():
             raise files.damaged(LENGTHS, f"not {count!r:.40} lengths of {total!r:.40} tokens")
         if ((deleted < 0) | (deleted >= count)).any():
@@ -235,7 +239,8 @@ class Store(View):
         unknown.
         """
         self.check(paradigm)
-        count, reduction = check_ids(ids, texts), TokenReduction.from_manifest(self.manifest)
+        count = check_ids(ids, texts)
+        reduction = TokenReduction.from_manifest(self.manifest)
         precision = resolved(paradigm.encoder.device, precision)
         shards = text_shards(
             paradigm, ids, texts, reduction=reduction, batch_size=batch_size, precision=precision
@@ -432,7 +437,8 @@ def _open(folder: str | Path, kind: Callable[[ColumnFolder], Kind], verify: bool
                 return store
         except (FileNotFoundError, ValueError) as error:
             # A writer may have briefly moved the folder, or removed replaced files. Only damage persists.
-            previous, failure = failure, (before, files.identity(), str(error))
+            previous = failure
+            failure = (before, files.identity(), str(error))
             if before == failure[1] and failure == previous:
                 raise
 

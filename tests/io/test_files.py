@@ -318,7 +318,9 @@ def test_many_writers_and_readers_at_once_see_whole_outputs_only(tmp_path):
 
 def test_a_folder_has_one_writer(tmp_path):
     """Who holds it may ask again; another process may not."""
-    assert lock_until_exit(tmp_path / "results") == lock_until_exit(tmp_path / "results") == tmp_path / "results"
+    assert (
+        lock_until_exit(tmp_path / "results") == lock_until_exit(tmp_path / "results") == tmp_path / "results"
+    )
     with (
         pytest.raises(BlockingIOError, match="results is being written by another process"),
         locked(tmp_path / "results"),
