@@ -94,7 +94,7 @@ def joined(parts: dict[str, dict]) -> dict[str, dict[str, PerQuery]]:
             if part.get((stage, system), {}).keys() != measures.keys():
                 raise ValueError(f"{folder} has other measures of {system}, {stage}, than {first_name}")
         queries = {folder: list(next(iter(part[stage, system].values()))) for folder, part in parts.items()}
-        rows = [(folder, query) for folder, asked in queries.items() for query in asked]
+        rows = [(folder, query) for folder, texts in queries.items() for query in texts]
         values = {
             m: np.array([parts[part][stage, system][m][query] for part, query in rows]) for m in measures
         }

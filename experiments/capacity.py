@@ -239,7 +239,7 @@ def job(task: PassageTask, seed: int, name: str, settings: Settings, accelerator
             )
         return model
 
-    def measured(model: Any) -> Measured:
+    def measure_model(model: Any) -> Measured:
         measurements = {
             "system": name,
             "length": task.length,
@@ -253,7 +253,7 @@ def job(task: PassageTask, seed: int, name: str, settings: Settings, accelerator
         return measurements
 
     title = f"{task.collection.name}, seed {seed}, {name}"
-    return Job(title, folder.with_name(f"{name}.json"), prepare, measured, states)
+    return Job(title, folder.with_name(f"{name}.json"), prepare, measure_model, states)
 
 
 def build(name: str, length: int, settings: Settings) -> Model:

@@ -84,7 +84,7 @@ def main(settings: Settings) -> None:
     folder = Path(settings.output)
     torch.set_num_threads(1)
     with refusing():
-        model = opened(settings)
+        model = open_model(settings)
     results: dict[str, Rows] = {}
     for name in settings.collections:
         place = folder / folder_name(name)
@@ -113,22 +113,22 @@ def sampled(collection: Collection, settings: Settings) -> tuple[list[int], Spli
     """
     draw = np.random.default_rng(0)
     test = collection.split("test")
-    wanted = min(settings.documents or len(collection.corpus), len(collection.corpus))
+    count = min(settings.documents or len(collection.corpus), len(collection.corpus))
     chosen: list[str] = []
     rows: set[int] = set()
     for n in draw.permutation(len(test.queries)).tolist():
         query = list(test.queries)[n]
         judged = test.judgements.get(query, {})
         relevant = {collection.corpus.position(d) for d, grade in judged.items() if grade > 0}
-        if relevant and len(rows | relevant) <= max(1, wanted // 2) and len(chosen) < settings.queries:
+        if relevant and len(rows | relevant) <= max(1, count // 2) and len(chosen) < settings.queries:
             chosen.append(query)
             rows |= relevant
     others = (n for n in draw.permutation(len(collection.corpus)).tolist() if n not in rows)
-    rows |= {n for n, _ in zip(others, range(wanted - len(rows)), strict=False)}
+    rows |= {n for n, _ in zip(others, range(count - len(rows)), strict=False)}
     return sorted(rows), test.only(chosen)
 
 
-def opened(settings: Settings) -> Paradigm:
+def open_model(settings: Settings) -> Paradigm:
     if settings.model:
         model = as_paradigm(load(settings.model), settings.model)
         if not model.recipe.align.is_maxsim():
@@ -154,7 +154,7 @@ def encoded(model: Paradigm, name: str, settings: Settings, console: Terminal) -
     return store, split
 
 
-def made(exact: Store) -> Iterator[tuple[str, str, Store, float]]:
+def make_stores(exact: Store) -> Iterator[tuple[str, str, Store, float]]:
     """Yield (kind, name, store, bytes per document) for the full store and for each way to shrink it."""
     shrunk: list[tuple[str, list[dict[str, Any]]]] = [
         ("pooled, ward", [{"pool": 2}, {"pool": 4}]),
@@ -193,19 +193,19 @@ def projected(exact: Store, dim: int) -> Iterator[tuple[list[str], Tokens]]:
     """Project token vectors onto the first `dim` principal axes, without changing the vectors' width."""
     axes = torch.from_numpy(principal_axes(exact, dim))
     for rows in exact.blocks(BLOCK, np.arange(len(exact.ids))):
-        some = exact.tokens(rows)
-        yield exact.names(rows), replace(some, vectors=some.vectors @ axes @ axes.T)
+        sample = exact.tokens(rows)
+        yield exact.names(rows), replace(sample, vectors=sample.vectors @ axes @ axes.T)
 
 
 def fewer(exact: Store, recipe: Recipe, split: Split, queries: Tokens) -> Rows:
     """Measure bytes, nDCG@10 and certificates for the full store and for each way to shrink it."""
     rows: Rows = []
-    wanted: list[set[str]] = []
-    for kind, name, store, size in made(exact):
+    exact_results: list[set[str]] = []
+    for kind, name, store, size in make_stores(exact):
         index = Index(store.certify(exact))
         certificates = index.certified(recipe, queries, FIRST)
-        wanted = wanted or [set(run) for run, _ in certificates]
-        same = [set(run) == best for (run, _), best in zip(certificates, wanted, strict=True)]
+        exact_results = exact_results or [set(run) for run, _ in certificates]
+        same = [set(run) == best for (run, _), best in zip(certificates, exact_results, strict=True)]
         run: Run = {query: best for query, (best, _) in zip(split.queries, certificates, strict=True)}
         values = per_query(run, split.judgements, ["nDCG@10"]).values["nDCG@10"]
         sure = [certified for _, certified in certificates]
@@ -226,7 +226,7 @@ def described(results: Mapping[str, Rows]) -> dict[str, Section]:
         f"Share of the exact first {FIRST} among the first {CANDIDATES} by encodings; predicted from angles "
         "alone, by the law for independent tokens."
     )
-    rows = {part: [*map(told, part_rows)] for part, part_rows in results.items()}
+    rows = {part: [*map(with_intervals, part_rows)] for part, part_rows in results.items()}
     return {
         "ways": ways(results["fewer"]),
         "same_bytes": same_bytes(results["fewer"]),
@@ -236,7 +236,7 @@ def described(results: Mapping[str, Rows]) -> dict[str, Section]:
     }
 
 
-def told(row: Mapping[str, Any]) -> dict[str, Any]:
+def with_intervals(row: Mapping[str, Any]) -> dict[str, Any]:
     """Replace the lists of per-query values in a row by their mean and 95% interval over queries."""
     return {
         k: interval_text(seeds_interval(np.array([v]))) if isinstance(v, list) else v for k, v in row.items()
@@ -328,9 +328,9 @@ def mean(rows: Rows, key: str) -> float:
     return float(np.mean([row[key] for row in rows]))
 
 
-def share(rows: Rows, whole: Rows) -> float:
+def share(rows: Rows, reference: Rows) -> float:
     """Return the mean over collections of a document's bytes relative to all tokens in float16."""
-    return float(np.mean([row[BYTES] / one[BYTES] for row, one in zip(rows, whole, strict=True)]))
+    return float(np.mean([row[BYTES] / one[BYTES] for row, one in zip(rows, reference, strict=True)]))
 
 
 def ways(rows: Rows) -> Section:

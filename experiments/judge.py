@@ -71,7 +71,7 @@ def main(settings: Settings) -> int:
     lost = list[str]()
     differing = 0
     judged = 0
-    kept = 0
+    studies = 0
     for file in files:
         with refusing():
             study = read_json(file)
@@ -84,7 +84,7 @@ def main(settings: Settings) -> int:
                 name = file.parent.name if folders else file.stem
                 lost.append(f"{name}: .venv/bin/python {study['command']}")
             rows = judged_again(values, copies) if values.is_file() else {}
-            kept += bool(rows)
+            studies += bool(rows)
             if copies is not None and not rows and f"path/to/{collection.name}]" in study["command"]:
                 console.print(f"{file.stem} has not kept its queries' ids", highlight=False)
         for section, of_section in rows.items():
@@ -96,7 +96,7 @@ def main(settings: Settings) -> int:
             study["sections"][section]["rows"] = of_section
         if settings.write and rows:
             write_json(file, study)
-    count = f"{judged} verdicts of {kept} studies judged again, {differing} differ"
+    count = f"{judged} verdicts of {studies} studies judged again, {differing} differ"
     console.print(f"{count}; {len(lost)} studies have kept no values", highlight=False)
     for line in lost if copies is None else []:
         console.print(f"To measure again, {line}", highlight=False, soft_wrap=True)

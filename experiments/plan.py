@@ -152,13 +152,13 @@ def parts_of(settings: Settings, query: Counted, document: Counted) -> dict[str,
     """Return the bytes of each part of a GPU's memory, and the peak."""
     s = settings
     queries, documents = passages_of(s)
-    whole = 4 * query.weights
-    part = whole / s.gpus if s.shards else whole
+    weights = 4 * query.weights
+    part = weights / s.gpus if s.shards else weights
     rest = 4 * (query.weights - sum(query.layers)) if s.shards else 0  # gathered for the whole step
     layer = 4 * max(query.layers, default=0) if s.shards else 0
     # Parts of a batch use each weight, so gradients are whole until the last part's backward pass.
-    gradients = whole + (part if s.shards else 0)
-    buckets = whole if s.gpus > 1 and not s.shards else 0
+    gradients = weights + (part if s.shards else 0)
+    buckets = weights if s.gpus > 1 and not s.shards else 0
     several = 1 if not s.shards else 2  # passes that keep copies of their own
     activations = texts_at_once(queries, s) * query.text + texts_at_once(documents, s) * document.text
     activations += several * query.copies

@@ -87,7 +87,7 @@ def table(file: Path, collection: str) -> pyarrow.Table:
 
 
 def card(settings: Settings, config: dict[str, object], rows: pyarrow.Table) -> str:
-    measured = Path(settings.results, "table.md")
+    results_table = Path(settings.results, "table.md")
     systems = ", ".join(sorted({str(name) for name in rows["system"].to_pylist()}))
     lines = [
         "---",
@@ -106,6 +106,6 @@ def card(settings: Settings, config: dict[str, object], rows: pyarrow.Table) -> 
         "Every measure of every query and system, by retrieval-paradigms: the columns are collection, stage,",
         f"system, query (its id), measure and value. Systems: {systems}.",
         "",
-        measured.read_text(encoding="utf-8") if measured.is_file() else "",
+        results_table.read_text(encoding="utf-8") if results_table.is_file() else "",
     ]
     return "\n".join(lines)

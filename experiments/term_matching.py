@@ -203,7 +203,7 @@ def report(data: StudyData, by_task: TaskResults) -> tuple[str, dict[str, Sectio
         )
 
     def section(
-        heading: str, text: str, direction: str, drawn: Sequence[str], more: Sequence[str]
+        heading: str, text: str, direction: str, names: Sequence[str], more: Sequence[str]
     ) -> Section:
         """Make a table of the series in `drawn` and `more`, and plot the rates of `drawn` by bin.
 
@@ -211,14 +211,14 @@ def report(data: StudyData, by_task: TaskResults) -> tuple[str, dict[str, Sectio
         """
         rows: Rows = []
         panels: dict[str, dict[str, list[Any]]] = {}
-        for name, kind in product([*drawn, *more], KINDS):
+        for name, kind in product([*names, *more], KINDS):
             sums = results[direction, name, kind]
             rates = [sums.rate([n]) if tokens else None for n, tokens in enumerate(sums.tokens)]
             row = {"rate": name, "over": kind, "all": sums.rate() if sums.tokens.any() else "–"}
             for n, (rate, tokens) in enumerate(zip(rates, sums.tokens, strict=True)):
                 row[f"IDF {limits(n)}"] = "–" if rate is None else f"{cell(rate)} ({tokens:,})"
             rows.append(row)
-            if name in drawn:
+            if name in names:
                 panels.setdefault(f"exact match rate, {direction}, over: {kind}", {})[name] = rates
         bins = [limits(n) for n in range(len(BINS) - 1)]
         average = {"MVDR hard, NQ320K's average": [PAPER_HARD] * len(bins)}
@@ -229,7 +229,7 @@ def report(data: StudyData, by_task: TaskResults) -> tuple[str, dict[str, Sectio
     summary = f"BM25's first {data.settings.depth} documents. {sample(data)}"
     return summary, {
         "claims": study_of(results, FEWEST, unlearned_models(by_task[TASK]))
-        .asked(by_task[TASK][0]["queries"], data)
+        .with_queries(by_task[TASK][0]["queries"], data)
         .section(
             "wu2024",
             "terms",

@@ -106,10 +106,10 @@ class Settings(LossOptions, RunOptions, Results, OneCollection, EncoderTraining,
     built with this pool"""
 
     def __post_init__(self) -> None:
-        known = PARADIGMS | GENERATIVE | RERANKERS
-        if self.paradigm not in known:
+        names = ", ".join(PARADIGMS | GENERATIVE | RERANKERS)
+        if self.paradigm not in PARADIGMS | GENERATIVE | RERANKERS:
             raise SystemExit(
-                f"unknown paradigm {self.paradigm}; there are {', '.join(known)}. To use your own paradigm, "
+                f"unknown paradigm {self.paradigm}; there are {names}. To use your own paradigm, "
                 "add --plugin FILE.py"
             )
         self.backbone = self.backbone or ("small" if self.paradigm in GENERATIVE else "offline")

@@ -59,7 +59,7 @@ def make_report(data: ComparisonData, where: dict[str, Any], seconds: float, res
     share = learned_share(data.train, data.test)
     labels = {name: label(name, name in undone, share, settings) for name in settings.chosen}
     with progress_bar() as bar:
-        measured = {
+        by_system = {
             stage: {
                 name: evaluate.on_split(run, splits[stage], measures)
                 for name, run in bar.track(of_stage.items(), description=f"measure {stage}")
@@ -68,7 +68,7 @@ def make_report(data: ComparisonData, where: dict[str, Any], seconds: float, res
         }
         tables = {
             stage: stage_table(stage, values, trainings, labels, systems, data)
-            for stage, values in bar.track(measured.items(), description="test differences")
+            for stage, values in bar.track(by_system.items(), description="test differences")
         }
         curves = {
             name: evaluate.cutoff_curve(runs["retrieve"][name], test, curve)
@@ -82,7 +82,7 @@ def make_report(data: ComparisonData, where: dict[str, Any], seconds: float, res
             for query in bar.track(chosen_queries(test, ALIGNED), description="alignments")
             for example in align_query(query, test, corpus, candidates.get(query, {}), retrievers)
         ]
-    evaluate.write_per_query(folder / "per_query.csv", measured)
+    evaluate.write_per_query(folder / "per_query.csv", by_system)
     learned = learning(settings, where["processes"])
     return Report(
         title=f"Retrieval paradigms on {data.collection.name}",
@@ -242,8 +242,8 @@ def show(report: Report, data: ComparisonData, console: Console) -> None:
         for stage, table in tables.items():
             rows = [[name, *(cell.mean for cell in row.values())] for name, row in table.rows.items()]
             run.log({f"table/{stage}": wandb.Table(columns=["system", *table.measures], data=rows)})
-            for name, measured in table.rows.items():
-                cell = measured[table.measures[0]]
+            for name, cells in table.rows.items():
+                cell = cells[table.measures[0]]
                 values = {"": cell.mean, ", low": cell.low, ", high": cell.high}
                 prefix = f"{stage}/{name}, {table.measures[0]}"
                 summarise(accelerator, {f"{prefix}{part}": value for part, value in values.items()})

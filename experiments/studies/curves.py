@@ -156,14 +156,14 @@ class Curves:
             near_0 = {"linthresh": places[places > 0].min()} if self.scale == "symlog" else {}
             axes.set_xscale(self.scale, **near_0)
             axes.set_xticks([], minor=True)
-            drawn = axes.xaxis.get_transform().transform(places)
-            least = np.ptp(drawn) / (20 if slanted else 12)
-            last = drawn[0]
-            for n in range(1, len(drawn)):
-                if abs(drawn[n] - last) < least:
+            positions = axes.xaxis.get_transform().transform(places)
+            least = np.ptp(positions) / (20 if slanted else 12)
+            last = positions[0]
+            for n in range(1, len(positions)):
+                if abs(positions[n] - last) < least:
                     labels[n] = ""
                 else:
-                    last = drawn[n]
+                    last = positions[n]
         axes.set_xticks(places, labels)
         if slanted:
             axes.tick_params(axis="x", rotation=30)

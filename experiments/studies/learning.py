@@ -99,7 +99,7 @@ def choices(
         limit = EQUAL * min(learned.seconds[name] for name in group)
         pairs = {name: learned.within(name, limit) for name in group}
         dev = {name: np.stack(learned.points[name][seen]) for name, seen in pairs.items() if seen}
-        best = max(dev, key=lambda name: dev[name].mean(), default="")
+        choice = max(dev, key=lambda name: dev[name].mean(), default="")
         for name in group if len(group) > 1 else ():
             label = labels[name]
             took = learned.seconds[name]
@@ -113,8 +113,8 @@ def choices(
             if name in dev:
                 row["s until dev"] = round(took * pairs[name] / max(learned.points[name]), 1)
                 row["nDCG@10, dev"] = interval_text(seeds_interval(dev[name]))
-                less = dev[name] - dev[best]
-                row["dev − chosen"] = "chosen" if name == best else interval_text(seeds_interval(less), "+")
+                less = dev[name] - dev[choice]
+                row["dev − chosen"] = "chosen" if name == choice else interval_text(seeds_interval(less), "+")
             rows.append(row | {f"{measure}, test, whole corpus": str(table.rows[label][measure])})
     text = (
         f"Dev: {dev_queries(learned)}, at the last measurement within {EQUAL} times the seconds of the "

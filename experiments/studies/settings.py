@@ -98,7 +98,7 @@ def different(settings: Any, *names: str) -> None:
             raise SystemExit(f"{name} must have at least one value, and none twice; got {values}")
 
 
-def known(settings: Any, name: str, names: Any) -> None:
+def check_names(settings: Any, name: str, names: Any) -> None:
     """Raise SystemExit if the list `name` in the settings contains a value that is not in `names`."""
     different(settings, name)
     if unknown := [value for value in getattr(settings, name) if value not in names]:

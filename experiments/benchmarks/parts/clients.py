@@ -55,8 +55,8 @@ def searching(
         body: dict[str, Any] = {"queries": {"q": texts[n]}, "k": K, "systems": [name]}
         ranked = post(connection, "/search", body)["systems"][name]["run"]["q"]
         scores = [score for _, score in ranked]
-        best = expected[name][n]
-        right = len(scores) == len(best) and np.allclose(scores, best, rtol=WRONG, atol=WRONG)
+        exact = expected[name][n]
+        right = len(scores) == len(exact) and np.allclose(scores, exact, rtol=WRONG, atol=WRONG)
         if ranked and generator.random() < explained:
             body = {"query": texts[n], "document": ranked[0][0], "systems": [name]}
             answered = post(connection, "/explain", body)["systems"][name]

@@ -166,10 +166,10 @@ class CapacityStudy:
         for stage in STAGES:
             sections[f"table_{stage}"] = self.table(stage, name)
         if FIRST in self.systems:
-            drawn = [
+            curves = [
                 name for name in self.systems[FIRST] if name in (UNI, INIT) or name.startswith("DE-BERT")
             ]
-            series = {system: self.by_length(FIRST, system) for system in drawn}
+            series = {system: self.by_length(FIRST, system) for system in curves}
             sections["figure1"] = Curves(name, self.lengths, {FIRST: series}).section(
                 "Recall@1 by passage length (Figure 1)",
                 "The passage with the query, first of all passages. BERT-INIT: the encoder as it comes.",

@@ -119,8 +119,8 @@ def optimised(name: str, tokens: int, dimension: int, n: int, settings: Any) -> 
         rels = every_seed(*vectors)
         if step % LOOK == 0 or step == settings.free_steps:
             worst = rels.detach().masked_fill(~mine, torch.inf).amin(-1)
-            best = rels.detach().masked_fill(mine, -torch.inf).amax(-1)
-            answered |= (worst > best).all(-1)
+            highest = rels.detach().masked_fill(mine, -torch.inf).amax(-1)
+            answered |= (worst > highest).all(-1)
             if answered.all() or step == settings.free_steps:
                 break
         done = step / settings.free_steps
@@ -152,7 +152,7 @@ def fits(rows: Rows) -> Rows:
     return fitted
 
 
-def drawn(rows: Rows, settings: Any) -> Figure:
+def draw_picture(rows: Rows, settings: Any) -> Figure:
     """Plot the critical n against h, beside the paper's fit for one vector and another optimiser.
 
     A dotted line shows the n that random projections guarantee.

@@ -79,7 +79,7 @@ def trained(name: str, seed: int, data: StudyData, console: Console) -> Paradigm
     settings: PairSettings = data.settings
     accelerator = data.accelerator
     kind, *variants = name.split("-")
-    whole = data.collection.corpus
+    documents = data.collection.corpus
     half = "half" in variants
     data = half_of(data) if half else data
     models = Path(settings.models)
@@ -104,9 +104,9 @@ def trained(name: str, seed: int, data: StudyData, console: Console) -> Paradigm
             pairs = pairs_of(model, data, problems)
             corpus = data.collection.corpus
             dev = dev_measure(corpus, data.dev, data.dev_run, DEV_QUERIES, accelerator)
-            how = training_settings(settings.generative_steps, seed, settings)
-            kept: dict[str, Any] = {"states": models / STATES, "problems": problems, "dev": dev}
-            return fit_pairs(model, corpus, pairs, how, training, accelerator, **kept)
+            chosen = training_settings(settings.generative_steps, seed, settings)
+            shared_options: dict[str, Any] = {"states": models / STATES, "problems": problems, "dev": dev}
+            return fit_pairs(model, corpus, pairs, chosen, training, accelerator, **shared_options)
         changes: dict[str, Any] = {"in_batch": not paired, "trained_layers": settings.trained_layers}
         if second:
             changes["learning_rate"] = min(SECOND_RATE, settings.learning_rate)
@@ -117,7 +117,7 @@ def trained(name: str, seed: int, data: StudyData, console: Console) -> Paradigm
         return make().to(accelerator.device).eval()
     model = model_runs.trained_once(models / f"seed-{seed}" / name, seed, make, train, accelerator)
     learned = {*data.collection.corpus.ids}
-    return model.add(whole.only(id for id in whole.ids if id not in learned)) if half else model
+    return model.add(documents.only(id for id in documents.ids if id not in learned)) if half else model
 
 
 def half_ids(data: StudyData) -> Sequence[str]:
@@ -216,7 +216,7 @@ def run_study(
     by_main(lambda: keep_settings(of_models, models, free=()), accelerator)
     model_runs.bind(settings, accelerator, ("systems", "seeds", "models"), **of_models)
 
-    def measured(task: str, seed: int, models: list[Any]) -> Measured:
+    def measure_models(task: str, seed: int, models: list[Any]) -> Measured:
         lower = half and any(name.partition("-")[0] in GENERATIVE for name in tasks[task])
         # nullcontext: inside a disabled autocast, training would keep the weights from its first cast.
         with autocast(accelerator.device, accelerator.mixed_precision) if lower else nullcontext():
@@ -238,7 +238,7 @@ def run_study(
             f"{data.collection.name}, seed {seed}, {task}",
             Path(settings.output) / f"seed-{seed}" / f"{task}.json",
             lambda: [trained(name, seed, data, console) for name in tasks[task]],
-            partial(measured, task, seed),
+            partial(measure_models, task, seed),
             models / STATES,
         )
 
