@@ -70,7 +70,9 @@ def measure(data: StudyData, _: str, __: int, models: list[Any]) -> Measured:
 
 def rankings(models: list[Any], data: StudyData, pool: Run) -> dict[str, Run]:
     """Score the candidates in `pool` with each system, and return {system: run}."""
-    (mvdr, generative), corpus, queries = models, data.collection.corpus, data.test.queries
+    mvdr, generative = models
+    corpus = data.collection.corpus
+    queries = data.test.queries
     runs = {CANDIDATES: pool}
     forward = Indexed.build(mvdr, corpus.only(d for scores in pool.values() for d in scores))
     runs[FORWARD] = forward.rerank(queries, pool, progress=True)

@@ -109,7 +109,9 @@ from paradigms.train.states import STATES, deleted_after
 SMALL = 2000  # documents of the subset of pydocs
 # Seconds on two CPU cores with AVX2 and the default encoder: per training pair, document and query of an
 # encoder; the same for a generative paradigm, which encodes passages; and for BM25 and the report.
-ENCODER, GENERATOR, REST = (0.042, 0.0085, 0.014), (0.0009, 0.018, 0.035), 45.0
+ENCODER = (0.042, 0.0085, 0.014)
+GENERATOR = (0.0009, 0.018, 0.035)
+REST = 45.0
 FROZEN = 0.02  # seconds per document of the pass over frozen layers that all encoders share
 
 

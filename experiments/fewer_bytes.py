@@ -251,7 +251,8 @@ def law(exact: Store, queries: Tokens) -> Rows:
     for the planes only, from queries.
     """
     count = min(DOCUMENTS, len(exact))
-    documents, queries = exact.tokens(np.arange(count)), queries[:QUERIES]
+    documents = exact.tokens(np.arange(count))
+    queries = queries[:QUERIES]
     pad = torch.nn.functional.pad
     moved = [replace(t, vectors=pad(t.vectors, (0, 1), value=MEAN)) for t in (documents, queries)]
     cases = {
@@ -291,7 +292,8 @@ def moments(
         unit = [torch.nn.functional.normalize(t, dim=-1) for t in (d, q - zero)]
         A = expected_shares(np.arccos((unit[0] @ unit[1].T).clamp(-1, 1).numpy()), planes)
         mean = (A * S).sum(0)
-        means[b, n], variances[b, n] = mean.sum(), ((A * S**2).sum(0) - mean**2).sum()
+        means[b, n] = mean.sum()
+        variances[b, n] = ((A * S**2).sum(0) - mean**2).sum()
         exact[b, n] = S.max(0).sum()
     return means, np.maximum(variances, 0), np.argsort(-exact, 1)[:, :FIRST]
 

@@ -57,8 +57,9 @@ from transformers import BertConfig, BertModel
 from paradigms.align import NORMALISERS, Alignment, PoolTopK, QueryToDocument, TopK
 from paradigms.core import Tokens, rel
 from paradigms.data import load_collection
-from paradigms.encoder.backbone import load_tokenizer, packaged
+from paradigms.encoder.backbone import load_tokenizer
 from paradigms.encoder.precision import autocast
+from paradigms.encoder.sources import packaged
 from paradigms.io.checks import json_or_empty
 from paradigms.io.device import chosen_device, processor
 from paradigms.io.files import write_json

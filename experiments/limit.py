@@ -75,7 +75,8 @@ from studies.pages import Measured, Rows, Section, publish, resampled
 
 from paradigms.data import Collection, Corpus, Problems, Split, load_collection, read_run
 from paradigms.data.beir import write_folder
-from paradigms.encoder.backbone import load_tokenizer, packaged
+from paradigms.encoder.backbone import load_tokenizer
+from paradigms.encoder.sources import packaged
 from paradigms.evaluate import on_split
 from paradigms.train.script import begin
 from theory import capacity

@@ -69,7 +69,7 @@ from paradigms import PARADIGMS, Paradigm
 from paradigms.colbert import colbert
 from paradigms.data import Run, Split
 from paradigms.data.collection import hash_order
-from paradigms.encoder.backbone import original
+from paradigms.encoder.sources import original
 from paradigms.evaluate import candidates, per_query
 from paradigms.find import Index, Store, kinds
 from paradigms.io.command_line import folder_name

@@ -59,7 +59,7 @@ from studies.pages import Measured, Rows, Section, interval_text, publish, resam
 from paradigms import PARADIGMS, Paradigm, load
 from paradigms.data import Run
 from paradigms.data.collection import hash_order
-from paradigms.encoder.backbone import original
+from paradigms.encoder.sources import original
 from paradigms.evaluate import seeds_interval
 from paradigms.find import Index, kinds
 from paradigms.io.command_line import folder_name
@@ -184,7 +184,8 @@ def sections_of(name: str, results: Mapping[str, Sequence[Measured]]) -> dict[st
     tests = differences([(values(model, way), values(control, way)) for model, way, control in pairs])
     rows: Rows = []
     for (model, way, control), (difference, p) in zip(pairs, tests, strict=True):
-        mine, its = values(model, way), values(control, way)
+        mine = values(model, way)
+        its = values(control, way)
         untrained = values(f"{control}, untrained", way)
         stored = results[model][0]["ways"][way]
         rows.append(

@@ -34,7 +34,8 @@ from paradigms.io.checks import Range
 from paradigms.model import paradigm
 from paradigms.recipe import Recipe
 
-DENSE, TOKEN = -1, -2  # ids of the dense vector and of all token vectors
+DENSE = -1
+TOKEN = -2  # ids of the dense vector and of all token vectors
 Part = Literal["dense", "sparse", "tokens"]
 # A and Z of each part alone: since Q has the weights, the sum of their rels is the rel of all.
 PARTS: dict[Part, Recipe] = {

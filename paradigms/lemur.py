@@ -33,7 +33,9 @@ from torch.nn.functional import gelu, layer_norm, mse_loss, pad
 
 from paradigms.core import Tokens
 
-TOKENS, TARGETS, SAMPLE = 1 << 15, 1 << 10, 1 << 13
+TOKENS = 1 << 15
+TARGETS = 1 << 10
+SAMPLE = 1 << 13
 RIDGE = 1e-4
 BATCH, RATE, LONGEST = 512, 3e-3, 0.5  # tokens of a step of Adam, its rate, the longest gradient
 SIMILARITIES = 1 << 24  # of tokens with tokens that are held at once

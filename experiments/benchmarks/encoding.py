@@ -59,9 +59,10 @@ from torch import Tensor, nn
 
 from paradigms import PARADIGMS, export, load
 from paradigms.data import Collection, Corpus, load_collection
-from paradigms.encoder.backbone import load_backbone, load_tokenizer, packaged
+from paradigms.encoder.backbone import load_backbone, load_tokenizer
 from paradigms.encoder.exported import INPUTS
 from paradigms.encoder.precision import PRECISIONS, autocast, native_precision
+from paradigms.encoder.sources import packaged
 from paradigms.evaluate import on_split
 from paradigms.evaluate.measures import seeds_interval
 from paradigms.io.command_line import folder_name
@@ -199,11 +200,20 @@ def transformers(settings: Settings, texts: Sequence[str], folder: Path) -> Enco
 def sentence_transformers(dtype: str, settings: Settings, texts: Sequence[str], folder: Path) -> Encode:
     from sentence_transformers import SentenceTransformer
 
-    options = {"model_kwargs": {"dtype": getattr(torch, dtype)}, "device": "cpu"}
-    model = SentenceTransformer(str(packaged("offline")), **options)
+    number = {"dtype": getattr(torch, dtype)}
+    model = SentenceTransformer(str(packaged("offline")), model_kwargs=number, device="cpu")
     model.max_seq_length = LENGTH
-    encoding = {"batch_size": BATCH, "convert_to_tensor": True, "normalize_embeddings": True}
-    return lambda texts: model.encode(list(texts), show_progress_bar=False, **encoding).float()
+
+    def run(texts: Sequence[str]) -> Tensor:
+        return model.encode(
+            list(texts),
+            show_progress_bar=False,
+            batch_size=BATCH,
+            convert_to_tensor=True,
+            normalize_embeddings=True,
+        ).float()
+
+    return run
 
 
 def openvino(kind: str, settings: Settings, texts: Sequence[str], folder: Path) -> Encode:
@@ -216,8 +226,8 @@ def openvino(kind: str, settings: Settings, texts: Sequence[str], folder: Path) 
 
         others = texts[settings.documents :]
         rows = [{n: t.numpy() for n, t in tokens([text]).items() if n in INPUTS} for text in others]
-        quantising = {"model_type": nncf.ModelType.TRANSFORMER, "subset_size": len(rows)}
-        model = nncf.quantize(model, nncf.Dataset(rows), **quantising)
+        transformer = nncf.ModelType.TRANSFORMER
+        model = nncf.quantize(model, nncf.Dataset(rows), model_type=transformer, subset_size=len(rows))
     options = {"INFERENCE_NUM_THREADS": settings.threads, "PERFORMANCE_HINT": "LATENCY"}
     options |= {"INFERENCE_PRECISION_HINT": "f32" if kind == "f32" else "bf16"}
     if kind != "f32" and native_precision(CPU) != "bf16":

@@ -68,9 +68,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from paradigms import PARADIGMS, Paradigm
 from paradigms.align import QueryToDocument
 from paradigms.data import Collection, Corpus, load_collection
-from paradigms.encoder.backbone import packaged
 from paradigms.encoder.batches import by_length
 from paradigms.encoder.precision import native_precision
+from paradigms.encoder.sources import packaged
 from paradigms.encoder.text import TOKENS
 from paradigms.io.device import chosen_device, processor
 from paradigms.io.files import lock_until_exit

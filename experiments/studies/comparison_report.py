@@ -21,7 +21,7 @@ from paradigms import GENERATIVE, evaluate
 from paradigms.data import Run, Split, read_run
 from paradigms.data.identical import left_out
 from paradigms.data.within import learned_share
-from paradigms.encoder.backbone import original
+from paradigms.encoder.sources import original
 from paradigms.evaluate import MEASURES, Interval, PerQuery
 from paradigms.evaluate.gate import measure_gate
 from paradigms.evaluate.table import Cell, ResultTable

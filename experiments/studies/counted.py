@@ -19,8 +19,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from paradigms.align import NORMALISERS, Alignment, PoolTopK, QueryToDocument, TopK
 from paradigms.core import Tokens
-from paradigms.encoder.backbone import load_backbone, packaged, without_weights
+from paradigms.encoder.backbone import load_backbone, without_weights
 from paradigms.encoder.precision import autocast
+from paradigms.encoder.sources import packaged
 from paradigms.scoring import in_batch
 
 

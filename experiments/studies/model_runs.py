@@ -78,8 +78,9 @@ class StudyData:
         count = self.settings.dev_queries if dev_queries is None else dev_queries
         splits = (self.train, self.dev)
         runs = (mined, self.dev_run)
-        how = (negatives, count, training, folder, self.accelerator)
-        return fit(model, self.collection, splits, runs, *how, **more)
+        return fit(
+            model, self.collection, splits, runs, negatives, count, training, folder, self.accelerator, **more
+        )
 
     def searched(self, split: Split, depth: int) -> Run:
         """Return BM25's run for a split. All processes call this, and divide the queries."""
@@ -302,9 +303,9 @@ def encoder_job(
     corpus = data.collection.corpus if documents is None else documents
 
     def train(paradigm: Paradigm, training: Path) -> Paradigm:
-        how = TrainingSettings(**training_fields(settings) | {"seed": seed} | changes, save_every=100)
+        chosen = TrainingSettings(**training_fields(settings) | {"seed": seed} | changes, save_every=100)
         own = settings.own_negatives
-        return data.fit(paradigm, how, training, settings.negatives, states=states, own_negatives=own)
+        return data.fit(paradigm, chosen, training, settings.negatives, states=states, own_negatives=own)
 
     def prepare() -> Paradigm:
         if checkpoint is not None:

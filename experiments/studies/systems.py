@@ -268,16 +268,18 @@ def _train(
     limited = replace(training, minutes=left)
     if system.paradigm in GENERATIVE:
         splits = (data.train, data.dev)
-        arguments = (settings.dev_queries, limited, place, accelerator)
-        return fit_generative(model, data.collection, splits, data.dev_run, *arguments)
+        count = settings.dev_queries
+        return fit_generative(
+            model, data.collection, splits, data.dev_run, count, limited, place, accelerator
+        )
     _keep_frozen(model, data.collection.corpus, trial, training, data)
     teacher: ScorePairs | None = None
     if system.teacher:
         scorer = partial(finished, system.teacher, data, trial.seed)
         teacher = scored_once(place / "teacher.run", scorer, data.train.queries, accelerator, None)
     count, own_negatives = hard_negatives(system, settings)
-    more = {"teacher": teacher, "states": Path(settings.output, STATES), "own_negatives": own_negatives}
-    return data.fit(model, limited, place, count, **more)
+    states = Path(settings.output, STATES)
+    return data.fit(model, limited, place, count, teacher=teacher, states=states, own_negatives=own_negatives)
 
 
 def _keep_frozen(

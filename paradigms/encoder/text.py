@@ -16,14 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from paradigms.core import Tokens, at_least_float32
-from paradigms.encoder.backbone import (
-    load_backbone,
-    load_heads,
-    load_tokenizer,
-    most_positions,
-    packaged,
-    quiet,
-)
+from paradigms.encoder.backbone import load_backbone, load_heads, load_tokenizer, most_positions, quiet
 from paradigms.encoder.base import Encoder
 from paradigms.encoder.batches import Batch, evaluated, in_parts, insert, keep_freed_memory
 from paradigms.encoder.bert import last_hidden
@@ -31,6 +24,7 @@ from paradigms.encoder.layers import add_adapters, orthogonal, salience_head, wi
 from paradigms.encoder.pooling import LearnedPooling, mean_of_spans, pool, spans
 from paradigms.encoder.precision import scores_of
 from paradigms.encoder.settings import SIDES, EncoderSettings, InputFormat, Side
+from paradigms.encoder.sources import packaged
 from paradigms.encoder.tokenizing import beginnings, call_tokenizer, token_rows
 from paradigms.io.checks import as_sequence, check_text, is_blank, read_json, read_settings, require
 from paradigms.io.files import write_json

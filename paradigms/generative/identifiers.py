@@ -152,7 +152,8 @@ class Identifiers:
 
         Raises FileNotFoundError or ValueError, naming the file, if a file is missing or damaged.
         """
-        plain_file, arrays_file = folder / "identifiers.json", folder / "identifiers.safetensors"
+        plain_file = folder / "identifiers.json"
+        arrays_file = folder / "identifiers.safetensors"
         for file in (plain_file, arrays_file):
             require(file, folder)
         with naming(arrays_file):

@@ -155,7 +155,8 @@ def _unigrams(
     likely = np.zeros(len(log_p), dtype=bool)
     likely[np.argsort(-log_p, kind="stable")[:LIKELY]] = True
     new = likely[branches.tokens] & ~np.isin(branches.states[:, 0], keys[keys[:, 2] == 1, 0])
-    tokens, states = branches.tokens[new], branches.states[new]
+    tokens = branches.tokens[new]
+    states = branches.states[new]
     return tokens, states, gram_weights(index, states, log_p[tokens], exponent=1.0)
 
 

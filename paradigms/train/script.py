@@ -20,8 +20,9 @@ from rich.console import Console
 
 from paradigms.data import Collection, check_collection, load_collection
 from paradigms.data.trec import check_ids
-from paradigms.encoder.backbone import cached, check_backbone
+from paradigms.encoder.backbone import check_backbone
 from paradigms.encoder.precision import choose_precision, native_precision
+from paradigms.encoder.sources import cached
 from paradigms.io.checks import differences, read_json
 from paradigms.io.device import chosen_device
 from paradigms.io.files import lock_until_exit, sha256, write_json, write_text

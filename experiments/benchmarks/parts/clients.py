@@ -102,7 +102,8 @@ def straining(names: list[str], texts: list[str]) -> Ask:
         if kind == 4:
             body |= {"align": generator.choice(COSTLY)} if system != "dpr" else {"k": 10**4000}
         else:
-            path, body = "/encode", {"system": system, "texts": [text * 50] * 256, "side": "document"}
+            path = "/encode"
+            body = {"system": system, "texts": [text * 50] * 256, "side": "document"}
         try:
             post(connection, path, body)
         except ConnectionError as error:

@@ -52,7 +52,9 @@ class TokenStudy:
         bm25: PerQuery,
     ) -> None:
         same_queries([*results, {"queries": bm25.queries}])
-        self.search_tokens, self.table_tokens, self.bm25 = search_tokens, table_tokens, bm25
+        self.search_tokens = search_tokens
+        self.table_tokens = table_tokens
+        self.bm25 = bm25
         self.size = next(result["batch_size"] for result in results if result["k_train"] is None)
         self.models: dict[str, list[Measured]] = {}
         self.sizes = sorted({result["batch_size"] for result in results if result["k_train"]})

@@ -84,7 +84,8 @@ def token_search(
         owners = index.store.owners(rows)
         stop = 0
         for n, (name, length) in enumerate(zip(part, mask.sum(1).tolist(), strict=True)):
-            part, stop = slice(stop, stop + length), stop + length
+            part = slice(stop, stop + length)
+            stop = stop + length
             ids = encoded.ids[n, 0][mask[n]].cpu().numpy()
             if gather:
                 gathered = np.empty(len(index.store.ids), np.float32)

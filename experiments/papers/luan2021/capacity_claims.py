@@ -38,7 +38,10 @@ class CapacityStudy:
         predictions: Mapping[int, Any],
         sizes: Mapping[str, int],
     ) -> None:
-        self.task, self.lengths, self.predictions, self.sizes = task, lengths, predictions, sizes
+        self.task = task
+        self.lengths = lengths
+        self.predictions = predictions
+        self.sizes = sizes
         self.measures = {stage: f"{MEASURES[task]}, {name}" for stage, name in STAGES.items()}
         self.trainings: dict[str, list[Measured]] = {}
         seeds: dict[str, dict[str, list[Any]]] = {}  # measure -> side -> values of each seed

@@ -67,10 +67,15 @@ class Source:
     def __init__(
         self, corpus: Corpus, length: int, group: int, reserve: bool, tokenizer: Any, seed: int
     ) -> None:
-        self.corpus, self.length, self.group, self.reserve = corpus, length, group, reserve
-        self.tokenizer, self.seed = tokenizer, seed
+        self.corpus = corpus
+        self.length = length
+        self.group = group
+        self.reserve = reserve
+        self.tokenizer = tokenizer
+        self.seed = seed
         vocabulary: dict[str, int] = {}
-        self.words, self.units = array("i"), list[Unit]()  # words of all texts, as indices into `names`
+        self.words = array("i")
+        self.units = list[Unit]()  # words of all texts, as indices into `names`
         for number, (text, runs) in enumerate(read_runs(corpus, tokenizer)):
             self.words.extend(vocabulary.setdefault(word, len(vocabulary)) for word in words_of(text))
             self.units += [Unit(number, *unit) for unit in units(runs, length, group=group, least=MOST)]
@@ -292,6 +297,7 @@ def _changed(source: Source, query: Query, n: int, attempt: int) -> str:
         tries = 0
         while new == query.words[i]:
             place = source.draw(len(source.words), "word", *what, i, tries)
-            new, tries = source.names[source.words[place]], tries + 1
+            new = source.names[source.words[place]]
+            tries = tries + 1
         text = text[: places[i][0]] + new + text[places[i][1] :]
     return text

@@ -49,7 +49,9 @@ class Task:
         self.name = first["collection"]
         self.trained_with = first["trained_with"]
         self.origin = first["origin"]
-        self.models, self.shots, self.strategies = models, sorted(shots), list(first["values"])
+        self.models = models
+        self.shots = sorted(shots)
+        self.strategies = list(first["values"])
         self.values: Float[np.ndarray, "seeds strategies queries"] = np.array(
             [[model["values"][name] for name in self.strategies] for model in models]
         )

@@ -41,7 +41,9 @@ class PruningStudy:
     """Measurements of all models, and the pruning ratios used in training."""
 
     def __init__(self, results: Sequence[Measured], trained: Pair, bm25: PerQuery) -> None:
-        self.results, self.trained, self.bm25 = results, trained, bm25
+        self.results = results
+        self.trained = trained
+        self.bm25 = bm25
         self.models: dict[str, list[Measured]] = {}  # by label
         for result in results:
             self.models.setdefault(label(result["method"]), []).append(result)

@@ -93,7 +93,8 @@ def optimised(name: str, tokens: int, dimension: int, n: int, settings: Any) -> 
     with scores divided by a falling temperature. Scores are `core.rel` with Z = 1; all seeds train in
     parallel.
     """
-    (align, shape), where = FREE[name], DEVICE
+    align, shape = FREE[name]
+    where = DEVICE
     sets = torch.from_numpy(capacity.all_sets(n, settings.relevant)).to(where)
     queries = len(sets)
     query_tokens = tokens if shape == "M × M" else 1

@@ -27,8 +27,9 @@ from transformers import AutoConfig
 from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm
 from paradigms.data import Collection, Problems, Split
 from paradigms.data.within import learned_share, most_asked, within_documents
-from paradigms.encoder.backbone import packaged, pretrained
+from paradigms.encoder.backbone import pretrained
 from paradigms.encoder.precision import autocast
+from paradigms.encoder.sources import packaged
 from paradigms.evaluate import per_query
 from paradigms.generative.pairs import Pair, indexing_pairs, retrieval_pairs
 from paradigms.retrieve import Reranking
@@ -105,13 +106,26 @@ def trained(name: str, seed: int, data: StudyData, console: Console) -> Paradigm
             corpus = data.collection.corpus
             dev = dev_measure(corpus, data.dev, data.dev_run, DEV_QUERIES, accelerator)
             chosen = training_settings(settings.generative_steps, seed, settings)
-            shared_options: dict[str, Any] = {"states": models / STATES, "problems": problems, "dev": dev}
-            return fit_pairs(model, corpus, pairs, chosen, training, accelerator, **shared_options)
-        changes: dict[str, Any] = {"in_batch": not paired, "trained_layers": settings.trained_layers}
-        if second:
-            changes["learning_rate"] = min(SECOND_RATE, settings.learning_rate)
-        training_steps = training_settings(settings.steps, seed, settings, **changes)
-        return data.fit(model, training_steps, training, int(paired), dev_queries=DEV_QUERIES)
+            return fit_pairs(
+                model,
+                corpus,
+                pairs,
+                chosen,
+                training,
+                accelerator,
+                states=models / STATES,
+                problems=problems,
+                dev=dev,
+            )
+        chosen = training_settings(
+            settings.steps,
+            seed,
+            settings,
+            in_batch=not paired,
+            trained_layers=settings.trained_layers,
+            learning_rate=min(SECOND_RATE, settings.learning_rate) if second else settings.learning_rate,
+        )
+        return data.fit(model, chosen, training, int(paired), dev_queries=DEV_QUERIES)
 
     if "untrained" in variants:
         return make().to(accelerator.device).eval()
@@ -137,8 +151,8 @@ def half_of(data: StudyData) -> StudyData:
 
     collection = replace(data.collection, corpus=corpus)
     bm25 = model_runs.shared_bm25(corpus, Path(data.settings.output, "bm25-half"))
-    splits = {"train": answered(data.train), "dev": answered(data.dev)}
-    return replace(data, collection=collection, bm25=bm25, **splits)
+    train = answered(data.train)
+    return replace(data, collection=collection, bm25=bm25, train=train, dev=answered(data.dev))
 
 
 def training_settings(steps: int, seed: int, settings: PairSettings, **more: Any) -> TrainingSettings:
@@ -180,8 +194,8 @@ def pairs_of(model: Generative, data: StudyData, problems: Problems) -> list[Pai
     if ids.kind == "text":
         return training_pairs(model, corpus, data.train, problems, seed=0)
     settings: PairSettings = data.settings
-    size: dict[str, Any] = {"words": settings.passage_words, "passages": settings.passages}
-    return retrieval_pairs(data.train, ids) + indexing_pairs(corpus, ids, problems, **size)
+    passages = indexing_pairs(corpus, ids, problems, words=settings.passage_words, passages=settings.passages)
+    return retrieval_pairs(data.train, ids) + passages
 
 
 TaskResults = dict[str, list[Measured]]  # task -> measurements of each seed
