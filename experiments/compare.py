@@ -160,8 +160,8 @@ def main(settings: Settings) -> int:
         bound_settings = bound(settings.chosen[trial.system], settings, trial.seed)
         by_main(partial(keep_settings, bound_settings, folder / run, ()), accelerator)
     data = systems.prepare(collection, settings, accelerator)
-    if data.own:
-        console.print(left_out(data.own))
+    if data.document_queries:
+        console.print(left_out(data.document_queries))
     if settings.passages:
         documents = len(collection.corpus)
         passages = len(data.pieces.corpus)

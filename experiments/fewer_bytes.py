@@ -205,8 +205,12 @@ def fewer(exact: Store, recipe: Recipe, split: Split, queries: Tokens) -> Rows:
         index = Index(store.certify(exact))
         certificates = index.certified(recipe, queries, FIRST)
         exact_results = exact_results or [set(run) for run, _ in certificates]
-        same = [set(run) == best for (run, _), best in zip(certificates, exact_results, strict=True)]
-        run: Run = {query: best for query, (best, _) in zip(split.queries, certificates, strict=True)}
+        same = [
+            set(run) == exact_ids for (run, _), exact_ids in zip(certificates, exact_results, strict=True)
+        ]
+        run: Run = {
+            query: exact_ids for query, (exact_ids, _) in zip(split.queries, certificates, strict=True)
+        }
         values = per_query(run, split.judgements, ["nDCG@10"]).values["nDCG@10"]
         sure = [certified for _, certified in certificates]
         row = {"kind": kind, "way": name, "documents": len(exact), "queries": len(certificates)}
@@ -263,18 +267,18 @@ def law(exact: Store, queries: Tokens) -> Rows:
     rows: Rows = []
     for case, (D, Q, centre) in cases.items():
         for planes in (2, 4, 6):
-            means, variances, best = moments(D, Q, centre, planes)
+            means, variances, largest = moments(D, Q, centre, planes)
             for repetitions in (1, 4, 16):
-                each = zip(means, variances, best, strict=True)
+                each = zip(means, variances, largest, strict=True)
                 expected = [expected_recall(m, v, repetitions, b, CANDIDATES) for m, v, b in each]
                 recalls = []
                 for seed in range(16 // repetitions):
                     encoding = FixedEncoding(planes, repetitions, inner=0, seed=seed)
                     scores = encoding.queries(Q, centre) @ encoding.documents(D, centre).T
                     top = scores.topk(min(CANDIDATES, count)).indices.numpy()
-                    recalls.append([np.isin(b, t).mean() for b, t in zip(best, top, strict=True)])
+                    recalls.append([np.isin(b, t).mean() for b, t in zip(largest, top, strict=True)])
                 row = {"vectors": case, "planes": planes, "repetitions": repetitions, "documents": count}
-                row |= {"queries": len(best), "predicted": float(np.mean(expected))}
+                row |= {"queries": len(largest), "predicted": float(np.mean(expected))}
                 rows.append(row | {"measured": np.mean(recalls, 0).tolist()})
     return rows
 

@@ -82,7 +82,7 @@ def rows_of(results: Path, settings: Settings) -> Iterator[dict[str, Any]]:
     with refusing():
         compared, collection = reopened(results)
     data = systems.prepare(collection, compared)
-    if data.own or compared.passages:
+    if data.document_queries or compared.passages:
         raise SystemExit(f"{results}: passages, and queries that are documents, are not supported")
     request = {"dims": DIMS, "queries": settings.queries, "content": collection.fingerprint}
     for name in settings.systems or compared.chosen:

@@ -326,8 +326,8 @@ def notes(data: ComparisonData, undone: set[str], share: float) -> Iterator[str]
         weights = ", ".join(f"{part} {weight:g}" for part, weight in fusion["weights"].items())
         method = f"fusion ({fusion['fusion']}) of the runs of one seed"
         yield f"{name}: {method} with the weights {weights}{fusion['chosen']}."
-    if data.own:
-        yield left_out(data.own)
+    if data.document_queries:
+        yield left_out(data.document_queries)
 
 
 def of_seeds(settings: Any) -> str:

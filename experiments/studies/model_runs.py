@@ -304,8 +304,10 @@ def encoder_job(
 
     def train(paradigm: Paradigm, training: Path) -> Paradigm:
         chosen = TrainingSettings(**training_fields(settings) | {"seed": seed} | changes, save_every=100)
-        own = settings.own_negatives
-        return data.fit(paradigm, chosen, training, settings.negatives, states=states, own_negatives=own)
+        mines_own = settings.own_negatives
+        return data.fit(
+            paradigm, chosen, training, settings.negatives, states=states, own_negatives=mines_own
+        )
 
     def prepare() -> Paradigm:
         if checkpoint is not None:

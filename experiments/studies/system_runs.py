@@ -82,11 +82,11 @@ def run_bm25(data: ComparisonData) -> None:
     for name, bm25 in {"bm25": data.bm25, CUT: data.cut}.items():
         if bm25 is None:
             continue
-        retriever = WithoutOwn(bm25, data.own)
+        retriever = WithoutOwn(bm25, data.document_queries)
         run = retriever.search(test.queries, settings.depth, progress=True)
         if name == "bm25":
             pool = candidates(run, settings.depth, test.judgements if settings.with_relevant else None)
-            pool = without_own(pool, data.own)
+            pool = without_own(pool, data.document_queries)
             write_run(folder / "runs" / "candidates.run", pool, tag="bm25")
         runs = {"retrieve": run, "rerank": bm25.rerank(test.queries, pool)}
         for split, other in data.others.items():
@@ -128,7 +128,7 @@ def run_system(name: str, trial: Training, data: ComparisonData, console: Consol
         console.print(f"{name}: {cut.summary}")
     began = time.perf_counter()
     retriever = systems.retriever(model, system, data, folder / "index")
-    others = WithoutOwn(retriever, data.own)
+    others = WithoutOwn(retriever, data.document_queries)
     encoded = time.perf_counter()
     ranked = {"retrieve": others.search(data.test.queries, settings.depth, progress=progress)}
     ranked["rerank"] = retriever.rerank(data.test.queries, pool, progress=progress)

@@ -47,7 +47,9 @@ class ComparisonData(StudyData):
 
     others: dict[str, Split] = field(default_factory=dict)  # queries of other splits
     bm25_seconds: float = 0.0  # seconds to build BM25
-    own: frozenset[str] = frozenset()  # ids of queries that are also documents, which are left out
+    document_queries: frozenset[str] = (
+        frozenset()
+    )  # ids of queries that are also documents, which are left out
     pieces: Pieces = field(kw_only=True)  # passages, or whole documents
     cut: BM25 | None = None  # BM25 on the truncated documents, if the first encoder truncates any
     read: str = ""  # description of the truncated documents
@@ -105,7 +107,7 @@ def prepare(collection: Collection, settings: Any, accelerator: Accelerator | No
         progress=accelerator is not None and accelerator.is_main_process,
         others=others,
         bm25_seconds=seconds,
-        own=own_ids,
+        document_queries=own_ids,
         pieces=pieces,
         cut=cut,
         read=read,
@@ -124,7 +126,7 @@ def read_by_encoders(corpus: Corpus, settings: Any) -> tuple[BM25 | None, str]:
         model = open_model(system) if system.checkpoint else built(system, settings)
         if isinstance(model, Paradigm):
             texts = model.read_part(corpus)
-            cut = sum(text != whole for text, whole in zip(texts, corpus, strict=True))
+            cut = sum(text != full for text, full in zip(texts, corpus, strict=True))
             words = f"the first {model.document_length} tokens of each document, as {name} ({cut:,} are cut)"
             if not cut:
                 return None, ""
