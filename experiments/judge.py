@@ -110,13 +110,13 @@ def has_claims(rows: Rows) -> bool:
 
 def near_copies(collection: Collection) -> dict[str, bool]:
     """Return, for each test query, whether a relevant document is a near copy of a training query's."""
-    train, test = (
-        {
-            query: [id for id, grade in grades.items() if grade > 0]
-            for query, grades in collection.split(split).judgements.items()
-        }
-        for split in ("train", "test")
-    )
+
+    def relevant(split: str) -> dict[str, list[str]]:
+        judgements = collection.split(split).judgements
+        return {query: [id for id, grade in of.items() if grade > 0] for query, of in judgements.items()}
+
+    train = relevant("train")
+    test = relevant("test")
     originals = sorted({id for ids in train.values() for id in ids})
     others = sorted({id for ids in test.values() for id in ids})
     texts = [collection.corpus[collection.corpus.position(id)] for id in [*originals, *others]]

@@ -88,9 +88,8 @@ def main(settings: Settings) -> None:
     encoding: Rows = []
     for name, case in cases.items():
         backbone = built(case.model)
-        query, document = (
-            counted(backbone, length, case) for length in (case.query_length, case.document_length)
-        )
+        query = counted(backbone, case.query_length, case)
+        document = counted(backbone, case.document_length, case)
         parts = parts_of(case, query, document)
         memory.append({"training": name, "GPUs": case.gpus} | {f"{k}, GB": v / GB for k, v in parts.items()})
         for row in collectives(case, query):

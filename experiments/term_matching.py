@@ -116,7 +116,8 @@ class Sums:
         of the query) / (mean tokens per query). Queries with more tokens count more, as in a rate over
         tokens, and queries without tokens have the value r.
         """
-        top, below = (x[..., list(bins)].sum(-1).astype(float) for x in (self.sums, self.counts))
+        top = self.sums[..., list(bins)].sum(-1).astype(float)
+        below = self.counts[..., list(bins)].sum(-1).astype(float)
         r = top.sum(1, keepdims=True) / below.sum(1, keepdims=True)
         return r + (top - r * below) / below.mean(1, keepdims=True)
 
@@ -146,12 +147,14 @@ def study_of(results: Results, fewest: int, poor: Sequence[str] = ()) -> Study:
         enough = [n for n, tokens in enumerate(sums.tokens) if tokens >= fewest]
         sides |= {f"{name}, IDF {limits(n)}": sums.rate([n]) for n in enough}
         if len(enough) > 1 and name in (*FORWARD[:-1], *BACKWARD[:-1]):
-            first, last = (f"{name}, IDF {limits(n)}" for n in (enough[0], enough[-1]))
+            first = f"{name}, IDF {limits(enough[0])}"
+            last = f"{name}, IDF {limits(enough[-1])}"
             if direction == "q→d":
                 trends["q→d, first − last bin"].append(f"{measure}: {first} − {last}")
             else:
                 trends["d→q, last − first bin"].append(f"{measure}: {last} − {first}")
-    forward, backward = (f"exact match rate, {direction}, {KINDS[1]}" for direction in ("q→d", "d→q"))
+    forward = f"exact match rate, q→d, {KINDS[1]}"
+    backward = f"exact match rate, d→q, {KINDS[1]}"
     named = [
         (gr, names)
         for gr, names in NAMES.items()
@@ -164,9 +167,8 @@ def study_of(results: Results, fewest: int, poor: Sequence[str] = ()) -> Study:
         for name in sorted(series - {"uniform"}):
             model = "colbert" if name.startswith("MVDR") else "seal"
             direction = "q→d" if name in FORWARD else "d→q"
-            rate, uniform = (
-                results[direction, of, KINDS[1]].rate() for of in (GR_OF.get(name, name), "uniform")
-            )
+            rate = results[direction, GR_OF.get(name, name), KINDS[1]].rate()
+            uniform = results[direction, "uniform", KINDS[1]].rate()
             if model in poor:
                 return {"unlearned": model}
             if "uniform" not in series and name != HARD and seeds_interval(rate - uniform).low <= 0:

@@ -109,7 +109,8 @@ def beam_searches(settings: Settings) -> Section:
         seconds_of["outside matrix products"] = medians((ours, peer), settings.rounds, clock)
     rows = []
     for what, seconds in seconds_of.items():
-        ours_ms, peer_ms = (1000 * taken / len(queries) for taken in seconds)
+        ours_ms = 1000 * seconds[0] / len(queries)
+        peer_ms = 1000 * seconds[1] / len(queries)
         rows.append({"CPU ms": what, "ours": ours_ms, "transformers": peer_ms, "ratio": peer_ms / ours_ms})
     text = (
         f"{len(queries)} queries one by one, {BEAMS} beams, {len(corpus):,} titles of at most "

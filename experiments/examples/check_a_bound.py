@@ -35,7 +35,8 @@ def main(file: str = "", k: int = 64, draws: int = 2000) -> None:
         share = float((np.prod(projected, -1).sum(-1) <= 0).mean())
         bound = float(pairwise_error_bound(k, margin))
         exact = float(pairwise_error(k, margin))
-        needed, printed = (required_dimension(margin, 0.05, method) for method in ("exact", "lemma1"))
+        needed = required_dimension(margin, 0.05, "exact")
+        printed = required_dimension(margin, 0.05, "lemma1")
         print(f"{margin:8.3f} {bound:8.4f} {exact:8.4f} {share:8.4f} {needed:6.0f} {printed:13.0f}")
 
 

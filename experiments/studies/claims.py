@@ -262,7 +262,9 @@ def again(values: Mapping[str, np.ndarray], omitted: Collection[str] = ()) -> Ro
         values = {name: array[:, left] for name, array in values.items() if array.shape[1:] == (all_queries,)}
         about["queries"] = [about["queries"][n] for n in left]
         about["clusters"] = about["clusters"] and [about["clusters"][n] for n in left]
-    paper, family, controls = (about.pop(name) for name in ("paper", "family", "controls"))
+    paper = about.pop("paper")
+    family = about.pop("family")
+    controls = about.pop("controls")
     of_sides = about.pop("undecided")
     by_measure: dict[str, dict[str, Values]] = {}
     for name, array in values.items():

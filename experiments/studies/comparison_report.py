@@ -130,14 +130,13 @@ def stage_table(
         "rerank": f"Rerank: BM25's top {settings.depth}"
         + (" and the relevant documents" if settings.with_relevant else ""),
     }
-    trained, before = (
-        {
-            labels.get(system, system): evaluate.over_seeds([values[run] for run in of_system])
-            for system in systems
-            if (of_system := [run for run, t in trainings.items() if t[::2] == (system, untrained)])
-        }
-        for untrained in (False, True)
-    )
+    seeds: dict[bool, dict[str, list[PerQuery]]] = {False: {}, True: {}}
+    for system in systems:
+        for run, training in trainings.items():
+            if training.system == system:
+                seeds[training.untrained].setdefault(labels.get(system, system), []).append(values[run])
+    trained = {name: evaluate.over_seeds(runs) for name, runs in seeds[False].items()}
+    before = {name: evaluate.over_seeds(runs) for name, runs in seeds[True].items()}
     return evaluate.result_table(
         titles.get(stage, f"End to end, queries of the split {stage}"),
         trained,

@@ -165,7 +165,9 @@ def _rel_of_piece(
     if isinstance(align, Alignment) and align.is_maximum() and _fits_fused(documents, queries):
         from paradigms.scoring import fused
 
-        values, place = (t[:, :, None] for t in fused.best_tokens(documents, queries, "ids" in align.reads))
+        values, place = fused.best_tokens(documents, queries, "ids" in align.reads)
+        values = values[:, :, None]
+        place = place[:, :, None]
         return rel_of(
             AlignedPairs(values, (place >= 0).to(values.dtype), place), documents, queries, normalise
         )

@@ -46,9 +46,10 @@ def registers(architecture: str, features: str, name: str | None = None) -> Regi
 
 
 def _host() -> Registers:
-    name, features = (getattr(config, setting) for setting in ("CPU_NAME", "CPU_FEATURES"))
-    features = get_host_cpu_features() if features is None else features
-    return registers(binding.get_process_triple(), features, name)
+    features = config.CPU_FEATURES
+    if features is None:
+        features = get_host_cpu_features()
+    return registers(binding.get_process_triple(), features, config.CPU_NAME)
 
 
 HOST = _host()
@@ -238,7 +239,9 @@ def _shift(raises: bool):
             pointers = [builder.inttoptr(a, _FLOATS.as_pointer()) for a in arguments[:4]]
             with cgutils.for_range(builder, grains) as grain:
                 places = [builder.gep(pointer, [grain.index]) for pointer in pointers]
-                product, base, centre = (_load(builder, place, 4) for place in places[1:])
+                product = _load(builder, places[1], 4)
+                base = _load(builder, places[2], 4)
+                centre = _load(builder, places[3], 4)
                 scaled = builder.fmul(scale, builder.fsub(product, centre), flags=("contract",))
                 total = builder.fadd(base, scaled, flags=("contract",))
                 if raises:
