@@ -273,8 +273,8 @@ def bound(system: SystemSettings, settings: Settings, seed: int) -> dict[str, An
     if system.checkpoint and Path(system.checkpoint, "plugins.json").is_file():
         names |= {file.name for file in LOADED}
     plugins = {f"plug-in {file.name}": str(file) for file in LOADED if file.name in names}
-    own_negatives = system.paradigm in PARADIGMS and trainings.hard_negatives(system, settings)[1]
-    described = asdict(system) | {
-        "training": training and asdict(training) | {"own_negatives": own_negatives}
-    }
+    described = asdict(system) | {"training": training and asdict(training)}
+    if training:
+        own_negatives = system.paradigm in PARADIGMS and trainings.hard_negatives(system, settings)[1]
+        described["training"]["own_negatives"] = own_negatives
     return described | content(**paths) | content(**plugins)

@@ -204,13 +204,10 @@ def fewer(exact: Store, recipe: Recipe, split: Split, queries: Tokens) -> Rows:
     for kind, name, store, size in make_stores(exact):
         index = Index(store.certify(exact))
         certificates = index.certified(recipe, queries, FIRST)
-        exact_results = exact_results or [set(run) for run, _ in certificates]
-        same = [
-            set(run) == exact_ids for (run, _), exact_ids in zip(certificates, exact_results, strict=True)
-        ]
-        run: Run = {
-            query: exact_ids for query, (exact_ids, _) in zip(split.queries, certificates, strict=True)
-        }
+        ranked = [run for run, _ in certificates]
+        exact_results = exact_results or [*map(set, ranked)]
+        same = [set(row) == exact_row for row, exact_row in zip(ranked, exact_results, strict=True)]
+        run: Run = dict(zip(split.queries, ranked, strict=True))
         values = per_query(run, split.judgements, ["nDCG@10"]).values["nDCG@10"]
         sure = [certified for _, certified in certificates]
         row = {"kind": kind, "way": name, "documents": len(exact), "queries": len(certificates)}

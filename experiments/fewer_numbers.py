@@ -74,17 +74,14 @@ def main(settings: Settings) -> None:
     shorter = {"matryoshka": settings.dims}
     coded = {"coded_bits": BITS}
     methods: dict[str, dict[str, Any]] = {"matryoshka": shorter, "coded": coded, "both": shorter | coded}
-    methods[UNTRAINED] = {
-        "checkpoint": Path(settings.output),
-        "read": lambda _: make_model("control", settings),
-    }
+    methods[UNTRAINED] = {"checkpoint": Path(settings.output), "read": lambda _: build("control", settings)}
     runs = [(name, seed) for seed in settings.seeds for name in settings.models]
     jobs = [
         encoder_job(
             f"{name}, seed {seed}",
             Path(settings.output) / f"{name}-{seed}",
             seed,
-            partial(make_model, name, settings),
+            partial(build, name, settings),
             partial(measure_model, name, data),
             data,
             **methods.get(name, {}),
@@ -105,7 +102,7 @@ def main(settings: Settings) -> None:
     accelerator.end_training()
 
 
-def make_model(name: str, settings: Settings) -> Paradigm:
+def build(name: str, settings: Settings) -> Paradigm:
     vectors = {"document_vectors": "spans", "vectors": VECTORS} if name == "spans" else {}
     options = lengths_of(settings) | vectors
     return PARADIGMS["colbert"](settings.backbone, dim=DIM, **options)

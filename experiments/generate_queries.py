@@ -69,9 +69,8 @@ def main(settings: Settings) -> None:
     folder = Path(settings.output)
     console = Terminal()
     collection = open_collection(settings.collection, None, console)
-    bound_settings = (
-        asdict(settings) | {"fingerprint": collection.fingerprint} | content(model=settings.model)
-    )
+    bound_settings = asdict(settings) | content(model=settings.model)
+    bound_settings["fingerprint"] = collection.fingerprint
     for name, split in collection.splits.items():
         if name != "train" and split.answers:
             raise SystemExit(f"{collection.name}: its split {name} has answers, which no BEIR folder holds")

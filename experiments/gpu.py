@@ -362,9 +362,8 @@ def interruption(place: Place) -> Rows:
     process.kill()
     process.communicate()
     assert process.returncode < 0, "the training ended before it could be killed"
-    return [
-        {"losses": len(losses), "difference": apart(losses, place.losses("killed"), ROUNDING * place.on_gpu)}
-    ]
+    difference = apart(losses, place.losses("killed"), ROUNDING * place.on_gpu)
+    return [{"losses": len(losses), "difference": difference}]
 
 
 def launches(place: Place) -> Rows:

@@ -177,10 +177,8 @@ def measure_stages(name: str, size: int, settings: Settings, stages: Stages) -> 
     else:
         remove_folder(stages.folder / place, ANY)
     if system.form not in ("words", "splade"):
-        description = f"{system.form} of {'all' if real is None else real}"
-        row["truth"] = stages.measure(description, documents | {"system": "ours", "stage": "truth"}).get(
-            "best"
-        )
+        title = f"{system.form} of {'all' if real is None else real}"
+        row["truth"] = stages.measure(title, documents | {"system": "ours", "stage": "truth"}).get("best")
     return row
 
 

@@ -304,9 +304,13 @@ def encoder_job(
 
     def train(paradigm: Paradigm, training: Path) -> Paradigm:
         chosen = TrainingSettings(**training_fields(settings) | {"seed": seed} | changes, save_every=100)
-        mines_own = settings.own_negatives
         return data.fit(
-            paradigm, chosen, training, settings.negatives, states=states, own_negatives=mines_own
+            paradigm,
+            chosen,
+            training,
+            settings.negatives,
+            states=states,
+            own_negatives=settings.own_negatives,
         )
 
     def prepare() -> Paradigm:
