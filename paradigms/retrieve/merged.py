@@ -64,10 +64,8 @@ class Merged:
 
     def only(self, ids: Iterable[str]) -> Merged:
         """Return a retriever restricted to these documents. Raises KeyError if an id is unknown."""
-        divided = self._divided(ids)
-        return replace(
-            self, parts=[part.only(names) for part, names in zip(self.parts, divided, strict=True)]
-        )
+        pairs = zip(self.parts, self._divided(ids), strict=True)
+        return replace(self, parts=[part.only(names) for part, names in pairs])
 
     def part(self, n: int, count: int) -> Merged | None:
         """Return a retriever over the n-th of `count` parts of the indexes, or None if there are fewer."""

@@ -60,9 +60,8 @@ def maxima(documents: Tokens, queries: Tokens, equal_ids: bool) -> AlignedPairs:
     def shaped(t: Tensor) -> Tensor:
         return t.view(n, b, j).transpose(0, 1)[:, :, None]
 
-    return AlignedPairs(
-        shaped(values.where(aligned, 0)), shaped(aligned.to(values.dtype)), shaped(place.int())
-    )
+    S = values.where(aligned, 0)
+    return AlignedPairs(shaped(S), shaped(aligned.to(S.dtype)), shaped(place.int()))
 
 
 def first_tokens(place: Tensor, i: int) -> Tensor:
@@ -168,9 +167,8 @@ def _rel_of_piece(
         values, place = fused.best_tokens(documents, queries, "ids" in align.reads)
         values = values[:, :, None]
         place = place[:, :, None]
-        return rel_of(
-            AlignedPairs(values, (place >= 0).to(values.dtype), place), documents, queries, normalise
-        )
+        pairs = AlignedPairs(values, (place >= 0).to(values.dtype), place)
+        return rel_of(pairs, documents, queries, normalise)
     n, i = documents.mask.shape[1:]
     b, _, j = queries.mask.shape
     rows = max(1, cells // (n * i * j))

@@ -428,9 +428,8 @@ def equal(tokens, query, documents, width, matches, normaliser, out):
                     best[0, lane] = value
                     if salient:
                         aligned_salience[lane] = documents.salience[token]
-        _finish(
-            best[0], aligned_salience, query, documents.stops[n] - documents.starts[n], normaliser, out[n]
-        )
+        length = documents.stops[n] - documents.starts[n]
+        _finish(best[0], aligned_salience, query, length, normaliser, out[n])
 
 
 class Largest(NamedTuple):

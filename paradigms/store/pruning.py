@@ -134,7 +134,6 @@ def directed_distances(documents: Tokens, reduced: Tokens) -> Float[Tensor, "n 2
     far = torch.cdist(D, E, compute_mode="use_mm_for_euclid_dist")
     both = documents.mask[0][:, :, None] & reduced.mask[0][:, None, :]
     nearest = far.masked_fill(~both, torch.inf)
-    sides = [
-        nearest.amin(axis).masked_fill(~t.mask[0], 0).amax(1) for axis, t in ((2, documents), (1, reduced))
-    ]
-    return torch.stack(sides, 1).float()
+    above = nearest.amin(2).masked_fill(~documents.mask[0], 0).amax(1)
+    below = nearest.amin(1).masked_fill(~reduced.mask[0], 0).amax(1)
+    return torch.stack([above, below], 1).float()
