@@ -60,8 +60,8 @@ def maxima(documents: Tokens, queries: Tokens, equal_ids: bool) -> AlignedPairs:
     def shaped(t: Tensor) -> Tensor:
         return t.view(n, b, j).transpose(0, 1)[:, :, None]
 
-    S = values.where(aligned, 0)
-    return AlignedPairs(shaped(S), shaped(aligned.to(S.dtype)), shaped(place.int()))
+    A = aligned.to(values.dtype)
+    return AlignedPairs(shaped(values.where(aligned, 0)), shaped(A), shaped(place.int()))
 
 
 def first_tokens(place: Tensor, i: int) -> Tensor:
@@ -167,8 +167,8 @@ def _rel_of_piece(
         values, place = fused.best_tokens(documents, queries, "ids" in align.reads)
         values = values[:, :, None]
         place = place[:, :, None]
-        pairs = AlignedPairs(values, (place >= 0).to(values.dtype), place)
-        return rel_of(pairs, documents, queries, normalise)
+        single = AlignedPairs(values, (place >= 0).to(values.dtype), place)
+        return rel_of(single, documents, queries, normalise)
     n, i = documents.mask.shape[1:]
     b, _, j = queries.mask.shape
     rows = max(1, cells // (n * i * j))

@@ -46,10 +46,10 @@ def registers(architecture: str, features: str, name: str | None = None) -> Regi
 
 
 def _host() -> Registers:
-    features = config.CPU_FEATURES
+    features = config.CPU_FEATURES  # type: ignore[attr-defined]
     if features is None:
         features = get_host_cpu_features()
-    return registers(binding.get_process_triple(), features, config.CPU_NAME)
+    return registers(binding.get_process_triple(), features, config.CPU_NAME)  # type: ignore[attr-defined]
 
 
 HOST = _host()
