@@ -16,8 +16,8 @@ from studies.settings import (
     Collections,
     EncoderStudy,
     at_least,
+    check_names,
     different,
-    known,
     launch,
     lengths_of,
     refusing,
@@ -42,7 +42,7 @@ class Settings(EncoderStudy, Collections):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known(self, "trained_with", MEASURED)
+        check_names(self, "trained_with", MEASURED)
         different(self, "collections")
         at_least(self, depth=1)
 
@@ -126,7 +126,7 @@ def job(align: str, seed: int, folder: Path, data: StudyData) -> Job:
             raise ValueError("there are no training queries: take --checkpoint from another collection")
         return aligner(settings.backbone, align=MEASURED[align], salience="none", **lengths_of(settings))
 
-    def measured(paradigm: Paradigm, index: Index) -> Measured:
+    def measure_model(paradigm: Paradigm, index: Index) -> Measured:
         keys = {"collection": data.collection.name, "trained_with": align, "seed": seed}
         keys["origin"] = (IN_DOMAIN if settings.in_domain else ZERO_SHOT) if settings.checkpoint else ""
         # entropic alignments are measured only for models trained with one
@@ -136,7 +136,7 @@ def job(align: str, seed: int, folder: Path, data: StudyData) -> Job:
     saved = Path(settings.checkpoint) if settings.checkpoint else None
     read = partial(with_document_length, length=INDEXED_LENGTH)
     name = f"trained with {align}, seed {seed}"
-    return encoder_job(name, folder, seed, make, measured, data, read=read, checkpoint=saved)
+    return encoder_job(name, folder, seed, make, measure_model, data, read=read, checkpoint=saved)
 
 
 def with_document_length(folder: Path, length: int) -> Paradigm:
@@ -156,7 +156,7 @@ def measure(
     first = Indexed(index, paradigm.with_alignment(TopK(k=1)))
     candidates = first.search(test.queries, depth, progress=True)
     runs = rerank_strategies(first, test.queries, candidates, strategies, progress=True)
-    measured = {name: per_query(run, test.judgements, (MEASURE,)) for name, run in runs.items()}
+    values = {name: per_query(run, test.judgements, (MEASURE,)) for name, run in runs.items()}
     lengths = torch.from_numpy(np.diff(index.store.offsets))
     several = {
         name: (counts > 1).double().mean()
@@ -165,9 +165,9 @@ def measure(
     }
     return {
         "fingerprint": data.collection.fingerprint,
-        "queries": measured["k=1"].queries,
+        "queries": values["k=1"].queries,
         "bm25": data.lexical((MEASURE,)).values[MEASURE].tolist(),
-        "values": {name: table.values[MEASURE].tolist() for name, table in measured.items()},
+        "values": {name: table.values[MEASURE].tolist() for name, table in values.items()},
         "several": {name: float(share) for name, share in several.items()},
     }
 

@@ -51,8 +51,8 @@ FORWARD = "MVDR (q→d)"
 BACKWARD = {"MVDR (q←d), Z = 1": "one", "MVDR (q←d), Z = M": "document_tokens"}
 GENERATIVE: dict[str, ScoreName] = {f"GR, {name.replace('_', ' ')}": name for name in get_args(ScoreName)}
 TRAINED = "GR, log probability"  # GR with its training score
-WHOLE = "GR, logit, whole document"  # Eq. 11 as printed
-SYSTEMS = (FORWARD, *BACKWARD, *GENERATIVE, WHOLE)
+WHOLE_DOCUMENT = "GR, logit, whole document"  # Eq. 11 as printed
+SYSTEMS = (FORWARD, *BACKWARD, *GENERATIVE, WHOLE_DOCUMENT)
 TABLE_5 = printed("wu2024")["table 5"]
 
 Values = dict[str, dict[str, np.ndarray]]  # system -> measure -> [seeds, queries]
@@ -65,12 +65,14 @@ def main(settings: Settings) -> None:
 def measure(data: StudyData, _: str, __: int, models: list[Any]) -> Measured:
     runs = rankings(models, data, data.pool(data.settings.depth))
     values = {system: values_of(run, data.test, MEASURES) for system, run in runs.items()}
-    return {"queries": data.measured, "values": values}
+    return {"queries": data.measured_queries, "values": values}
 
 
 def rankings(models: list[Any], data: StudyData, pool: Run) -> dict[str, Run]:
     """Score the candidates in `pool` with each system, and return {system: run}."""
-    (mvdr, generative), corpus, queries = models, data.collection.corpus, data.test.queries
+    mvdr, generative = models
+    corpus = data.collection.corpus
+    queries = data.test.queries
     runs = {CANDIDATES: pool}
     forward = Indexed.build(mvdr, corpus.only(d for scores in pool.values() for d in scores))
     runs[FORWARD] = forward.rerank(queries, pool, progress=True)
@@ -80,7 +82,7 @@ def rankings(models: list[Any], data: StudyData, pool: Run) -> dict[str, Run]:
     retriever = GenerativeRetriever(generative)
     scorers = list(GENERATIVE.values())
     runs |= zip(GENERATIVE, retriever.rankings(queries, pool, scorers, progress=True), strict=True)
-    (runs[WHOLE],) = retriever.rankings(queries, pool, ["logit"], windows=False, progress=True)
+    (runs[WHOLE_DOCUMENT],) = retriever.rankings(queries, pool, ["logit"], windows=False, progress=True)
     return runs
 
 
@@ -127,7 +129,7 @@ def study_of(values: Values, trainings: Mapping[str, Sequence[Measured]]) -> Stu
     mrr = {system: [float(cell.split("/")[2]) / 100 for cell in table_5(system)] for system in SYSTEMS}
     return Study(
         {PRIMARY: primary},
-        {"backward": list(BACKWARD), "generative": [*GENERATIVE, WHOLE]},
+        {"backward": list(BACKWARD), "generative": [*GENERATIVE, WHOLE_DOCUMENT]},
         trainings,
         undecided,
         printed={PRIMARY: mrr},
@@ -150,7 +152,7 @@ def report(data: StudyData, results: TaskResults) -> tuple[str, dict[str, Sectio
     summary = f"BM25's first {settings.depth} documents, reranked. "
     return summary + sample(data), {
         "claims": study_of(values, trainings_of(results))
-        .asked(seeds[0]["queries"], data)
+        .with_queries(seeds[0]["queries"], data)
         .section(
             "wu2024",
             "directions",

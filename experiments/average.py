@@ -45,7 +45,7 @@ import csv
 import numpy as np
 
 from paradigms.evaluate import PerQuery, csv_table, markdown_table, result_table, rich_table
-from paradigms.io.files import held, write_text
+from paradigms.io.files import lock_until_exit, write_text
 from paradigms.io.terminal import Terminal
 
 
@@ -61,7 +61,7 @@ def main(settings: Settings) -> None:
         primary = list(systems[settings.baseline].values)[:1]
         tables.append(result_table(title, systems, baseline=settings.baseline, primary=primary))
         Terminal().print(rich_table(tables[-1]))
-    output = held(settings.output)
+    output = lock_until_exit(settings.output)
     write_text(output / "table.md", "\n\n".join(map(markdown_table, tables)) + "\n")
     write_text(output / "table.csv", csv_table(*tables))
 
@@ -94,7 +94,7 @@ def joined(parts: dict[str, dict]) -> dict[str, dict[str, PerQuery]]:
             if part.get((stage, system), {}).keys() != measures.keys():
                 raise ValueError(f"{folder} has other measures of {system}, {stage}, than {first_name}")
         queries = {folder: list(next(iter(part[stage, system].values()))) for folder, part in parts.items()}
-        rows = [(folder, query) for folder, asked in queries.items() for query in asked]
+        rows = [(folder, query) for folder, texts in queries.items() for query in texts]
         values = {
             m: np.array([parts[part][stage, system][m][query] for part, query in rows]) for m in measures
         }

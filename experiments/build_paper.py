@@ -77,7 +77,7 @@ def quoted(text: str) -> list[str]:
 
 def tables(page: str) -> dict[str, list[Table]]:
     """Return a page's tables, keyed by the heading above them, as rows of cells without Markdown."""
-    found: dict[str, list[Table]] = {}
+    by_page: dict[str, list[Table]] = {}
     heading = ""
     inside = False
     for line in page.splitlines():
@@ -86,11 +86,11 @@ def tables(page: str) -> dict[str, list[Table]]:
         if row := line.startswith("|"):
             cells = [plain(cell) for cell in re.split(r"(?<!\\)\|", line.strip()[1:-1])]
             if not inside:
-                found.setdefault(heading, []).append([])
+                by_page.setdefault(heading, []).append([])
             if not all(set(cell) <= set("-: ") for cell in cells) or not any(cells):
-                found[heading][-1].append(cells)
+                by_page[heading][-1].append(cells)
         inside = row
-    return found
+    return by_page
 
 
 def findings(page: str) -> list[str]:

@@ -105,9 +105,9 @@ def collect(folder: Path) -> None:
     write_text(folder / "live" / "README.md", LIVE)
     colbert = PARADIGMS["colbert"]("offline")
     under = {align: colbert.with_alignment(align) for align in UNDER}
-    write_text(folder / "live" / "alignments.html", drawn(under))
+    write_text(folder / "live" / "alignments.html", draw_picture(under))
     every = {name: build("offline") for name, build in PARADIGMS.items() if name != "splade"}  # has no head
-    write_text(folder / "live" / "paradigms.html", drawn(every))
+    write_text(folder / "live" / "paradigms.html", draw_picture(every))
 
 
 def folded(text: str) -> str:
@@ -127,7 +127,7 @@ def folded(text: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def drawn(models: dict[str, Paradigm]) -> str:
+def draw_picture(models: dict[str, Paradigm]) -> str:
     """Explain the example pair under each model, and return the cards as a self-contained HTML page."""
     explained = [replace(model.explain(QUERY, DOCUMENT), system=name) for name, model in models.items()]
     return page([card_data(one) for one in explained], QUERY, DOCUMENT)

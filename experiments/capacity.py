@@ -119,7 +119,8 @@ from studies.pages import Measured, publish, resampled
 
 from paradigms import PARADIGMS, RERANKERS, Paradigm
 from paradigms.data import Collection, Corpus
-from paradigms.encoder.backbone import load_tokenizer, packaged
+from paradigms.encoder.backbone import load_tokenizer
+from paradigms.encoder.sources import packaged
 from paradigms.evaluate.tuning import tune_raw
 from paradigms.io.files import remove_folder
 from paradigms.retrieve import Fused, Model, Retriever, fuse, retriever_of
@@ -239,7 +240,7 @@ def job(task: PassageTask, seed: int, name: str, settings: Settings, accelerator
             )
         return model
 
-    def measured(model: Any) -> Measured:
+    def measure_model(model: Any) -> Measured:
         measurements = {
             "system": name,
             "length": task.length,
@@ -253,7 +254,7 @@ def job(task: PassageTask, seed: int, name: str, settings: Settings, accelerator
         return measurements
 
     title = f"{task.collection.name}, seed {seed}, {name}"
-    return Job(title, folder.with_name(f"{name}.json"), prepare, measured, states)
+    return Job(title, folder.with_name(f"{name}.json"), prepare, measure_model, states)
 
 
 def build(name: str, length: int, settings: Settings) -> Model:
@@ -313,7 +314,8 @@ def measure(model: Model, name: str, task: PassageTask, settings: Settings, prec
         scores = fused.runs(task.collection.split("dev").queries)
         weight = tune_raw(*scores, task.judged(scores[0], "dev"), measure=task.measure)
         run = fuse(fused.runs(queries), (1.0, weight), "raw")
-        stages[hybrid], weights[hybrid] = {"retrieve": task.values(run)}, weight
+        stages[hybrid] = {"retrieve": task.values(run)}
+        weights[hybrid] = weight
     return {"stages": stages, "weights": weights}
 
 

@@ -76,7 +76,7 @@ from paradigms.encoder.towers import TwoTowers
 from paradigms.evaluate import per_query
 from paradigms.find import kinds
 from paradigms.io.command_line import flags, folder_name
-from paradigms.io.terminal import shown as told
+from paradigms.io.terminal import printable
 from paradigms.loading import as_paradigm
 from paradigms.recipe import Recipe
 from paradigms.retrieve import Indexed, Retriever, WithoutOwn
@@ -84,7 +84,7 @@ from paradigms.saving.library import LibraryEncoder
 from paradigms.train import script
 
 MEASURE = "nDCG@10"
-OWN = "own"
+OWN_WEIGHTS = "own"
 OTHERS = {
     "q→d": (QueryToDocument(), "one"),
     "q←d, Z = 1": (DocumentToQuery(), "one"),
@@ -111,10 +111,10 @@ def main(settings: Settings) -> None:
         for checkpoint in ["", *settings.checkpoints]:
             file = Path(settings.output) / folder_name(name) / f"{title(checkpoint)}.json"
             named = {"checkpoint": checkpoint} if checkpoint else {}
-            measure = partial(measured, checkpoint, collection, split, settings, accelerator)
+            measure = partial(measure_checkpoint, checkpoint, collection, split, settings, accelerator)
             try:
                 if checkpoint and not script.content(**named):
-                    opened(checkpoint, settings.pickled)  # downloads what the content is read from
+                    open_checkpoint(checkpoint, settings.pickled)  # downloads what the content is read from
                 question = {
                     "checkpoint": checkpoint,
                     **script.content(**named),
@@ -125,7 +125,7 @@ def main(settings: Settings) -> None:
                 }
                 results[folder_name(name), title(checkpoint)] = measured_once(file, question, measure)
             except FAILURES as error:
-                missing.append(f"{title(checkpoint)} on {folder_name(name)}: {told(error)}")
+                missing.append(f"{title(checkpoint)} on {folder_name(name)}: {printable(error)}")
                 console.print(f"Left out: {missing[-1]}")
     summary = f"Exact search of {'; '.join(counts)}."
     publish(
@@ -153,7 +153,7 @@ def part(collection: Collection, settings: Settings) -> tuple[Collection, Split]
     return replace(collection, corpus=corpus), split
 
 
-def measured(
+def measure_checkpoint(
     checkpoint: str, collection: Collection, split: Split, settings: Settings, accelerator: Accelerator
 ) -> Values:
     """Measure nDCG@10 of each query under every alignment A that the checkpoint admits.
@@ -163,31 +163,31 @@ def measured(
     corpus = collection.corpus
     values = dict[str, list[float]]()
 
-    own = own_documents(corpus, split)
+    identical = own_documents(corpus, split)
 
     def add(name: str, retriever: Retriever) -> None:
-        run = WithoutOwn(retriever, own).search(split.queries, 10)
+        run = WithoutOwn(retriever, identical).search(split.queries, 10)
         values[name] = per_query(run, split.judgements, [MEASURE]).values[MEASURE].tolist()
 
     if not checkpoint:
-        add(OWN, BM25(corpus))
+        add(OWN_WEIGHTS, BM25(corpus))
         return values
     precision = accelerator.mixed_precision
-    model = opened(checkpoint, settings.pickled).to(accelerator.device).eval()
+    model = open_checkpoint(checkpoint, settings.pickled).to(accelerator.device).eval()
     kind = kinds.inverted(16) if model.encoder.dim == 1 and "ids" in model.reads else kinds.exact()
     retriever = Indexed.build(model, corpus, kind=kind, precision=precision)
-    add(OWN, retriever)
+    add(OWN_WEIGHTS, retriever)
     tokens = as_tokens(model)
     if tokens is not None:
         retriever = Indexed.build(tokens, corpus, precision=precision)
-    for name, other in variants(model if tokens is None else tokens, known=tokens is None):
+    for name, other in variants(model if tokens is None else tokens, published=tokens is None):
         label = name if tokens is None else f"its tokens, {name}"
         add(label, replace(retriever, model=other))
     return values
 
 
 @lru_cache(maxsize=1)
-def opened(checkpoint: str, pickled: bool) -> Paradigm:
+def open_checkpoint(checkpoint: str, pickled: bool) -> Paradigm:
     return as_paradigm(load(checkpoint, pickled=pickled), checkpoint)
 
 
@@ -211,13 +211,13 @@ def as_tokens(model: Paradigm) -> Paradigm | None:
     return Paradigm(Recipe(model.name, QueryToDocument(), "one"), all_states(encoder))
 
 
-def variants(model: Paradigm, known: bool) -> Iterator[tuple[str, Paradigm]]:
-    """Yield the model under every other A that it admits. known: whether the model's own A was measured."""
+def variants(model: Paradigm, published: bool) -> Iterator[tuple[str, Paradigm]]:
+    """Yield the model under every other A that it admits. published: whether its own A was measured."""
     if isinstance(model.recipe.align, AllPairs) or model.encoder.dim == 1:
         return
     for name, (align, normalise) in OTHERS.items():
         ranks_alike = model.recipe.align.is_maxsim() and model.recipe.normalise in ("one", "query_tokens")
-        if known and name == "q→d" and ranks_alike and model.recipe.search == "gather":
+        if published and name == "q→d" and ranks_alike and model.recipe.search == "gather":
             continue
         yield name, model.with_alignment(align, normalise)
 
@@ -233,10 +233,10 @@ def report(results: Mapping[tuple[str, str], Values]) -> dict[str, Section]:
         for name in collections:
             values = results.get((name, model))
             base = results[name, "bm25"]
-            column = f"{name}, n = {len(base[OWN])}"
-            row[column] = "–" if values is None else cell(np.array([values[OWN]]))
+            column = f"{name}, n = {len(base[OWN_WEIGHTS])}"
+            row[column] = "–" if values is None else cell(np.array([values[OWN_WEIGHTS]]))
             if values is not None and model != "bm25":
-                tests[len(table), name, column] = (values[OWN], base[OWN])
+                tests[len(table), name, column] = (values[OWN_WEIGHTS], base[OWN_WEIGHTS])
         table.append(row)
     for (place, _, column), (difference, p) in zip(tests, differences(list(tests.values())), strict=True):
         if p < 0.05:
@@ -244,11 +244,13 @@ def report(results: Mapping[tuple[str, str], Values]) -> dict[str, Section]:
     others: Rows = []
     pairs: list[tuple[list[float], list[float]]] = []
     for model in models:
-        for A in dict.fromkeys(A for name in collections for A in results.get((name, model), {}) if A != OWN):
+        for A in dict.fromkeys(
+            A for name in collections for A in results.get((name, model), {}) if A != OWN_WEIGHTS
+        ):
             for name in collections:
                 if (name, model) in results:
                     other = results[name, model][A]
-                    pairs.append((other, results[name, model][OWN]))
+                    pairs.append((other, results[name, model][OWN_WEIGHTS]))
                     row = {"model": model, "A": A, "collection": name, MEASURE: np.array([other])}
                     others.append(row)
     for row, (difference, p) in zip(others, differences(pairs), strict=True):

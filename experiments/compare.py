@@ -110,7 +110,9 @@ from paradigms.train.states import STATES, deleted_after
 SMALL = 2000  # documents of the subset of pydocs
 # Seconds on two CPU cores with AVX2 and the default encoder: per training pair, document and query of an
 # encoder; the same for a generative paradigm, which encodes passages; and for BM25 and the report.
-ENCODER, GENERATOR, REST = (0.042, 0.0085, 0.014), (0.0009, 0.018, 0.035), 45.0
+ENCODER = (0.042, 0.0085, 0.014)
+GENERATOR = (0.0009, 0.018, 0.035)
+REST = 45.0
 FROZEN = 0.02  # seconds per document of the pass over frozen layers that all encoders share
 
 
@@ -122,8 +124,8 @@ def reopened(folder: Path) -> tuple[Settings, Collection]:
     with refusing(f"{file}: ", options=True):
         values = read_json(file)
         names = {field.name for field in fields(Settings)}
-        known = {name: value for name, value in values.items() if name in names}
-        settings = Settings(**known | {"output": str(folder)})
+        settings_values = {name: value for name, value in values.items() if name in names}
+        settings = Settings(**settings_values | {"output": str(folder)})
     small = settings.collection == "pydocs" and settings.size == "small"
     return settings, load_collection(settings.collection, documents=SMALL if small else None)
 
@@ -149,18 +151,18 @@ def main(settings: Settings) -> int:
         console.print(f"A fixed subset of pydocs, {SMALL:,} documents; --size full takes all of it.")
     queries = collection.splits[settings.split].queries
     announce(settings, finished, len(collection.corpus), len(queries), console)
-    kept = asdict(settings) | {"fingerprint": collection.fingerprint}
-    kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
-    kept |= content(backbone=settings.backbone)
+    bound_settings = asdict(settings) | {"fingerprint": collection.fingerprint}
+    bound_settings |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
+    bound_settings |= content(backbone=settings.backbone)
     free = {"systems", "seeds", "minutes", "tracker", "baseline", "output"}
-    by_main(lambda: keep_settings(kept, folder, free), accelerator)
+    by_main(lambda: keep_settings(bound_settings, folder, free), accelerator)
     resumed = any((folder / run).exists() for run in trainings.training_runs(settings))
     for run, trial in trainings.training_runs(settings).items():
-        kept = bound(settings.chosen[trial.system], settings, trial.seed)
-        by_main(partial(keep_settings, kept, folder / run, ()), accelerator)
+        bound_settings = bound(settings.chosen[trial.system], settings, trial.seed)
+        by_main(partial(keep_settings, bound_settings, folder / run, ()), accelerator)
     data = systems.prepare(collection, settings, accelerator)
-    if data.own:
-        console.print(left_out(data.own))
+    if data.document_queries:
+        console.print(left_out(data.document_queries))
     if settings.passages:
         documents = len(collection.corpus)
         passages = len(data.pieces.corpus)
@@ -272,6 +274,8 @@ def bound(system: SystemSettings, settings: Settings, seed: int) -> dict[str, An
     if system.checkpoint and Path(system.checkpoint, "plugins.json").is_file():
         names |= {file.name for file in LOADED}
     plugins = {f"plug-in {file.name}": str(file) for file in LOADED if file.name in names}
-    own = system.paradigm in PARADIGMS and trainings.hard_negatives(system, settings)[1]
-    described = asdict(system) | {"training": training and asdict(training) | {"own_negatives": own}}
+    described = asdict(system) | {"training": training and asdict(training)}
+    if training:
+        own_negatives = system.paradigm in PARADIGMS and trainings.hard_negatives(system, settings)[1]
+        described["training"]["own_negatives"] = own_negatives
     return described | content(**paths) | content(**plugins)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from papers.wu2024.pair_settings import PairSettings
-from studies.settings import known, launch
+from studies.settings import check_names, launch
 
 from paradigms.io.command_line import flags
 
@@ -72,7 +72,7 @@ class Settings(PairSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known(self, "systems", SYSTEMS)
+        check_names(self, "systems", SYSTEMS)
         absent = ["second"] * (self.second == self.backbone) + ["np-async"] * self.frozen
         left_out = [name for name in self.systems if any(part in SYSTEMS[name] for part in absent)]
         if left_out and self.systems != list(SYSTEMS):
@@ -247,7 +247,7 @@ def of_added(results: TaskResults, data: StudyData) -> list[dict[str, Any]]:
     ]
 
 
-def drawn(results: TaskResults) -> "Figure":
+def draw_picture(results: TaskResults) -> "Figure":
     here = {m: {"here": [at_path(seeds, "retrieve", m) for seeds in results.values()]} for m in RECALLS}
     printed = {
         measure: {
@@ -261,7 +261,7 @@ def drawn(results: TaskResults) -> "Figure":
 
 def report(data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
     settings: Settings = data.settings
-    study = study_of(results, len(data.collection.corpus)).asked(results[BM25][0]["queries"], data)
+    study = study_of(results, len(data.collection.corpus)).with_queries(results[BM25][0]["queries"], data)
     rule = (
         f"One family of tests. A system with less than {LEARNED:.0%} of BM25's R@10 has not learned enough "
         "to be compared."
@@ -315,7 +315,7 @@ def report(data: StudyData, results: TaskResults) -> tuple[str, dict[str, Sectio
             | {"paper": "/".join(map(str, NQ320K.get(system, ()))) or "–"}
             for system, seeds in results.items()
         ],
-        drawn(results),
+        draw_picture(results),
     )
     return sample(data), sections
 
@@ -345,17 +345,17 @@ def measure_system(data: StudyData, system: str, _: int, models: list[Any]) -> M
         stage: values_of(run, data.test if stage == "retrieve" else data.test.only(run), MEASURES)
         for stage, run in runs.items()
     }
-    measured = recalls | {"queries": data.measured, "bytes": size}
+    values = recalls | {"queries": data.measured_queries, "bytes": size}
     if len(models) < 2:
-        return measured
+        return values
     dev = {}
-    drawn = dev_queries(data.dev, DEV_QUERIES)
+    dev_sample = dev_queries(data.dev, DEV_QUERIES)
     sides = zip(("trained", "untrained"), models, strict=True)
-    for side, model in sides if drawn else ():
+    for side, model in sides if dev_sample else ():
         model.settings = replace(model.settings, beams=SEAL_BEAMS)
-        run = GenerativeRetriever(model).search(drawn, 10)
-        dev[side] = values_of(run, data.dev.only(drawn), ["nDCG@10"])["nDCG@10"]
-    return measured | {"training": {SYSTEMS[system]: {DEV: dev, "searched": True}}}
+        run = GenerativeRetriever(model).search(dev_sample, 10)
+        dev[side] = values_of(run, data.dev.only(dev_sample), ["nDCG@10"])["nDCG@10"]
+    return values | {"training": {SYSTEMS[system]: {DEV: dev, "searched": True}}}
 
 
 def generative_runs(model: Generative, data: StudyData) -> dict[str, Run]:
@@ -373,10 +373,10 @@ def generative_runs(model: Generative, data: StudyData) -> dict[str, Run]:
 
     runs = {"retrieve": search(SEAL_BEAMS if words else data.settings.beams)}
     if not words and model.clusters is None:
-        first = data.measured[:SEARCHED]
+        first = data.measured_queries[:SEARCHED]
         pool = {q: dict.fromkeys(data.collection.corpus.ids, 0.0) for q in first}
-        best = GenerativeRetriever(model).rerank(queries, pool)
-        runs["exhaustive"] = {q: dict(islice(scores.items(), 10)) for q, scores in best.items()}
+        ranked = GenerativeRetriever(model).rerank(queries, pool)
+        runs["exhaustive"] = {q: dict(islice(scores.items(), 10)) for q, scores in ranked.items()}
         greedy = search(1)
         runs["greedy"] = {q: greedy[q] for q in first}
     return runs

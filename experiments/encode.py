@@ -88,9 +88,9 @@ def main(settings: Settings) -> None:
     paradigm = paradigm.to(accelerator.device)
 
     def keep() -> None:
-        kept = asdict(settings) | {"precision": accelerator.mixed_precision}
-        kept |= {"fingerprint": collection.fingerprint, "identity": identity(paradigm.encoder)}
-        keep_settings(kept, folder, free={"output", "checkpoint", "part"})
+        bound_settings = asdict(settings) | {"precision": accelerator.mixed_precision}
+        bound_settings |= {"fingerprint": collection.fingerprint, "identity": identity(paradigm.encoder)}
+        keep_settings(bound_settings, folder, free={"output", "checkpoint", "part"})
 
     by_main(keep, accelerator)
     with refusing():
@@ -104,9 +104,9 @@ def encode(
     """Build the collection's index, or its parts, in the output folder; resume a partial index."""
     folder = Path(settings.output)
     places = index_places(folder, settings.parts)
-    wanted = [n for n in range(len(places)) if settings.part in (-1, n)]
-    if all(places[n].is_dir() for n in wanted):
-        count, _, checksum = measured([places[n] for n in wanted], paradigm)
+    parts = [n for n in range(len(places)) if settings.part in (-1, n)]
+    if all(places[n].is_dir() for n in parts):
+        count, _, checksum = sizes_of([places[n] for n in parts], paradigm)
         console.print(f"Encoded before: {count:,} documents in {folder}, checksum {checksum:016x}")
         return
     corpus = Pieces(collection.corpus, settings.passages).corpus
@@ -117,12 +117,12 @@ def encode(
         console.print(cut.summary + ("" if settings.passages else ". --passages splits them"))
     began = time.perf_counter()
     kind = INDEXES[settings.index](**settings.options)
-    missing = by_main(lambda: [n for n in wanted if not places[n].is_dir()], launch)
+    missing = by_main(lambda: [n for n in parts if not places[n].is_dir()], launch)
     apart = 1 < launch.num_processes <= len(missing)  # each process encodes and writes whole parts
     for n in missing[launch.process_index :: launch.num_processes] if apart else missing:
-        some = range(len(corpus) * n // len(places), len(corpus) * (n + 1) // len(places))
-        ids = [corpus.ids[row] for row in some]
-        texts = map(corpus.__getitem__, some)
+        rows = range(len(corpus) * n // len(places), len(corpus) * (n + 1) // len(places))
+        ids = [corpus.ids[row] for row in rows]
+        texts = map(corpus.__getitem__, rows)
         Store.build(
             kind,
             paradigm,
@@ -143,11 +143,11 @@ def encode(
     if launch.is_main_process:
         seconds = time.perf_counter() - began
         write_json(folder / "environment.json", environment(launch) | {"seconds": seconds})
-        count, size, checksum = measured([places[n] for n in wanted], paradigm)
+        count, size, checksum = sizes_of([places[n] for n in parts], paradigm)
         console.print(
             f"{count:,} documents in {seconds:.0f} s with {launch.num_processes} process(es), "
             f"{size / max(1, count):,.0f} bytes each, checksum {checksum:016x}. Index: "
-            f"{', '.join(str(places[n]) for n in wanted)}"
+            f"{', '.join(str(places[n]) for n in parts)}"
         )
 
 
@@ -156,7 +156,7 @@ def index_places(folder: Path, parts: int) -> list[Path]:
     return [folder / f"index-{n}-of-{parts}" for n in range(parts)] if parts else [folder / "index"]
 
 
-def measured(folders: Sequence[Path], paradigm: Paradigm) -> tuple[int, int, int]:
+def sizes_of(folders: Sequence[Path], paradigm: Paradigm) -> tuple[int, int, int]:
     """Return the documents, the bytes and the checksum of indexes, whatever the number of parts.
 
     Raises ValueError if another model built one of them.
@@ -189,12 +189,12 @@ def open_encoded(
     file = Path(folder) / "config.json"
     if not file.is_file():
         raise FileNotFoundError(f"{file} is missing: {folder} is not what experiments/encode.py writes")
-    kept = json.loads(file.read_text(encoding="utf-8"))
-    places = index_places(Path(folder), kept.get("parts", 0))
-    if (words := kept.get("passages", 0)) != passages:
+    stored_settings = json.loads(file.read_text(encoding="utf-8"))
+    places = index_places(Path(folder), stored_settings.get("parts", 0))
+    if (words := stored_settings.get("passages", 0)) != passages:
         other = f"{words} words, not {passages} (0: whole documents): give both the same --passages"
         raise ValueError(f"{folder} holds passages of {other}")
-    if kept["fingerprint"] != collection.fingerprint:
+    if stored_settings["fingerprint"] != collection.fingerprint:
         raise ValueError(f"{folder} holds another version of {collection.name}: encode the collection again")
     if len(places) == 1:
         return Indexed.open(places[0], paradigm, corpus)

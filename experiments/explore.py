@@ -32,8 +32,8 @@ def main(settings: Settings) -> None:
     with refusing():
         compared, collection = reopened(folder)
     data = systems.prepare(collection, compared)
-    whole = [name for name, system in compared.chosen.items() if not system.fuse]
-    finished = ["bm25", *(name for name in whole if (folder / name / "costs.json").is_file())]
+    names = [name for name, system in compared.chosen.items() if not system.fuse]
+    finished = ["bm25", *(name for name in names if (folder / name / "costs.json").is_file())]
     with refusing():
         retrievers = {name: systems.finished(name, data) for name in finished}
         serve(retrievers, collection.corpus, judged=data.test, port=settings.port)

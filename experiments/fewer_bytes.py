@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 import torch
 from studies.model_runs import measured_once
-from studies.pages import Rows, Section, publish, shown
+from studies.pages import Rows, Section, interval_text, publish
 
 from paradigms import PARADIGMS, Paradigm, load
 from paradigms.core import Tokens
@@ -84,7 +84,7 @@ def main(settings: Settings) -> None:
     folder = Path(settings.output)
     torch.set_num_threads(1)
     with refusing():
-        model = opened(settings)
+        model = open_model(settings)
     results: dict[str, Rows] = {}
     for name in settings.collections:
         place = folder / folder_name(name)
@@ -113,22 +113,22 @@ def sampled(collection: Collection, settings: Settings) -> tuple[list[int], Spli
     """
     draw = np.random.default_rng(0)
     test = collection.split("test")
-    wanted = min(settings.documents or len(collection.corpus), len(collection.corpus))
+    count = min(settings.documents or len(collection.corpus), len(collection.corpus))
     chosen: list[str] = []
     rows: set[int] = set()
     for n in draw.permutation(len(test.queries)).tolist():
         query = list(test.queries)[n]
         judged = test.judgements.get(query, {})
         relevant = {collection.corpus.position(d) for d, grade in judged.items() if grade > 0}
-        if relevant and len(rows | relevant) <= max(1, wanted // 2) and len(chosen) < settings.queries:
+        if relevant and len(rows | relevant) <= max(1, count // 2) and len(chosen) < settings.queries:
             chosen.append(query)
             rows |= relevant
     others = (n for n in draw.permutation(len(collection.corpus)).tolist() if n not in rows)
-    rows |= {n for n, _ in zip(others, range(wanted - len(rows)), strict=False)}
+    rows |= {n for n, _ in zip(others, range(count - len(rows)), strict=False)}
     return sorted(rows), test.only(chosen)
 
 
-def opened(settings: Settings) -> Paradigm:
+def open_model(settings: Settings) -> Paradigm:
     if settings.model:
         model = as_paradigm(load(settings.model), settings.model)
         if not model.recipe.align.is_maxsim():
@@ -154,7 +154,7 @@ def encoded(model: Paradigm, name: str, settings: Settings, console: Terminal) -
     return store, split
 
 
-def made(exact: Store) -> Iterator[tuple[str, str, Store, float]]:
+def make_stores(exact: Store) -> Iterator[tuple[str, str, Store, float]]:
     """Yield (kind, name, store, bytes per document) for the full store and for each way to shrink it."""
     shrunk: list[tuple[str, list[dict[str, Any]]]] = [
         ("pooled, ward", [{"pool": 2}, {"pool": 4}]),
@@ -193,20 +193,21 @@ def projected(exact: Store, dim: int) -> Iterator[tuple[list[str], Tokens]]:
     """Project token vectors onto the first `dim` principal axes, without changing the vectors' width."""
     axes = torch.from_numpy(principal_axes(exact, dim))
     for rows in exact.blocks(BLOCK, np.arange(len(exact.ids))):
-        some = exact.tokens(rows)
-        yield exact.names(rows), replace(some, vectors=some.vectors @ axes @ axes.T)
+        sample = exact.tokens(rows)
+        yield exact.names(rows), replace(sample, vectors=sample.vectors @ axes @ axes.T)
 
 
 def fewer(exact: Store, recipe: Recipe, split: Split, queries: Tokens) -> Rows:
     """Measure bytes, nDCG@10 and certificates for the full store and for each way to shrink it."""
     rows: Rows = []
-    wanted: list[set[str]] = []
-    for kind, name, store, size in made(exact):
+    exact_results: list[set[str]] = []
+    for kind, name, store, size in make_stores(exact):
         index = Index(store.certify(exact))
         certificates = index.certified(recipe, queries, FIRST)
-        wanted = wanted or [set(run) for run, _ in certificates]
-        same = [set(run) == best for (run, _), best in zip(certificates, wanted, strict=True)]
-        run: Run = {query: best for query, (best, _) in zip(split.queries, certificates, strict=True)}
+        ranked = [run for run, _ in certificates]
+        exact_results = exact_results or [*map(set, ranked)]
+        same = [set(row) == exact_row for row, exact_row in zip(ranked, exact_results, strict=True)]
+        run: Run = dict(zip(split.queries, ranked, strict=True))
         values = per_query(run, split.judgements, ["nDCG@10"]).values["nDCG@10"]
         sure = [certified for _, certified in certificates]
         row = {"kind": kind, "way": name, "documents": len(exact), "queries": len(certificates)}
@@ -226,7 +227,7 @@ def described(results: Mapping[str, Rows]) -> dict[str, Section]:
         f"Share of the exact first {FIRST} among the first {CANDIDATES} by encodings; predicted from angles "
         "alone, by the law for independent tokens."
     )
-    rows = {part: [*map(told, part_rows)] for part, part_rows in results.items()}
+    rows = {part: [*map(with_intervals, part_rows)] for part, part_rows in results.items()}
     return {
         "ways": ways(results["fewer"]),
         "same_bytes": same_bytes(results["fewer"]),
@@ -236,9 +237,11 @@ def described(results: Mapping[str, Rows]) -> dict[str, Section]:
     }
 
 
-def told(row: Mapping[str, Any]) -> dict[str, Any]:
+def with_intervals(row: Mapping[str, Any]) -> dict[str, Any]:
     """Replace the lists of per-query values in a row by their mean and 95% interval over queries."""
-    return {k: shown(seeds_interval(np.array([v]))) if isinstance(v, list) else v for k, v in row.items()}
+    return {
+        k: interval_text(seeds_interval(np.array([v]))) if isinstance(v, list) else v for k, v in row.items()
+    }
 
 
 def law(exact: Store, queries: Tokens) -> Rows:
@@ -249,7 +252,8 @@ def law(exact: Store, queries: Tokens) -> Rows:
     for the planes only, from queries.
     """
     count = min(DOCUMENTS, len(exact))
-    documents, queries = exact.tokens(np.arange(count)), queries[:QUERIES]
+    documents = exact.tokens(np.arange(count))
+    queries = queries[:QUERIES]
     pad = torch.nn.functional.pad
     moved = [replace(t, vectors=pad(t.vectors, (0, 1), value=MEAN)) for t in (documents, queries)]
     cases = {
@@ -260,18 +264,18 @@ def law(exact: Store, queries: Tokens) -> Rows:
     rows: Rows = []
     for case, (D, Q, centre) in cases.items():
         for planes in (2, 4, 6):
-            means, variances, best = moments(D, Q, centre, planes)
+            means, variances, largest = moments(D, Q, centre, planes)
             for repetitions in (1, 4, 16):
-                each = zip(means, variances, best, strict=True)
+                each = zip(means, variances, largest, strict=True)
                 expected = [expected_recall(m, v, repetitions, b, CANDIDATES) for m, v, b in each]
                 recalls = []
                 for seed in range(16 // repetitions):
                     encoding = FixedEncoding(planes, repetitions, inner=0, seed=seed)
                     scores = encoding.queries(Q, centre) @ encoding.documents(D, centre).T
                     top = scores.topk(min(CANDIDATES, count)).indices.numpy()
-                    recalls.append([np.isin(b, t).mean() for b, t in zip(best, top, strict=True)])
+                    recalls.append([np.isin(b, t).mean() for b, t in zip(largest, top, strict=True)])
                 row = {"vectors": case, "planes": planes, "repetitions": repetitions, "documents": count}
-                row |= {"queries": len(best), "predicted": float(np.mean(expected))}
+                row |= {"queries": len(largest), "predicted": float(np.mean(expected))}
                 rows.append(row | {"measured": np.mean(recalls, 0).tolist()})
     return rows
 
@@ -289,7 +293,8 @@ def moments(
         unit = [torch.nn.functional.normalize(t, dim=-1) for t in (d, q - zero)]
         A = expected_shares(np.arccos((unit[0] @ unit[1].T).clamp(-1, 1).numpy()), planes)
         mean = (A * S).sum(0)
-        means[b, n], variances[b, n] = mean.sum(), ((A * S**2).sum(0) - mean**2).sum()
+        means[b, n] = mean.sum()
+        variances[b, n] = ((A * S**2).sum(0) - mean**2).sum()
         exact[b, n] = S.max(0).sum()
     return means, np.maximum(variances, 0), np.argsort(-exact, 1)[:, :FIRST]
 
@@ -319,16 +324,16 @@ def joined(rows: Rows, key: str, minus: Rows | None = None) -> PerQuery:
 
 def average(rows: Rows, key: str, minus: Rows | None = None) -> str:
     """Format the mean of `joined` with its interval."""
-    return shown(joined(rows, key, minus).intervals()[key], "" if minus is None else "+")
+    return interval_text(joined(rows, key, minus).intervals()[key], "" if minus is None else "+")
 
 
 def mean(rows: Rows, key: str) -> float:
     return float(np.mean([row[key] for row in rows]))
 
 
-def share(rows: Rows, whole: Rows) -> float:
+def share(rows: Rows, reference: Rows) -> float:
     """Return the mean over collections of a document's bytes relative to all tokens in float16."""
-    return float(np.mean([row[BYTES] / one[BYTES] for row, one in zip(rows, whole, strict=True)]))
+    return float(np.mean([row[BYTES] / one[BYTES] for row, one in zip(rows, reference, strict=True)]))
 
 
 def ways(rows: Rows) -> Section:

@@ -74,15 +74,15 @@ def main(settings: Settings) -> None:
     shorter = {"matryoshka": settings.dims}
     coded = {"coded_bits": BITS}
     methods: dict[str, dict[str, Any]] = {"matryoshka": shorter, "coded": coded, "both": shorter | coded}
-    methods[UNTRAINED] = {"checkpoint": Path(settings.output), "read": lambda _: made("control", settings)}
+    methods[UNTRAINED] = {"checkpoint": Path(settings.output), "read": lambda _: build("control", settings)}
     runs = [(name, seed) for seed in settings.seeds for name in settings.models]
     jobs = [
         encoder_job(
             f"{name}, seed {seed}",
             Path(settings.output) / f"{name}-{seed}",
             seed,
-            partial(made, name, settings),
-            partial(measured, name, data),
+            partial(build, name, settings),
+            partial(measure_model, name, data),
             data,
             **methods.get(name, {}),
         )
@@ -102,7 +102,7 @@ def main(settings: Settings) -> None:
     accelerator.end_training()
 
 
-def made(name: str, settings: Settings) -> Paradigm:
+def build(name: str, settings: Settings) -> Paradigm:
     vectors = {"document_vectors": "spans", "vectors": VECTORS} if name == "spans" else {}
     options = lengths_of(settings) | vectors
     return PARADIGMS["colbert"](settings.backbone, dim=DIM, **options)
@@ -122,7 +122,7 @@ def ways(name: str, settings: Settings) -> Iterator[tuple[str, int, Kind, int, s
             yield f"{dim} {PRINCIPAL}", dim, exact, 1, PRINCIPAL
 
 
-def measured(name: str, data: StudyData, model: Paradigm, index: Index) -> Measured:
+def measure_model(name: str, data: StudyData, model: Paradigm, index: Index) -> Measured:
     """Measure bytes per document and nDCG@10 of each query, for each way to store documents."""
     stored = index.store
     queries = list(data.test.queries.values())
@@ -196,8 +196,8 @@ def picture(rows: Rows) -> Figure:
         x = [row["bytes/document"] for row in points]
         y = [float(row[MEASURE].mean()) for row in points]
         axes.plot(x, y, "o", label=name, markersize=4)
-        best = np.maximum.accumulate(y)
-        axes.step(x, best, where="post", linewidth=1, color=axes.lines[-1].get_color())
+        highest = np.maximum.accumulate(y)
+        axes.step(x, highest, where="post", linewidth=1, color=axes.lines[-1].get_color())
     axes.set(xscale="log", xlabel="bytes a document", ylabel=MEASURE)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=7, frameon=False)

@@ -53,7 +53,7 @@ from paradigms.baselines.bm25 import BM25
 from paradigms.data import Corpus, Split, write_folder
 from paradigms.encoder.backbone import load_model, load_tokenizer
 from paradigms.io.device import chosen_device
-from paradigms.io.files import held, write_text
+from paradigms.io.files import lock_until_exit, write_text
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
 from paradigms.train.negatives import mine
@@ -69,11 +69,12 @@ def main(settings: Settings) -> None:
     folder = Path(settings.output)
     console = Terminal()
     collection = open_collection(settings.collection, None, console)
-    kept = asdict(settings) | {"fingerprint": collection.fingerprint} | content(model=settings.model)
+    bound_settings = asdict(settings) | content(model=settings.model)
+    bound_settings["fingerprint"] = collection.fingerprint
     for name, split in collection.splits.items():
         if name != "train" and split.answers:
             raise SystemExit(f"{collection.name}: its split {name} has answers, which no BEIR folder holds")
-    keep_settings(kept, held(folder), {"output", "rank", "retriever"})
+    keep_settings(bound_settings, lock_until_exit(folder), {"output", "rank", "retriever"})
     with refusing():
         pairs = written(collection.corpus, settings, folder / "written.jsonl")
         good = found_again(collection.corpus, pairs, settings)
@@ -113,13 +114,13 @@ def written(corpus: Corpus, settings: Settings, file: Path) -> list[tuple[str, s
     with file.open("a", encoding="utf-8") as stream, progress_bar() as bar:
         starts = range(len(done) * BATCH, len(ids), BATCH)
         for start in bar.track(starts, description="write queries"):
-            some = ids[start : start + BATCH]
-            texts = (" ".join(corpus[corpus.position(id)].split()[:WORDS]) for id in some)
+            batch = ids[start : start + BATCH]
+            texts = (" ".join(corpus[corpus.position(id)].split()[:WORDS]) for id in batch)
             prompts = [settings.prompt.format(text) for text in texts]
-            asked = tokenizer(prompts, padding=True, return_tensors="pt").to(device)
+            inputs = tokenizer(prompts, padding=True, return_tensors="pt").to(device)
             torch.manual_seed(settings.seed + start)
             tokens = model.generate(
-                **asked,
+                **inputs,
                 do_sample=True,
                 top_p=TOP_P,
                 top_k=0,
@@ -127,7 +128,7 @@ def written(corpus: Corpus, settings: Settings, file: Path) -> list[tuple[str, s
                 num_return_sequences=settings.queries,
             )
             texts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
-            owners = (id for id in some for _ in range(settings.queries))
+            owners = (id for id in batch for _ in range(settings.queries))
             pairs = [[id, " ".join(text.split())] for id, text in zip(owners, texts, strict=True)]
             done.append(pairs)
             stream.write(json.dumps(pairs) + "\n")
@@ -144,7 +145,9 @@ def found_again(corpus: Corpus, pairs: list[tuple[str, str]], settings: Settings
         run = BM25(corpus).search(split.queries, settings.rank, progress=True)
     else:
         run = mine(load(settings.retriever), corpus, split, settings.rank, progress=True)
-    found = {name: set(map(corpus.first, run.get(name, {}))) for name in split.queries}
+    results = {name: set(map(corpus.first, run.get(name, {}))) for name in split.queries}
     return [
-        pair for name, pair in zip(split.queries, pairs, strict=True) if corpus.first(pair[0]) in found[name]
+        pair
+        for name, pair in zip(split.queries, pairs, strict=True)
+        if corpus.first(pair[0]) in results[name]
     ]

@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from studies.settings import Output, known, launch
+from studies.settings import Output, check_names, launch
 
 from paradigms.io.command_line import flags
 
@@ -35,7 +35,7 @@ class Settings(Output):
 
     def __post_init__(self) -> None:
         if self.checks:
-            known(self, "checks", CHECKS)
+            check_names(self, "checks", CHECKS)
 
 
 launch(__name__, Settings, __doc__)  # before the slow imports
@@ -57,17 +57,18 @@ from transformers import BertConfig, BertModel
 from paradigms.align import NORMALISERS, Alignment, PoolTopK, QueryToDocument, TopK
 from paradigms.core import Tokens, rel
 from paradigms.data import load_collection
-from paradigms.encoder.backbone import load_tokenizer, packaged
+from paradigms.encoder.backbone import load_tokenizer
 from paradigms.encoder.precision import autocast
+from paradigms.encoder.sources import packaged
 from paradigms.io.checks import json_or_empty
 from paradigms.io.device import chosen_device, processor
 from paradigms.io.files import write_json
-from paradigms.io.terminal import Terminal, shown
+from paradigms.io.terminal import Terminal, printable
 from paradigms.scoring import in_batch
 from paradigms.train.checkpoints import HISTORY
 from paradigms.train.loop import TrainingSettings
 
-NEAR = 1e-3  # relative difference of losses whose sums are rounded in another order
+ROUNDING = 1e-3  # relative difference of losses whose sums are rounded in another order
 ROUNDED = 0.05  # the same in 16 bits, after some steps
 # Alignments that paradigms train with.
 SCORED: dict[str, tuple[Alignment, str]] = {
@@ -332,7 +333,7 @@ def fp16_scaler(place: Place) -> Rows:
 
 def workers(place: Place) -> Rows:
     """Do tokenising workers save time, and change nothing?"""
-    return compared(place, "workers", (0, 4 if place.on_gpu else 1), NEAR)
+    return compared(place, "workers", (0, 4 if place.on_gpu else 1), ROUNDING)
 
 
 def parts(place: Place) -> Rows:
@@ -354,21 +355,24 @@ def triton_in_training(place: Place) -> Rows:
 
 def interruption(place: Place) -> Rows:
     """Does a killed training resume where it stopped?"""
-    whole = place.losses("whole")
+    losses = place.losses("whole")
     process = place.script("killed")
     while process.poll() is None and not [*place.folder.glob("killed/training/checkpoints/step-*")]:
         time.sleep(0.02)
     process.kill()
     process.communicate()
     assert process.returncode < 0, "the training ended before it could be killed"
-    return [{"losses": len(whole), "difference": apart(whole, place.losses("killed"), NEAR * place.on_gpu)}]
+    difference = apart(losses, place.losses("killed"), ROUNDING * place.on_gpu)
+    return [{"losses": len(losses), "difference": difference}]
 
 
 def launches(place: Place) -> Rows:
     """Do copies (gpus.yaml) and shards (fsdp.yaml) of one process train as without a launcher?"""
     alone = place.losses("alone")
     configs = ("gpus.yaml", "fsdp.yaml")
-    return [{"launch": name, "difference": apart(alone, place.losses(name, name), NEAR)} for name in configs]
+    return [
+        {"launch": name, "difference": apart(alone, place.losses(name, name), ROUNDING)} for name in configs
+    ]
 
 
 def gathered_weights(place: Place) -> Rows:
@@ -441,7 +445,7 @@ def outcome(check: str, device: torch.device) -> tuple[str, float | None, Sectio
         except Needs as need:
             result = str(need)
         except Exception as error:  # the other checks go on
-            rows = [{"error": f"{type(error).__name__}: {shown(error)}"}]
+            rows = [{"error": f"{type(error).__name__}: {printable(error)}"}]
             result = "failed"
     seconds = None if result.startswith("needs") else time.monotonic() - began
     return result, seconds, Section((CHECKS[check].__doc__ or "").strip(), "", rows)

@@ -79,9 +79,9 @@ def main(settings: Settings) -> None:
 
         def keep() -> None:
             states = [checksum(Path(str(store), MANIFEST)) for store in stores]
-            kept = asdict(settings) | {"content of indexes": states, "piece": PIECE}
-            keep_settings(kept, folder, free={"output", "checkpoint", "approximate", "precision"})
-            engine = opened(settings, paradigm)  # creates the table once
+            bound_settings = asdict(settings) | {"content of indexes": states, "piece": PIECE}
+            keep_settings(bound_settings, folder, free={"output", "checkpoint", "approximate", "precision"})
+            engine = start_engine(settings, paradigm)  # creates the table once
             engine.claim(identity(paradigm.encoder))
             engine.close()
 
@@ -89,7 +89,7 @@ def main(settings: Settings) -> None:
         count = load_pieces(stores, paradigm, settings, accelerator)
         accelerator.wait_for_everyone()
         if settings.approximate:
-            by_main(lambda: index_all(opened(settings, paradigm)), accelerator)
+            by_main(lambda: index_all(start_engine(settings, paradigm)), accelerator)
     console.print(f"{count:,} documents with vectors in {settings.place}")
     accelerator.end_training()
 
@@ -111,9 +111,9 @@ def load_pieces(stores: list[Store], paradigm: Paradigm, settings: Settings, lau
     done = {tuple(piece) for file in folder.glob("done-*.json") for piece in json_or_empty(file)["pieces"]}
     mine = folder / f"done-{launch.process_index}.json"
     ended = [tuple(piece) for piece in json_or_empty(mine).get("pieces", [])]
-    whole = [(n, row) for n, store in enumerate(stores) for row in range(0, len(store.ids), PIECE)]
-    left = [piece for piece in whole[launch.process_index :: launch.num_processes] if piece not in done]
-    engine = opened(settings, paradigm)
+    pieces = [(n, row) for n, store in enumerate(stores) for row in range(0, len(store.ids), PIECE)]
+    left = [piece for piece in pieces[launch.process_index :: launch.num_processes] if piece not in done]
+    engine = start_engine(settings, paradigm)
     with progress_bar(launch.is_main_process) as bar:
         for n, first in bar.track(left, description="hand over"):
             rows = range(first, min(first + PIECE, len(stores[n].ids)))
@@ -124,5 +124,5 @@ def load_pieces(stores: list[Store], paradigm: Paradigm, settings: Settings, lau
     return sum(len(store.with_tokens()) for store in stores)
 
 
-def opened(settings: Settings, paradigm: Paradigm) -> Engine:
+def start_engine(settings: Settings, paradigm: Paradigm) -> Engine:
     return open_engine(f"{settings.engine}:{settings.place}", paradigm, **settings.options)

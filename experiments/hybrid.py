@@ -207,7 +207,8 @@ def measure(seed: int, data: StudyData, models: dict[tuple[str, str], Any]) -> M
             λ = tune_raw(*fused.runs(dev.queries), dev, measure=RR)
             runs[hybrid] = fuse(fused.runs(test.queries), (1.0, λ), "raw")
             weights[hybrid] = {"round": round, "λ": λ}
-    measurements: Measured = {"seed": seed, "queries": data.measured, "dev": on_dev, "weights": weights}
+    measurements: Measured = {"seed": seed, "queries": data.measured_queries}
+    measurements |= {"dev": on_dev, "weights": weights}
     measurements["retrieve"] = {system: values_of(run, test, MEASURES) for system, run in runs.items()}
     measurements["rounds"] = {
         system: {round: values_of(run, test, MEASURES) for round, run in each.items()}

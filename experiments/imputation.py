@@ -49,7 +49,7 @@ from studies.claims import Study
 from studies.curves import Curves, Values
 from studies.gains import DEV, training_section
 from studies.model_runs import Job, StudyData, bind, bind_collection, encoder_job, open_study, run_jobs
-from studies.pages import Measured, Section, publish, shown
+from studies.pages import Measured, Section, interval_text, publish
 
 from paradigms import Paradigm, load
 from paradigms.align import PoolExcess
@@ -75,7 +75,7 @@ def main(settings: Settings) -> None:
     bind(settings, accelerator, FREE, ("backbone", "t5"))
     named = {"T5": settings.t5, "MiniLM": settings.backbone}
     encoders = {name: backbone for name, backbone in named.items() if backbone}
-    measured: dict[tuple[str, str], dict[str, list[Measured]]] = {}  # (encoder, collection) -> loss -> seeds
+    results: dict[tuple[str, str], dict[str, list[Measured]]] = {}  # (encoder, collection) -> loss -> seeds
     for collection in settings.collections:
         data = open_study(settings, accelerator, console, ("training", "dev", "test"), collection)
         bind_collection(data, Path(settings.output) / folder_name(collection))
@@ -83,7 +83,7 @@ def main(settings: Settings) -> None:
             losses = LOSSES * (collection in settings.trained)
             cells = [("untrained", settings.seeds[0]), *product(losses, settings.seeds)]
             jobs = [job(encoder, backbone, *cell, data) for cell in cells]
-            systems = measured.setdefault((encoder, folder_name(collection)), {})
+            systems = results.setdefault((encoder, folder_name(collection)), {})
             untrained, *trained = run_jobs(jobs, accelerator, console)
             systems["untrained"] = [untrained]
             for (loss, _), result in zip(cells[1:], trained, strict=True):
@@ -92,7 +92,7 @@ def main(settings: Settings) -> None:
     if settings.trained:
         steps = f"{settings.steps} steps of {settings.batch_size} queries"
         summary += f" Each encoder is trained in {steps}, seeds {settings.seeds}."
-    publish(settings, "Imputation", summary, sections_of(measured, settings.search_tokens), accelerator)
+    publish(settings, "Imputation", summary, sections_of(results, settings.search_tokens), accelerator)
     accelerator.end_training()
 
 
@@ -128,9 +128,9 @@ def measure(data: StudyData, paradigm: Paradigm, index: Index) -> Measured:
     corpus = data.collection.corpus
     dev = data.dev.only(hash_order(data.dev.queries)[: settings.dev_queries])
     everything = Corpus.of(index)
-    drawn = hash_order(index.store.ids)[: len(index) // 16]
+    sampled = hash_order(index.store.ids)[: len(index) // 16]
     gold = [id for judged in dev.judgements.values() for id, grade in judged.items() if grade > 0]
-    sixteenth = everything.only(index.store.positions({*drawn, *gold}))
+    sixteenth = everything.only(index.store.positions({*sampled, *gold}))
     ranker = Ranker(paradigm, index, everything, paradigm.count_corpus(corpus), settings.search_tokens)
 
     on_dev = ranker.run(dev, choices=True)[1][NDCG]
@@ -144,8 +144,8 @@ def measure(data: StudyData, paradigm: Paradigm, index: Index) -> Measured:
     }
     floors["same number"] = of_part
     floors["same share"] = Floor(round(of_part.k * len(everything.owners) / len(sixteenth.owners)))
-    texts = [corpus[corpus.position(id)] for id in drawn]
-    sample = everything.only(index.store.positions(drawn))
+    texts = [corpus[corpus.position(id)] for id in sampled]
+    sample = everything.only(index.store.positions(sampled))
     estimates = estimates_of(paradigm, sample, texts, imputed.k / len(everything.owners))
     queries, values = ranker.run(data.test, floors=floors, estimates=estimates)
     return {
@@ -229,17 +229,17 @@ def gains(study: Study, name: str, counts: Sequence[int]) -> list[Values]:
 
 def corpus_section(cells: Cells, counts: Sequence[int]) -> Section:
     """Draw the gain of imputation for T5 by k' on dev queries, in a sixteenth of the documents and in all."""
-    measured = {
+    values = {
         collection: losses["untrained"][0]["dev"]
         for (name, collection), losses in cells.items()
         if name == "T5"
     }
-    if not measured:
+    if not values:
         return Section("Imputation by the size of the corpus")
     panels = {
         f"{NDCG}, {part} of the documents": {
             collection: [np.array([dev[part][f"k' = {k}"]]) - np.array([dev[part]["MaxSim"]]) for k in counts]
-            for collection, dev in measured.items()
+            for collection, dev in values.items()
         }
         for part in ("a sixteenth", "all")
     }
@@ -256,7 +256,7 @@ def system_rows(
         name = name_of(cell[0], loss, cell[1])
         ks = "/".join(f"{seed['chosen']['imputed']['k']:,}" for seed in seeds)
         values = {
-            system: shown(seeds_interval(study.values[NDCG][f"{name}, {system}"]))
+            system: interval_text(seeds_interval(study.values[NDCG][f"{name}, {system}"]))
             if n == 0
             else f"{study.values[NDCG][f'{name}, {system}'].mean():.3f}"
             for n, system in enumerate(SYSTEMS)

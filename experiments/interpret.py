@@ -58,21 +58,22 @@ def main(settings: Settings) -> None:
     texts = list[str]()
     for query in settings.queries or chosen_queries(split, QUERIES):
         judged = split.judgements[query]
-        asked = split.queries[query]
+        query_text = split.queries[query]
         document = min(judged, key=lambda d: (-judged[d], d))
         text = collection.corpus[collection.corpus.position(document)]
         texts.append(text)
         views = [
-            replace(paradigm.with_alignment(TopK(k=k)).explain(asked, text), system=f"k = {k}") for k in KS
+            replace(paradigm.with_alignment(TopK(k=k)).explain(query_text, text), system=f"k = {k}")
+            for k in KS
         ]
         for view in views:
             alignment(view, f"query {query}, {view.system}", f"document {document}", console)
         notes += [
-            f"Most salient in query {query}: {salient(paradigm, asked, 'query')}",
+            f"Most salient in query {query}: {salient(paradigm, query_text, 'query')}",
             f"Most salient in document {document}: {salient(paradigm, text, 'document')}",
         ]
         console.print("\n".join(notes[-2:]), markup=False)
-        examples.append(AlignmentExample(query, document, asked, text, judged[document] > 0, views))
+        examples.append(AlignmentExample(query, document, query_text, text, judged[document] > 0, views))
     for line in gate(paradigm, texts):
         notes.append(f"These documents have {line}")
         console.print(notes[-1], markup=False)

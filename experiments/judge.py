@@ -71,7 +71,7 @@ def main(settings: Settings) -> int:
     lost = list[str]()
     differing = 0
     judged = 0
-    kept = 0
+    studies = 0
     minutes = 0.0
     for file in files:
         with refusing():
@@ -86,7 +86,7 @@ def main(settings: Settings) -> int:
                 name = file.parent.name if folders else file.stem
                 lost.append(f"{name}: .venv/bin/python {study['command']}")
             rows = judged_again(values, copies) if values.is_file() else {}
-            kept += bool(rows)
+            studies += bool(rows)
             if copies is not None and not rows and f"path/to/{collection.name}]" in study["command"]:
                 console.print(f"{file.stem} has not kept its queries' ids", highlight=False)
         for section, of_section in rows.items():
@@ -98,7 +98,7 @@ def main(settings: Settings) -> int:
             study["sections"][section]["rows"] = of_section
         if settings.write and rows:
             write_json(file, study)
-    count = f"{judged} verdicts of {kept} studies judged again, {differing} differ"
+    count = f"{judged} verdicts of {studies} studies judged again, {differing} differ"
     count = f"{count}; {len(lost)} studies have kept no values"
     console.print(f"{count}; all took {minutes / 60:.1f} CPU hours", highlight=False)
     for line in lost if copies is None else []:
@@ -113,13 +113,13 @@ def has_claims(rows: Rows) -> bool:
 
 def near_copies(collection: Collection) -> dict[str, bool]:
     """Return, for each test query, whether a relevant document is a near copy of a training query's."""
-    train, test = (
-        {
-            query: [id for id, grade in grades.items() if grade > 0]
-            for query, grades in collection.split(split).judgements.items()
-        }
-        for split in ("train", "test")
-    )
+
+    def relevant(split: str) -> dict[str, list[str]]:
+        judgements = collection.split(split).judgements
+        return {query: [id for id, grade in of.items() if grade > 0] for query, of in judgements.items()}
+
+    train = relevant("train")
+    test = relevant("test")
     originals = sorted({id for ids in train.values() for id in ids})
     others = sorted({id for ids in test.values() for id in ids})
     texts = [collection.corpus[collection.corpus.position(id)] for id in [*originals, *others]]

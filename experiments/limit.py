@@ -66,7 +66,7 @@ launch(__name__, Settings, __doc__)  # before the slow imports
 
 import compare
 import numpy as np
-from papers.weller2025.free_vectors import DEVICE, drawn, fits, free
+from papers.weller2025.free_vectors import DEVICE, draw_picture, fits, free
 from studies.claims import Study
 from studies.curves import Curves
 from studies.gains import training_section
@@ -75,7 +75,8 @@ from studies.pages import Measured, Rows, Section, publish, resampled
 
 from paradigms.data import Collection, Corpus, Problems, Split, load_collection, read_run
 from paradigms.data.beir import write_folder
-from paradigms.encoder.backbone import load_tokenizer, packaged
+from paradigms.encoder.backbone import load_tokenizer
+from paradigms.encoder.sources import packaged
 from paradigms.evaluate import on_split
 from paradigms.train.script import begin
 from theory import capacity
@@ -115,7 +116,7 @@ def main(settings: Settings) -> None:
             "n, at most --largest, up to which some random projection of one-hot documents answers all, "
             f"by the union bound. From h = 2k = {2 * settings.relevant} on, some vectors answer every n.",
             free_rows,
-            drawn(free_rows, settings),
+            draw_picture(free_rows, settings),
         )
         sections["fits"] = Section(
             "Fit of the critical n", "n = c · h^p by least squares of the logarithms.", fits(free_rows)
@@ -194,11 +195,11 @@ def collection(settings: Settings) -> Collection:
 
 
 def compared_figure(rows: Rows, measure: str) -> "Figure":
-    bm25, *measured = rows
-    systems = list(dict.fromkeys(row["system"] for row in measured))
+    bm25, *others = rows
+    systems = list(dict.fromkeys(row["system"] for row in others))
     series = {
-        training: [row[measure] for row in measured if row["training"] == training]
-        for training in dict.fromkeys(row["training"] for row in measured)
+        training: [row[measure] for row in others if row["training"] == training]
+        for training in dict.fromkeys(row["training"] for row in others)
     }
     level = {"bm25": [bm25[measure]] * len(systems)}
     return Curves("system", systems, {measure: series}, dotted=level, joined=False).draw()

@@ -134,20 +134,20 @@ def report(data: StudyData, results: TaskResults) -> tuple[str, dict[str, Sectio
     settings: Settings = data.settings
     seeds = results[settings.paradigm]
     values = {
-        key: np.array([[shown[key] for shown in seed["states"]] for seed in seeds])
+        key: np.array([[row[key] for row in seed["states"]] for seed in seeds])
         for key in seeds[0]["states"][0]
     }
     p = f"p; correlation of {' and '.join(LOGITS)} with log p"
     measure = f"{MEASURE} of the order by"
     names = {p: {key: key for key in ("p", *LOGITS)}, measure: {s: f"{MEASURE}, {s}" for s in SCORERS}}
     panels = {
-        panel: {name.replace("_", " "): list(values[key].swapaxes(0, 1)) for name, key in shown.items()}
-        for panel, shown in names.items()
+        panel: {name.replace("_", " "): list(values[key].swapaxes(0, 1)) for name, key in series.items()}
+        for panel, series in names.items()
     }
     summary = f"{settings.paradigm}. BM25's first {settings.depth} documents. {sample(data)}"
     return summary, {
         "claims": study_of(values, "".join(trained_pairs.unlearned_models(seeds)))
-        .asked(seeds[0]["queries"], data)
+        .with_queries(seeds[0]["queries"], data)
         .section(
             "wu2024",
             "logit",

@@ -66,10 +66,10 @@ def measure(data: StudyData, _: str, __: int, models: list[Any]) -> Measured:
     """Measure every head for every query, and the parts that make up each query's rel."""
     (model,) = models
     rng = np.random.default_rng(0)
-    measured = []
+    rows = []
     norms = None
     positions = {id: n for n, id in enumerate(model.identifiers.documents)}
-    pairs = {query: data.most_relevant(query) for query in sorted(data.measured)}
+    pairs = {query: data.most_relevant(query) for query in sorted(data.measured_queries)}
     names = []
     texts = [data.test.queries[query] for query in pairs]
     with progress_bar(True) as bar:
@@ -79,8 +79,8 @@ def measure(data: StudyData, _: str, __: int, models: list[Any]) -> Measured:
             names.append(best_name(model, text, positions[document]))
             view = seen(model, text, names[-1])
             norms = weight_norm(view) if norms is None else norms
-            measured.append(head_measures(view, norms, rng))
-    heads = {key: np.stack([one[key] for one in measured]).tolist() for key in measured[0]}
+            rows.append(head_measures(view, norms, rng))
+    heads = {key: np.stack([one[key] for one in rows]).tolist() for key in rows[0]}
     more = {"parts": parts_of_rel(model, texts, names), "cosines": cosines_of_D(model, texts, names)}
     return {"queries": list(pairs), "heads": heads} | more
 
@@ -233,7 +233,7 @@ def report(data: StudyData, results: TaskResults) -> tuple[str, dict[str, Sectio
     summary = f"{settings.paradigm}: {layers} layers of {count} heads, each query with its most relevant "
     return f"{summary}document. {sample(data)}", {
         "claims": study_of(heads, "".join(unlearned_models(seeds)))
-        .asked(seeds[0]["queries"], data)
+        .with_queries(seeds[0]["queries"], data)
         .section(
             "wu2024",
             "low rank",

@@ -19,8 +19,8 @@ from studies.settings import (
     Results,
     Seed,
     at_least,
+    check_names,
     different,
-    known,
     launch,
     lengths_of,
 )
@@ -46,7 +46,7 @@ class Settings(Results, Collections, Documents, Backbone, Lengths, Queries, Seed
     def __post_init__(self) -> None:
         super().__post_init__()
         different(self, "collections")
-        known(self, "parts", PARTS)
+        check_names(self, "parts", PARTS)
         at_least(self, depth=11, dev_queries=1)
 
 
@@ -69,7 +69,7 @@ from paradigms import PARADIGMS, Paradigm
 from paradigms.colbert import colbert
 from paradigms.data import Run, Split
 from paradigms.data.collection import hash_order
-from paradigms.encoder.backbone import original
+from paradigms.encoder.sources import original
 from paradigms.evaluate import candidates, per_query
 from paradigms.find import Index, Store, kinds
 from paradigms.io.command_line import folder_name
@@ -189,10 +189,10 @@ def job(name: str, part: str, data: StudyData) -> Job:
         torch.manual_seed(settings.seed)
         return colbert(settings.backbone, **lengths_of(settings)).to(data.accelerator.device)
 
-    def measured(paradigm: Paradigm) -> Measured:
+    def measure_model(paradigm: Paradigm) -> Measured:
         return MEASUREMENTS[part][0](paradigm.eval(), data)
 
-    return Job(f"{name}, {part}", Path(settings.output) / name / f"{part}.json", prepare, measured)
+    return Job(f"{name}, {part}", Path(settings.output) / name / f"{part}.json", prepare, measure_model)
 
 
 def measure(paradigm: Paradigm, data: StudyData) -> Measured:
@@ -216,16 +216,16 @@ def measure(paradigm: Paradigm, data: StudyData) -> Measured:
     }
     systems = systems_of(idf, worths, store.offsets)
     on_dev = values_of(paradigm, indexes, dev, pool(dev), systems)
-    best = {}
+    weights = {}
     for method, of in on_dev.items():
         means = {value: float(np.mean(each)) for value, each in of.items()}
-        best[method] = max(means, key=means.__getitem__)
-    chosen = {method: {value: systems[method][value]} for method, value in best.items()}
+        weights[method] = max(means, key=means.__getitem__)
+    chosen = {method: {value: systems[method][value]} for method, value in weights.items()}
     on_test = values_of(paradigm, indexes, data.test, pool(data.test), chosen)
     return {
-        "chosen": best,
+        "chosen": weights,
         "values": {"bm25": values(pool(data.test), data.test)}
-        | {method: of[best[method]] for method, of in on_test.items()},
+        | {method: of[weights[method]] for method, of in on_test.items()},
         "vectors": {str(n): int(index.store.offsets[-1]) / len(index) for n, index in indexes.items()},
     }
 
@@ -300,29 +300,29 @@ def values_of(
     for pooling, index in indexes.items():
         for query, each in candidates_of(paradigm, index, split, pool):
             for (method, value), run in runs.items():
-                own, scores = systems[method][value]
-                if own == pooling:
+                conditions, scores = systems[method][value]
+                if conditions == pooling:
                     run[query] = best_documents(index, each.rows, scores(each), 10)
-    measured: dict[str, dict[str, list[float]]] = {method: {} for method in systems}
+    rows: dict[str, dict[str, list[float]]] = {method: {} for method in systems}
     for (method, value), run in runs.items():
-        measured[method][value] = values(run, split)
-    return measured
+        rows[method][value] = values(run, split)
+    return rows
 
 
-def section(name: str, measured: Measured) -> Section:
+def section(name: str, measurements: Measured) -> Section:
     """Make a collection's table: each method beside its control, one family of tests."""
-    of = {system: np.array([each]) for system, each in measured["values"].items()}
+    of = {system: np.array([each]) for system, each in measurements["values"].items()}
     tests = differences([(of[method], of[control]) for method, control in CONTROLS.items()])
     rows = []
     for (method, control), (difference, p) in zip(CONTROLS.items(), tests, strict=True):
-        vectors = measured["vectors"]["1"]
+        vectors = measurements["vectors"]["1"]
         for n, share in SHARES.items():
             if method.startswith(share):
-                vectors = measured["vectors"][str(n)]
+                vectors = measurements["vectors"][str(n)]
         rows.append(
             {
                 "method": method,
-                "chosen": measured["chosen"][method],
+                "chosen": measurements["chosen"][method],
                 "vectors/document": round(vectors, 1),
                 NDCG: of[method],
                 "control": control,
@@ -334,11 +334,11 @@ def section(name: str, measured: Measured) -> Section:
     return Section(f"Methods on {name}", text, rows)
 
 
-def stages_section(name: str, measured: Measured) -> Section:
+def stages_section(name: str, measurements: Measured) -> Section:
     """Make a collection's table of first stages, one family of tests."""
     rows = []
-    tests = differences([(of["SPLADE"], of["BM25"]) for of in measured.values()])
-    for (measure, of), (difference, p) in zip(measured.items(), tests, strict=True):
+    tests = differences([(of["SPLADE"], of["BM25"]) for of in measurements.values()])
+    for (measure, of), (difference, p) in zip(measurements.items(), tests, strict=True):
         stages = {stage: np.array([of[stage]]) for stage in ("BM25", "SPLADE")}
         rows.append({"measure": measure} | stages | {"difference": difference, "p (Holm)": f"{p:.4f}"})
     return Section(f"First stages on {name}", f"{len(of['BM25']):,} test queries.", rows)

@@ -82,16 +82,16 @@ def rows_of(results: Path, settings: Settings) -> Iterator[dict[str, Any]]:
     with refusing():
         compared, collection = reopened(results)
     data = systems.prepare(collection, compared)
-    if data.own or compared.passages:
+    if data.document_queries or compared.passages:
         raise SystemExit(f"{results}: passages, and queries that are documents, are not supported")
-    asked = {"dims": DIMS, "queries": settings.queries, "content": collection.fingerprint}
+    request = {"dims": DIMS, "queries": settings.queries, "content": collection.fingerprint}
     for name in settings.systems or compared.chosen:
         if not (results / name / "costs.json").is_file() or not (results / name / "index").is_dir():
             continue
         system = compared.chosen[name]
         trained = bool(trainings.training_settings(system, compared, 0))
         files = {"checkpoint": "checkpoint", "index": "index/manifest.json"}  # with checksums of all files
-        question = asked | content(**{part: str(results / name / file) for part, file in files.items()})
+        question = request | content(**{part: str(results / name / file) for part, file in files.items()})
         for untrained in (True, False) if trained else (False,):
             try:
                 run = f"{name}{trainings.UNTRAINED * untrained}"
@@ -127,10 +127,10 @@ def measured_run(
         raise Unsuitable(str(error)) from error
     if untrained or compared.index != "exact":
         store = Store.build(kinds.exact(), model, corpus.ids, corpus, progress=True)
-    return list(measured(store, model, data.test, name, settings))
+    return list(measure_dimensions(store, model, data.test, name, settings))
 
 
-def measured(
+def measure_dimensions(
     store: Store, model: Paradigm, test: Split, name: str, settings: Settings
 ) -> Iterator[dict[str, Any]]:
     """Measure a system at each number of dimensions below its full width, and at full width.

@@ -87,7 +87,7 @@ def which_paradigm() -> "Figure":
 
     figure = Figure(figsize=(5.8, 7.6), layout="constrained")
     panels = figure.subplots(len(DATA), len(COSTS), sharex="col", sharey="row")
-    drawn = {}
+    points = {}
     for row, (kind, (study, column)) in zip(panels, DATA.items(), strict=True):
         rows = read_json(RESULTS / f"{study}.json")["sections"]["overview"]["rows"]
         for axes, cost in zip(row, COSTS, strict=True):
@@ -95,7 +95,7 @@ def which_paradigm() -> "Figure":
                 mean, low, high = trained(values[column])
                 colour, marker = LOOKS[values["system"]]
                 bars = [[mean - low], [high - mean]]
-                drawn[values["system"]] = axes.errorbar(
+                points[values["system"]] = axes.errorbar(
                     values[cost], mean, bars, fmt=marker, color=colour, ms=7, elinewidth=0.8
                 )
             axes.set_xscale("log")
@@ -104,8 +104,8 @@ def which_paradigm() -> "Figure":
         row[0].set_ylabel("nDCG@10")
     for axes, label in zip(panels[-1], COSTS.values(), strict=True):
         axes.set_xlabel(label)
-    names = [name for name in LOOKS if name in drawn]
-    figure.legend([drawn[name] for name in names], names, loc="outside lower center", ncols=4, frameon=False)
+    names = [name for name in LOOKS if name in points]
+    figure.legend([points[name] for name in names], names, loc="outside lower center", ncols=4, frameon=False)
     return figure
 
 

@@ -88,9 +88,8 @@ def main(settings: Settings) -> None:
     encoding: Rows = []
     for name, case in cases.items():
         backbone = built(case.model)
-        query, document = (
-            counted(backbone, length, case) for length in (case.query_length, case.document_length)
-        )
+        query = counted(backbone, case.query_length, case)
+        document = counted(backbone, case.document_length, case)
         parts = parts_of(case, query, document)
         memory.append({"training": name, "GPUs": case.gpus} | {f"{k}, GB": v / GB for k, v in parts.items()})
         for row in collectives(case, query):
@@ -144,7 +143,7 @@ def passages_of(settings: Settings) -> tuple[int, int]:
     return queries, queries * (1 + settings.negatives)
 
 
-def held(texts: int, settings: Settings) -> int:
+def texts_at_once(texts: int, settings: Settings) -> int:
     return min(texts, settings.chunk or texts)
 
 
@@ -152,20 +151,20 @@ def parts_of(settings: Settings, query: Counted, document: Counted) -> dict[str,
     """Return the bytes of each part of a GPU's memory, and the peak."""
     s = settings
     queries, documents = passages_of(s)
-    whole = 4 * query.weights
-    part = whole / s.gpus if s.shards else whole
+    weights = 4 * query.weights
+    part = weights / s.gpus if s.shards else weights
     rest = 4 * (query.weights - sum(query.layers)) if s.shards else 0  # gathered for the whole step
     layer = 4 * max(query.layers, default=0) if s.shards else 0
     # Parts of a batch use each weight, so gradients are whole until the last part's backward pass.
-    gradients = whole + (part if s.shards else 0)
-    buckets = whole if s.gpus > 1 and not s.shards else 0
+    gradients = weights + (part if s.shards else 0)
+    buckets = weights if s.gpus > 1 and not s.shards else 0
     several = 1 if not s.shards else 2  # passes that keep copies of their own
-    activations = held(queries, s) * query.text + held(documents, s) * document.text
+    activations = texts_at_once(queries, s) * query.text + texts_at_once(documents, s) * document.text
     activations += several * query.copies
     if s.recompute:
-        activations += held(documents, s) * document.layer
-    cached = held(documents, s) < documents
-    again = activations if cached else held(queries, s) * query.text  # beside whole gradients
+        activations += texts_at_once(documents, s) * document.layer
+    cached = texts_at_once(documents, s) < documents
+    again = activations if cached else texts_at_once(queries, s) * query.text  # beside whole gradients
     token = 4 * s.dim + 9  # vector, id and mask
     pool = documents * s.document_length * token * (s.gpus if s.gpus > 1 else 0)
     local = (documents * s.document_length + queries * s.query_length) * token
@@ -192,7 +191,7 @@ def collectives(settings: Settings, query: Counted) -> Rows:
         return []
     queries, documents = passages_of(s)
     tokens = s.gpus * documents * s.document_length
-    parts = [-(-texts // held(texts, s)) for texts in (queries, documents)]
+    parts = [-(-texts // texts_at_once(texts, s)) for texts in (queries, documents)]
     passes = sum(3 * count - 1 for count in parts)  # all parts but the last are encoded again
     layers = 4 * sum(query.layers)
     rest = 4 * query.weights - layers
@@ -236,7 +235,7 @@ def effort(settings: Settings, query: Counted, document: Counted) -> dict[str, f
     flops = 2 * tokens * s.dim
     for texts, text in ((queries, query), (documents, document)):
         # A backward pass is two; parts of a batch but the last are encoded again (`collectives`).
-        passes = 4 + int(s.recompute) - min(1, held(texts, s) / texts)
+        passes = 4 + int(s.recompute) - min(1, texts_at_once(texts, s) / texts)
         flops += passes * s.gpus * texts * text.flops
     steps = -(-int(s.pairs) // s.batch)
     hours = flops * steps / (1e12 * TERAFLOPS * s.gpus) / 3600

@@ -70,7 +70,7 @@ from paradigms.evaluate import (
     write_per_query,
 )
 from paradigms.evaluate.tuning import tune_weights
-from paradigms.io.files import held, write_json, write_text
+from paradigms.io.files import lock_until_exit, write_json, write_text
 from paradigms.io.terminal import Terminal
 from paradigms.loading import as_paradigm
 from paradigms.retrieve import AllProcesses, Model, Passages, Retriever, fuse, retriever_of
@@ -90,24 +90,24 @@ def main(settings: Settings) -> None:
 
 def rerank_run(settings: Settings, state: PartialState, console: Terminal) -> None:
     dev = [replace(settings, run=settings.dev_run, split="dev")] if settings.dev_run else []
-    asked = [(part, read_run(part.run)) for part in (settings, *dev)]
+    inputs = [(part, read_run(part.run)) for part in (settings, *dev)]
     model = load(settings.checkpoint).to(state.device)
     output = Path(settings.output or f"results/rerank-{model.name}-{folder_name(settings.collection)}")
     if state.is_main_process:
-        held(output)
+        lock_until_exit(output)
     collection = open_collection(settings.collection, settings.documents or None, console)
-    pools = [candidates_of(run, collection, part, console) for part, run in asked]
+    pools = [candidates_of(run, collection, part, console) for part, run in inputs]
     if settings.passages and model.document_length is None:
         raise ValueError(f"passages: {model.name} names whole documents, and reads no passages")
     pieces = Pieces(collection.corpus, settings.passages)
     scored = [
         rescored(model, pool, part, pieces, collection, state, console)
-        for pool, (part, _) in zip(pools, asked, strict=True)
+        for pool, (part, _) in zip(pools, inputs, strict=True)
     ]
     if not state.is_main_process:
         return
-    for run, wanted, (part, _) in zip(scored, pools, asked, strict=True):
-        check_answered(run, [query for query, documents in wanted.items() if documents], part.run)
+    for run, candidates, (part, _) in zip(scored, pools, inputs, strict=True):
+        check_answered(run, [query for query, documents in candidates.items() if documents], part.run)
     pool = pools[0]
     reranked = scored[0]
     weights = (1.0, 1.0)
@@ -124,13 +124,13 @@ def rerank_run(settings: Settings, state: PartialState, console: Terminal) -> No
         shares = f" of {weights[0]:g} and {weights[1]:g}" if settings.dev_run else ""
         fused = runs[f"fused ({settings.fuse}{shares})"] = fuse([pool, reranked], weights, settings.fuse)
         write_run(output / "fused.run", fused, tag="fused")
-    measured = {part: on_split(run, split, measures) for part, run in runs.items()}
+    values = {part: on_split(run, split, measures) for part, run in runs.items()}
     title = f"Reranked: the first {settings.depth} documents per query"
-    table = result_table(title, measured, baseline=before, primary=measures[:1])
+    table = result_table(title, values, baseline=before, primary=measures[:1])
     write_run(output / "reranked.run", reranked, tag=name)
     write_text(output / "table.md", markdown_table(table))
     write_text(output / "table.csv", csv_table(table))
-    write_per_query(output / "per_query.csv", {"rerank": measured})
+    write_per_query(output / "per_query.csv", {"rerank": values})
     write_json(output / "config.json", asdict(settings))
     console.print(rich_table(table))
     console.print(f"Reranked run: {output / 'reranked.run'}")
@@ -182,16 +182,16 @@ def candidates_of(run: Run, collection: Collection, settings: Settings, console:
     Raises ValueError if the run belongs to another collection.
     """
     split = collection.split(settings.split)
-    known = {query: scores for query, scores in run.items() if query in split.queries}
-    if not known:
+    judged = {query: scores for query, scores in run.items() if query in split.queries}
+    if not judged:
         raise ValueError(f"{settings.run}: none of its {len(run)} queries is in {settings.split}")
-    if len(known) < len(run):
-        console.print(f"{len(run) - len(known):,} queries of {settings.run} are not in {settings.split}.")
+    if len(judged) < len(run):
+        console.print(f"{len(run) - len(judged):,} queries of {settings.run} are not in {settings.split}.")
     excluded = own_documents(collection.corpus, split, settings.identical_ids)
     if excluded:
         console.print(left_out(excluded))
     pool: Run = {}
-    for query, scores in without_own(known, excluded).items():
+    for query, scores in without_own(judged, excluded).items():
         pool[query] = best_first(scores, settings.depth)
         for document in pool[query]:
             try:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from studies.settings import CollectionName, EncoderStudy, different, known, launch, lengths_of
+from studies.settings import CollectionName, EncoderStudy, check_names, different, launch, lengths_of
 
 from paradigms.io.command_line import flags
 
@@ -36,7 +36,7 @@ class Settings(EncoderStudy, CollectionName):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known(self, "methods", [*METHODS, "l1", *CHOICES])
+        check_names(self, "methods", [*METHODS, "l1", *CHOICES])
         if {*CHOICES} & {*self.methods} and "none" not in self.methods:
             raise SystemExit("methods: idf and random prune the model of none, which is missing")
         different(self, "l1")
@@ -133,7 +133,7 @@ def job(method: str, salience: dict[str, Any], seed: int, data: StudyData) -> Jo
         options = lengths_of(settings) | RATIOS | salience
         return aligner(settings.backbone, **options)
 
-    def measured(paradigm: Paradigm, index: Index) -> Measured:
+    def measure_model(paradigm: Paradigm, index: Index) -> Measured:
         keys = {"method": method, "seed": seed}
         return keys | measure(paradigm, index, data, method)
 
@@ -141,7 +141,7 @@ def job(method: str, salience: dict[str, Any], seed: int, data: StudyData) -> Jo
     checkpoint = output / f"none-{seed}" / "checkpoint" if method in CHOICES else None
     name = f"{method}, seed {seed}"
     folder = output / f"{method}-{seed}"
-    return encoder_job(name, folder, seed, make, measured, data, checkpoint=checkpoint)
+    return encoder_job(name, folder, seed, make, measure_model, data, checkpoint=checkpoint)
 
 
 def chosen(tokens: Tokens, weights: np.ndarray, ratio: float) -> Tokens:
@@ -257,7 +257,7 @@ def measure(paradigm: Paradigm, index: Index, data: StudyData, method: str) -> M
     """
     settings: Settings = data.settings
     test = data.test
-    asked = max(1, len(test.queries))
+    count = max(1, len(test.queries))
     queries = paradigm.encode_queries(list(test.queries.values()))
     pruned, prune = pruned_by(method, paradigm, index, data.collection.corpus)
 
@@ -275,8 +275,8 @@ def measure(paradigm: Paradigm, index: Index, data: StudyData, method: str) -> M
                 "query_keep": q,
                 "document_keep": d,
                 "bytes/document": store.bytes_per_document,
-                "search ms/query": 1000 * seconds / asked,
-                "search multiply-adds/query": tokens / asked * int(store.offsets[-1]) * store.dim,
+                "search ms/query": 1000 * seconds / count,
+                "search multiply-adds/query": tokens / count * int(store.offsets[-1]) * store.dim,
             }
             yield cost, dict(zip(split.queries, ranked, strict=True))
 

@@ -31,7 +31,7 @@ from studies.settings import (
     Rounds,
     Threads,
     at_least,
-    known,
+    check_names,
     launch,
     lengths_of,
     refusing,
@@ -60,7 +60,7 @@ class Settings(Output, OneCollection, OneSplit, Queries, Backbone, Lengths, Thre
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known(self, "paradigms", [*PARADIGMS, BM25])
+        check_names(self, "paradigms", [*PARADIGMS, BM25])
         at_least(self, rounds=1)
         if min(self.candidates, default=1) < 1:
             raise SystemExit("candidates: give numbers from 1")
@@ -75,7 +75,7 @@ launch(__name__, Settings, __doc__)  # before the slow imports
 import numpy as np
 import torch
 from studies.model_runs import measured_once
-from studies.pages import Rows, Section, publish, shown
+from studies.pages import Rows, Section, interval_text, publish
 from studies.postgres import postgres
 
 from paradigms import PARADIGMS, Paradigm
@@ -97,7 +97,7 @@ from paradigms.evaluate import on_split
 from paradigms.find import Index, Store, kinds, open_index
 from paradigms.find.recall import query_texts
 from paradigms.io.checks import json_or_empty
-from paradigms.io.files import held, write_json
+from paradigms.io.files import lock_until_exit, write_json
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
 from paradigms.recipe import Recipe
@@ -123,7 +123,7 @@ Costs = tuple[int, float, list[float], Answers]  # bytes, seconds to build, mill
 
 def main(settings: Settings) -> None:
     console = Terminal()
-    folder = held(settings.output)
+    folder = lock_until_exit(settings.output)
     torch.set_num_threads(settings.threads)
     rows: Rows = []
     failed: list[str] = []
@@ -138,10 +138,10 @@ def main(settings: Settings) -> None:
         console.print(f"failed: {error}")
     missing = sorted({name for names in PACKAGES.values() for name in names if find_spec(name) is None})
     left_out = f" Not installed, and left out: {', '.join(missing)}." if missing else ""
-    texts, asked = drawn(collection, settings)
+    texts, queries = sample_of(collection, settings)
     several = "s" if settings.threads > 1 else ""
     text = (
-        f"{len(texts):,} documents and {len(asked):,} {settings.split} queries of {collection.name}, "
+        f"{len(texts):,} documents and {len(queries):,} {settings.split} queries of {collection.name}, "
         f"{settings.threads} thread{several}, {settings.clock.replace('cpu', 'CPU')} seconds. build s: from "
         "encoded vectors. ms: the median and the 10th and 90th percentile over queries. Engines score MaxSim "
         f"only, ClickHouse other alignments, too.{left_out if settings.engines else ''}"
@@ -164,9 +164,9 @@ def growth(paradigm: str, rows: Rows, documents: int) -> Rows:
     """Extrapolate ClickHouse's rows of the paradigm from `documents` to `GROWN` documents."""
     factor = GROWN / documents
     larger: Rows = []
-    measured = [row for row in rows if row["paradigm"] == paradigm and row["engine"].startswith(CLICKHOUSE)]
-    for how in ("", MEANS, TERMS):
-        same = [row for row in measured if row["engine"].endswith(how or CLICKHOUSE)]
+    points = [row for row in rows if row["paradigm"] == paradigm and row["engine"].startswith(CLICKHOUSE)]
+    for filter_name in ("", MEANS, TERMS):
+        same = [row for row in points if row["engine"].endswith(filter_name or CLICKHOUSE)]
         counts = [candidates_of(row["engine"]) for row in same]
         times = [row["ms"] for row in same]
         slope, intercept = np.polyfit(counts, times, 1) if len(same) > 1 else (0.0, sum(times))
@@ -197,10 +197,10 @@ def rows_of(
 
     The folder keeps the encoded documents and what was measured, which is not measured again.
     """
-    texts, asked = drawn(collection, settings)
-    wanted: Answers = []  # of exact search, which is the first job unless BM25 searches
+    texts, questions = sample_of(collection, settings)
+    exact: Answers = []  # of exact search, which is the first job unless BM25 searches
     if name == BM25:
-        base, queries, wanted = weighed(texts, list(asked.values()), K)
+        base, queries, exact = weighed(texts, list(questions.values()), K)
         recipe = Recipe(BM25, EqualIds(), "one")
         vectors = float(np.diff(base.offsets).mean())
         dim = 1
@@ -214,7 +214,7 @@ def rows_of(
         base = encoded(model, texts, folder / "encoded" / name)
         recipe = model.recipe
         dim = model.encoder.dim
-        queries = model.encode_queries(list(asked.values())).to("cpu")
+        queries = model.encode_queries(list(questions.values())).to("cpu")
         vectors = int(base.offsets[-1]) / len(base)
         drawn_texts = query_texts(list(texts.values()), base.living_tokens)
         tuning = model.encode_queries(drawn_texts).to("cpu")
@@ -227,14 +227,14 @@ def rows_of(
         if scored and not one_vector(model):
             jobs["lemur"] = partial(indexed, kinds.lemur())
         if settings.engines and installed(CLICKHOUSE):
-            terms = weighed(texts, list(asked.values()), K)[:2]
+            terms = weighed(texts, list(questions.values()), K)[:2]
             args = (base, scored or model, queries, terms, work, settings)
             jobs[CLICKHOUSE] = partial(measure_clickhouse, *args)
             many = not one_vector(model)
-            for how in [MEANS] * (many and dim > 1) + [TERMS] * many:
+            for mode in [MEANS] * (many and dim > 1) + [TERMS] * many:
                 for count in settings.candidates:
-                    row_name = f"{CLICKHOUSE}, {count} {how}"
-                    jobs[row_name] = partial(measure_clickhouse, *args, count=count, by_terms=how == TERMS)
+                    row_name = f"{CLICKHOUSE}, {count} {mode}"
+                    jobs[row_name] = partial(measure_clickhouse, *args, count=count, by_terms=mode == TERMS)
         for engine in engines(scored) if scored and settings.engines else ():
             jobs[engine] = partial(measure_engine, engine, base, scored, queries, work, settings)
     jobs = {n: job for n, job in jobs.items() if n == "exact" or n.startswith(tuple(settings.only) or "")}
@@ -248,20 +248,20 @@ def rows_of(
             try:
                 size, seconds, milliseconds, answers = measured_once(file, question, job)
             except Exception as error:  # of any engine
-                if not wanted:
+                if not exact:
                     raise
                 failed.append(f"{name}, {what}: {error}")
                 continue
-            wanted = wanted or answers
+            exact = exact or answers
             row = {"paradigm": name, "vectors": vectors, "h": dim}
             row |= {"engine": what, "bytes/document": size / len(base), "build s": seconds}
             spread = np.quantile(milliseconds, (0.1, 0.5, 0.9)).tolist()
             row |= dict(zip(("10%", "ms", "90%"), spread, strict=True))
-            row |= {f"recall@{K}": recall(answers, wanted)}
+            row |= {f"recall@{K}": recall(answers, exact)}
             if not settings.documents:
-                run = dict(zip(asked, answers, strict=True))
-                quality = on_split(run, collection.split(settings.split).only(asked), ["nDCG@10"])
-                row["nDCG@10"] = shown(quality.intervals()["nDCG@10"])
+                run = dict(zip(questions, answers, strict=True))
+                quality = on_split(run, collection.split(settings.split).only(questions), ["nDCG@10"])
+                row["nDCG@10"] = interval_text(quality.intervals()["nDCG@10"])
             rows.append(row)
     return rows, failed
 
@@ -277,16 +277,16 @@ def encoded(model: Paradigm, texts: Mapping[str, str], place: Path) -> Store:
     return Store.build(kinds.exact(), model, texts.keys(), texts.values(), place, progress=True)
 
 
-def weighed(texts: Mapping[str, str], asked: Sequence[str], k: int) -> tuple[Store, Tokens, Answers]:
+def weighed(texts: Mapping[str, str], query_texts: Sequence[str], k: int) -> tuple[Store, Tokens, Answers]:
     """Return BM25's document weights as a store, the queries' weights, and BM25's results."""
     bm25 = baselines.BM25(Corpus.of(texts))
     weights, terms = by_row(bm25.matrix())
     documents = parts(list(texts), weights, token_ids=terms)
     store = Store.build_from(kinds.inverted(16), documents, paradigm=BM25, dim=1, fields=("vectors", "ids"))
-    counts, asked_terms = by_row(count_matrix(bm25, asked))
-    found = bm25.search({str(n): text for n, text in enumerate(asked)}, k)
+    counts, asked_terms = by_row(count_matrix(bm25, query_texts))
+    runs = bm25.search({str(n): text for n, text in enumerate(query_texts)}, k)
     queries = as_tokens(counts, "query", ids=asked_terms)
-    return store, queries, [found[str(n)] for n in range(len(asked))]
+    return store, queries, [runs[str(n)] for n in range(len(query_texts))]
 
 
 def by_row(matrix: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -295,15 +295,15 @@ def by_row(matrix: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
     return np.split(matrix.data.astype(np.float32), places), np.split(matrix.indices, places)
 
 
-def drawn(collection: Collection, settings: Settings) -> tuple[dict[str, str], dict[str, str]]:
+def sample_of(collection: Collection, settings: Settings) -> tuple[dict[str, str], dict[str, str]]:
     """Draw random documents and queries, the same for all paradigms. A limit of 0 keeps all, in order."""
     draw = np.random.default_rng(0)
     corpus = collection.corpus
-    asked = collection.split(settings.split).queries
+    queries = collection.split(settings.split).queries
     rows = draw.permutation(len(corpus))[: settings.documents].tolist() or range(len(corpus))
-    ids = list(asked)
+    ids = list(queries)
     chosen = draw.permutation(len(ids))[: settings.queries].tolist() or range(len(ids))
-    return {corpus.ids[n]: corpus[n] for n in rows}, {ids[n]: asked[ids[n]] for n in chosen}
+    return {corpus.ids[n]: corpus[n] for n in rows}, {ids[n]: queries[ids[n]] for n in chosen}
 
 
 def clock(settings: Settings) -> Callable[[], float]:
@@ -327,9 +327,9 @@ def timed(
     return (1000 * seconds).tolist(), answers
 
 
-def recall(answers: Answers, wanted: Answers) -> float:
+def recall(answers: Answers, exact: Answers) -> float:
     """Return the mean share of wanted documents found, over the queries that have wanted documents."""
-    shares = [len(f.keys() & w.keys()) / len(w) for f, w in zip(answers, wanted, strict=True) if w]
+    shares = [len(f.keys() & w.keys()) / len(w) for f, w in zip(answers, exact, strict=True) if w]
     return float(np.mean(shares)) if shares else 1.0
 
 
@@ -374,8 +374,8 @@ def as_maxima(model: Paradigm) -> Paradigm | None:
 def engines(model: Paradigm) -> list[str]:
     """Return the installed engines but ClickHouse. LanceDB's IVF index of tokens requires unit vectors."""
     unit = one_vector(model) or model.encoder.settings.normalize
-    there = [name for name in PACKAGES if name != CLICKHOUSE and installed(name)]
-    return [name for name in there if unit or "IVF" not in name]
+    available = [name for name in PACKAGES if name != CLICKHOUSE and installed(name)]
+    return [name for name in available if unit or "IVF" not in name]
 
 
 def installed(engine: str) -> bool:

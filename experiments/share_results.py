@@ -37,7 +37,7 @@ import pyarrow.parquet
 
 from paradigms.io.checks import json_or_empty
 from paradigms.io.command_line import flags, folder_name
-from paradigms.io.files import held, replace_file, write_text
+from paradigms.io.files import lock_until_exit, replace_file, write_text
 from paradigms.io.terminal import Terminal
 from paradigms.saving.hub import LICENSE, datasets_of
 
@@ -52,7 +52,7 @@ def main(settings: Settings) -> None:
     with refusing():
         config = json_or_empty(Path(settings.results, "config.json"))
         rows = table(Path(settings.results, FILE), folder_name(str(config.get("collection", ""))))
-        folder = held(settings.output)
+        folder = lock_until_exit(settings.output)
         temporary = folder / f".{PARQUET}.partial"
         pyarrow.parquet.write_table(rows, temporary)
         replace_file(temporary, folder / PARQUET)
@@ -87,7 +87,7 @@ def table(file: Path, collection: str) -> pyarrow.Table:
 
 
 def card(settings: Settings, config: dict[str, object], rows: pyarrow.Table) -> str:
-    measured = Path(settings.results, "table.md")
+    results_table = Path(settings.results, "table.md")
     systems = ", ".join(sorted({str(name) for name in rows["system"].to_pylist()}))
     lines = [
         "---",
@@ -106,6 +106,6 @@ def card(settings: Settings, config: dict[str, object], rows: pyarrow.Table) -> 
         "Every measure of every query and system, by retrieval-paradigms: the columns are collection, stage,",
         f"system, query (its id), measure and value. Systems: {systems}.",
         "",
-        measured.read_text(encoding="utf-8") if measured.is_file() else "",
+        results_table.read_text(encoding="utf-8") if results_table.is_file() else "",
     ]
     return "\n".join(lines)

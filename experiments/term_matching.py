@@ -116,7 +116,8 @@ class Sums:
         of the query) / (mean tokens per query). Queries with more tokens count more, as in a rate over
         tokens, and queries without tokens have the value r.
         """
-        top, below = (x[..., list(bins)].sum(-1).astype(float) for x in (self.sums, self.counts))
+        top = self.sums[..., list(bins)].sum(-1).astype(float)
+        below = self.counts[..., list(bins)].sum(-1).astype(float)
         r = top.sum(1, keepdims=True) / below.sum(1, keepdims=True)
         return r + (top - r * below) / below.mean(1, keepdims=True)
 
@@ -146,12 +147,14 @@ def study_of(results: Results, fewest: int, poor: Sequence[str] = ()) -> Study:
         enough = [n for n, tokens in enumerate(sums.tokens) if tokens >= fewest]
         sides |= {f"{name}, IDF {limits(n)}": sums.rate([n]) for n in enough}
         if len(enough) > 1 and name in (*FORWARD[:-1], *BACKWARD[:-1]):
-            first, last = (f"{name}, IDF {limits(n)}" for n in (enough[0], enough[-1]))
+            first = f"{name}, IDF {limits(enough[0])}"
+            last = f"{name}, IDF {limits(enough[-1])}"
             if direction == "q→d":
                 trends["q→d, first − last bin"].append(f"{measure}: {first} − {last}")
             else:
                 trends["d→q, last − first bin"].append(f"{measure}: {last} − {first}")
-    forward, backward = (f"exact match rate, {direction}, {KINDS[1]}" for direction in ("q→d", "d→q"))
+    forward = f"exact match rate, q→d, {KINDS[1]}"
+    backward = f"exact match rate, d→q, {KINDS[1]}"
     named = [
         (gr, names)
         for gr, names in NAMES.items()
@@ -164,9 +167,8 @@ def study_of(results: Results, fewest: int, poor: Sequence[str] = ()) -> Study:
         for name in sorted(series - {"uniform"}):
             model = "colbert" if name.startswith("MVDR") else "seal"
             direction = "q→d" if name in FORWARD else "d→q"
-            rate, uniform = (
-                results[direction, of, KINDS[1]].rate() for of in (GR_OF.get(name, name), "uniform")
-            )
+            rate = results[direction, GR_OF.get(name, name), KINDS[1]].rate()
+            uniform = results[direction, "uniform", KINDS[1]].rate()
             if model in poor:
                 return {"unlearned": model}
             if "uniform" not in series and name != HARD and seeds_interval(rate - uniform).low <= 0:
@@ -203,7 +205,7 @@ def report(data: StudyData, by_task: TaskResults) -> tuple[str, dict[str, Sectio
         )
 
     def section(
-        heading: str, text: str, direction: str, drawn: Sequence[str], more: Sequence[str]
+        heading: str, text: str, direction: str, names: Sequence[str], more: Sequence[str]
     ) -> Section:
         """Make a table of the series in `drawn` and `more`, and plot the rates of `drawn` by bin.
 
@@ -211,14 +213,14 @@ def report(data: StudyData, by_task: TaskResults) -> tuple[str, dict[str, Sectio
         """
         rows: Rows = []
         panels: dict[str, dict[str, list[Any]]] = {}
-        for name, kind in product([*drawn, *more], KINDS):
+        for name, kind in product([*names, *more], KINDS):
             sums = results[direction, name, kind]
             rates = [sums.rate([n]) if tokens else None for n, tokens in enumerate(sums.tokens)]
             row = {"rate": name, "over": kind, "all": sums.rate() if sums.tokens.any() else "–"}
             for n, (rate, tokens) in enumerate(zip(rates, sums.tokens, strict=True)):
                 row[f"IDF {limits(n)}"] = "–" if rate is None else f"{cell(rate)} ({tokens:,})"
             rows.append(row)
-            if name in drawn:
+            if name in names:
                 panels.setdefault(f"exact match rate, {direction}, over: {kind}", {})[name] = rates
         bins = [limits(n) for n in range(len(BINS) - 1)]
         average = {"MVDR hard, NQ320K's average": [PAPER_HARD] * len(bins)}
@@ -229,7 +231,7 @@ def report(data: StudyData, by_task: TaskResults) -> tuple[str, dict[str, Sectio
     summary = f"BM25's first {data.settings.depth} documents. {sample(data)}"
     return summary, {
         "claims": study_of(results, FEWEST, unlearned_models(by_task[TASK]))
-        .asked(by_task[TASK][0]["queries"], data)
+        .with_queries(by_task[TASK][0]["queries"], data)
         .section(
             "wu2024",
             "terms",

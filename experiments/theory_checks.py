@@ -46,7 +46,7 @@ from rich.text import Text
 from studies.curves import Curves
 from studies.pages import STUDY, Section, print_sections, study, write_page
 
-from paradigms.io.files import held, write_json
+from paradigms.io.files import lock_until_exit, write_json
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
 from theory.claims import OURS, THEOREMS, Evidence, Theorem
@@ -97,10 +97,10 @@ def worst(first: Result, second: Result) -> Result:
         return not violation <= tolerance, violation / (tolerance or 1)
 
     both = first, second
-    kept = max(both, key=nearness)
+    farthest = max(both, key=nearness)
     as_printed = max(both, key=lambda result: -math.inf if (p := result.evidence.printed) is None else p)
     evidence = replace(
-        kept.evidence,
+        farthest.evidence,
         samples=sum(result.evidence.samples for result in both),
         printed=as_printed.evidence.printed,
         allowed=as_printed.evidence.allowed,
@@ -108,7 +108,7 @@ def worst(first: Result, second: Result) -> Result:
     )
     word = verdict(first.theorem, evidence)
     seconds = first.seconds + second.seconds
-    return kept._replace(verdict=word, evidence=evidence, seconds=seconds)
+    return farthest._replace(verdict=word, evidence=evidence, seconds=seconds)
 
 
 def select_theorems(only: str) -> list[str]:
@@ -174,14 +174,14 @@ def as_json(result: Result) -> dict[str, Any]:
 def main(settings: Settings) -> int:
     names = select_theorems(settings.only)
     console = Terminal()
-    found = dict[str, Result]()
-    folder = held(settings.output)
+    outcomes = dict[str, Result]()
+    folder = lock_until_exit(settings.output)
     seeds = range(settings.seed, settings.seed + settings.seeds)
     with progress_bar() as progress:
         for seed, name in progress.track([*product(seeds, names)], description="checking"):
             result = check(name, settings.samples, seed)
-            found[name] = worst(found[name], result) if name in found else result
-    results = list(found.values())
+            outcomes[name] = worst(outcomes[name], result) if name in outcomes else result
+    results = list(outcomes.values())
     rows = [{"claims of": paper} | counts(group) for paper, group in by_paper(results).items()]
     counted = Section("What holds", rows=rows)
     print_sections([counted])

@@ -104,7 +104,7 @@ def job(model: Model, data: StudyData) -> Job:
         same: dict[str, Any] = lengths_of(settings) | {"skip": "", "special_tokens": False}
         return xtr(backbone, k_train=model.k_train, **same) if model.k_train else colbert(backbone, **same)
 
-    def measured(paradigm: Paradigm, index: Index) -> Measured:
+    def measure_model(paradigm: Paradigm, index: Index) -> Measured:
         ids = stored_ids(paradigm, index, data.collection.corpus)
         dev = {  # RR@10 of f_XTR', which chooses k_train
             retrieved.query: best_documents(index, *imputed(retrieved, index, TABLE_TOKENS))
@@ -115,4 +115,4 @@ def job(model: Model, data: StudyData) -> Job:
         return keys | measure(paradigm, index, ids, data.test, settings.searched(), TABLE_TOKENS)
 
     batch_size = model.batch_size
-    return encoder_job(str(model), folder, model.seed, make, measured, data, batch_size=batch_size)
+    return encoder_job(str(model), folder, model.seed, make, measure_model, data, batch_size=batch_size)

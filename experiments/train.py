@@ -30,6 +30,7 @@ from studies.settings import (
 
 from paradigms.io.command_line import flags
 from paradigms.train.checkpoints import dev_values, kept_step, read_progress, training_seconds
+from paradigms.train.settings import LossOptions, RunOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,7 @@ class Source:
     evaluate_every=100,
     dev_queries=128,
 )
-class Settings(Results, OneCollection, EncoderTraining, TimeLimit, Options, Seed):
+class Settings(LossOptions, RunOptions, Results, OneCollection, EncoderTraining, TimeLimit, Options, Seed):
     """Settings for the model, the collection and the training."""
 
     paradigm: str = "colbert"
@@ -70,18 +71,6 @@ class Settings(Results, OneCollection, EncoderTraining, TimeLimit, Options, Seed
     backbone: str = ""
     """Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package. For
     generative paradigms a T5; small: a T5 with random weights and few layers. Empty: offline, or small"""
-    patience: int = 0
-    """end after this many dev measurements in a row without a better one; 0: take all steps"""
-    save_every: int = 0
-    """steps between checkpoints; 0: with every dev measurement"""
-    keep: int = 2
-    """checkpoints to keep"""
-    chunk: int = 0
-    """texts to encode at once with cached gradients, which allows batches of any size but encodes each text
-    twice; 0: no caching. Not for generative paradigms and rerankers"""
-    score_bytes: int = 1 << 30
-    """bound of the memory for scoring a batch, besides vectors and gradients; beyond it, parts of the scores
-    are computed again in the backward pass. Not for generative paradigms and rerankers"""
     run: str = ""
     """TREC run of the training queries from whose first 100 documents to draw negatives, or folder of a saved
     paradigm that searches for them (another round of mining); empty: BM25. Generative paradigms take
@@ -112,39 +101,15 @@ class Settings(Results, OneCollection, EncoderTraining, TimeLimit, Options, Seed
     false, "distil": "kl"}, which learns the scores in the pairs"""
     mixing: float = 1.0
     """T: sources without a share are drawn in proportion to n^(1/T), for n examples"""
-    recompute: bool = False
-    """recompute the activations of the backbone's layers in the backward pass: less memory, more time"""
-    gathered_weights: Literal["float32", "bf16"] = "float32"
-    """weights that shards (fsdp.yaml) gather for each layer; bf16: half the traffic, with precision bf16"""
-    adapted_weights: Literal["float32", "bf16"] = "float32"
-    """weights below adapters (--options '{"lora_rank": 16}'); bf16: half the memory, with precision bf16"""
-    parts: int = 1
-    """parts of similar length in which a GPU encodes a batch, each padded to its longest text; a CPU chooses
-    their number"""
-    attention: str = ""
-    """transformers' implementation of attention: eager, sdpa, flex_attention, flash_attention_2 or
-    flash_attention_3; empty: its choice"""
-    matmul_precision: str = ""
-    """precision of float32 products on a GPU: high multiplies as TF32, which the fast kernels of in-batch
-    scoring need; empty: torch's default, highest"""
-    matryoshka: list[int] = field(default_factory=list)
-    """add a loss for each of these numbers of first coordinates, such as [64, 32], so that vectors can be
-    stored with only these coordinates"""
     pool: list[int] = field(default_factory=list)
     """add a loss on documents whose tokens are pooled, such as [2, 4] tokens to one, so that an index can be
     built with this pool"""
-    coded_bits: int = 0
-    """bits of a compressed index (1, 2, 4 or 8) whose document codes are used in training; 0: no codes"""
-    temperature: float | None = None
-    """temperature of the softmax over rel; null: the paradigm's default"""
-    workers: int = 0
-    """number of processes that tokenise in advance"""
 
     def __post_init__(self) -> None:
-        known = PARADIGMS | GENERATIVE | RERANKERS
-        if self.paradigm not in known:
+        names = ", ".join(PARADIGMS | GENERATIVE | RERANKERS)
+        if self.paradigm not in PARADIGMS | GENERATIVE | RERANKERS:
             raise SystemExit(
-                f"unknown paradigm {self.paradigm}; there are {', '.join(known)}. To use your own paradigm, "
+                f"unknown paradigm {self.paradigm}; there are {names}. To use your own paradigm, "
                 "add --plugin FILE.py"
             )
         self.backbone = self.backbone or ("small" if self.paradigm in GENERATIVE else "offline")

@@ -9,7 +9,7 @@ from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 
-from studies.settings import Collections, EncoderStudy, at_least, different, known, launch, lengths_of
+from studies.settings import Collections, EncoderStudy, at_least, check_names, different, launch, lengths_of
 
 from paradigms.io.command_line import flags
 
@@ -32,7 +32,7 @@ class Settings(EncoderStudy, Collections):
     def __post_init__(self) -> None:
         super().__post_init__()
         different(self, "collections")
-        known(self, "methods", CONTROLS)
+        check_names(self, "methods", CONTROLS)
         at_least(self, depth=1, steps=1, dev_queries=1)
 
 
@@ -54,12 +54,12 @@ from studies.model_runs import (
     run_jobs,
     values_of,
 )
-from studies.pages import Measured, Rows, Section, publish, resampled, shown
+from studies.pages import Measured, Rows, Section, interval_text, publish, resampled
 
 from paradigms import PARADIGMS, Paradigm, load
 from paradigms.data import Run
 from paradigms.data.collection import hash_order
-from paradigms.encoder.backbone import original
+from paradigms.encoder.sources import original
 from paradigms.evaluate import seeds_interval
 from paradigms.find import Index, kinds
 from paradigms.io.command_line import folder_name
@@ -100,11 +100,11 @@ def main(settings: Settings) -> None:
             cells += [(CONTROLS[method], seed) for seed in ("untrained", *settings.seeds)]
             cells += [(method, seed) for seed in settings.seeds]
         jobs = [job(*cell, data, pool) for cell in cells]
-        measured: dict[str, list[Measured]] = {}
+        results: dict[str, list[Measured]] = {}
         for (model, seed), result in zip(cells, run_jobs(jobs, accelerator, console), strict=True):
             key = f"{model}, untrained" if seed == "untrained" else model
-            measured.setdefault(key, []).append(result)
-        sections |= sections_of(name, measured)
+            results.setdefault(key, []).append(result)
+        sections |= sections_of(name, results)
     summary = (
         f"{original(settings.backbone)} ranks BM25's first {settings.depth} documents, cut after "
         f"{settings.document_length} tokens. {settings.steps} steps of "
@@ -169,37 +169,38 @@ def ranked(paradigm: Paradigm, index: Index, data: StudyData, pool: Run) -> Meas
     }
 
 
-def sections_of(name: str, measured: Mapping[str, Sequence[Measured]]) -> dict[str, Section]:
+def sections_of(name: str, results: Mapping[str, Sequence[Measured]]) -> dict[str, Section]:
     """Make a collection's tables. The tests of all differences from controls are one family."""
 
     def values(model: str, way: str) -> np.ndarray:
-        return np.array([seed["ways"][way]["values"] for seed in measured[model]])
+        return np.array([seed["ways"][way]["values"] for seed in results[model]])
 
     pairs = [
         (model, way, control)
         for model, control in CONTROLS.items()
-        if model in measured
-        for way in measured[model][0]["ways"]
+        if model in results
+        for way in results[model][0]["ways"]
     ]
     tests = differences([(values(model, way), values(control, way)) for model, way, control in pairs])
     rows: Rows = []
     for (model, way, control), (difference, p) in zip(pairs, tests, strict=True):
-        mine, its = values(model, way), values(control, way)
+        mine = values(model, way)
+        its = values(control, way)
         untrained = values(f"{control}, untrained", way)
-        stored = measured[model][0]["ways"][way]
+        stored = results[model][0]["ways"][way]
         rows.append(
             {
                 "method": f"{model}, {way}".removesuffix(", "),
                 f"{NDCG}: untrained, control → trained": f"{untrained.mean():.3f}, {its.mean():.3f} → "
-                f"{shown(seeds_interval(mine))}",
+                f"{interval_text(seeds_interval(mine))}",
                 "− control": difference,
                 "p (Holm)": f"{p:.4f}",
-                "moved": "no" if unmoved({model: measured[model]}) else "yes",
+                "moved": "no" if unmoved({model: results[model]}) else "yes",
                 "bytes (vectors)": f"{stored['bytes']:,.0f} ({stored['vectors']:.1f})",
                 "CPU ms/query": round(stored["ms"], 2),
             }
         )
-    trainings = {model: seeds for model, seeds in measured.items() if not model.endswith("untrained")}
+    trainings = {model: seeds for model, seeds in results.items() if not model.endswith("untrained")}
     training = training_section(trainings)
     text = (
         f"{len(mine[0]):,} test queries. control: the same training without the method, with the same number "

@@ -399,8 +399,8 @@ def retrieved_tokens(S: TokenPairs, valid: Valid, k: int | float) -> Valid:
 def _argmax(S: TokenPairs, valid: Valid, axis: int) -> TokenPairs:
     if not S.shape[axis]:
         return torch.zeros_like(S)
-    best = S.detach().masked_fill(~valid, -torch.inf).max(axis, keepdim=True).indices
-    return torch.zeros_like(S).scatter(axis, best, 1.0) * valid
+    places = S.detach().masked_fill(~valid, -torch.inf).max(axis, keepdim=True).indices
+    return torch.zeros_like(S).scatter(axis, places, 1.0) * valid
 
 
 def _above(S: TokenPairs, valid: Valid, floor: Tensor) -> TokenPairs:
@@ -415,9 +415,9 @@ def _above(S: TokenPairs, valid: Valid, floor: Tensor) -> TokenPairs:
 
 def _largest(S: TokenPairs, valid: Valid, k: Int[Tensor, "x n"]) -> TokenPairs:
     most = min(int(k.max()) if k.numel() else 1, S.shape[-2])
-    best = S.detach().masked_fill(~valid, -torch.inf).topk(most, dim=-2).indices
+    places = S.detach().masked_fill(~valid, -torch.inf).topk(most, dim=-2).indices
     within = torch.arange(most, device=S.device)[:, None] < k[..., None, None]
-    return torch.zeros_like(S).scatter(-2, best, within.to(S.dtype).expand_as(best)) * valid
+    return torch.zeros_like(S).scatter(-2, places, within.to(S.dtype).expand_as(places)) * valid
 
 
 # --- Z ----------------------------------------------------------------------------------------------

@@ -34,7 +34,8 @@ from paradigms.io.checks import Range
 from paradigms.model import paradigm
 from paradigms.recipe import Recipe
 
-DENSE, TOKEN = -1, -2  # ids of the dense vector and of all token vectors
+DENSE = -1
+TOKEN = -2  # ids of the dense vector and of all token vectors
 Part = Literal["dense", "sparse", "tokens"]
 # A and Z of each part alone: since Q has the weights, the sum of their rels is the rel of all.
 PARTS: dict[Part, Recipe] = {
@@ -159,13 +160,13 @@ def heaviest(
     row, place = counts.nonzero(as_tuple=True)
     span = int(ids.amax()) + 1 if ids.numel() else 1
     keys, groups = (row * span + ids[row, place]).unique(return_inverse=True)
-    best = weights.new_zeros(len(keys)).scatter_reduce(0, groups, weights[row, place], "amax")
+    largest = weights.new_zeros(len(keys)).scatter_reduce(0, groups, weights[row, place], "amax")
     row = keys // span
     sizes = torch.bincount(row, minlength=len(ids))
     place = torch.arange(len(keys), device=row.device) - (sizes.cumsum(0) - sizes)[row]
     shape = len(ids), max(1, int(sizes.max())) if len(sizes) else 1
     at = row, place
-    heavy = weights.new_zeros(shape).index_put(at, best)
+    heavy = weights.new_zeros(shape).index_put(at, largest)
     return ids.new_zeros(shape).index_put(at, keys % span), heavy, ~(heavy <= 0)  # NaN stays
 
 

@@ -95,7 +95,8 @@ def check_sides(documents: Tokens, queries: Tokens) -> None:
         if not isinstance(tokens, Tokens):
             kind = type(tokens).__name__
             raise TypeError(f"{name} must be Tokens, as from encode_{name}(texts), not a {kind}")
-    d, q = documents.mask.shape, queries.mask.shape
+    d = documents.mask.shape
+    q = queries.mask.shape
     if documents.side == "query" or queries.side == "document" or q[1] != 1 or d[0] not in (1, q[0]):
         raise ValueError(
             "documents [1 or b, n, i, h] come first, then queries [b, 1, j, h]; got "
@@ -114,7 +115,8 @@ def similarity(documents: Tokens, queries: Tokens) -> tuple[TokenPairs, Valid]:
 
 def salience(documents: Tokens, queries: Tokens) -> Float[Tensor, "#b #n i j"] | None:
     """u_d u_qᵀ, the unary part of A (Qian et al. 2022, Eq. 2; Wu et al. 2024, Eq. 23); None means 1."""
-    d, q = documents.salience, queries.salience
+    d = documents.salience
+    q = queries.salience
     if d is None and q is None:
         return None
     one = torch.ones((), device=documents.mask.device)

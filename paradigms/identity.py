@@ -104,8 +104,8 @@ def differing(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def _tokenizers(module: nn.Module) -> list[Any]:
-    found = [tokenizer for m in module.modules() if (tokenizer := getattr(m, "tokenizer", None)) is not None]
-    return list({id(tokenizer): tokenizer for tokenizer in found}.values())
+    tokenizers = [getattr(part, "tokenizer", None) for part in module.modules()]
+    return list({id(tokenizer): tokenizer for tokenizer in tokenizers if tokenizer is not None}.values())
 
 
 def _sketch(tokenizer: Any) -> Any:

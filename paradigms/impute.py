@@ -40,19 +40,19 @@ def zero(retrieved: Retrieved, corpus_tokens: int) -> Missing:
 
 def tail_mean(retrieved: Retrieved, corpus_tokens: int) -> Missing:
     """mⱼ = the mean of the smallest tenth of the retrieved similarities."""
-    best, count = _ranked(retrieved)
-    rank = torch.arange(1, best.shape[1] + 1, device=best.device)
+    ranked, count = _ranked(retrieved)
+    rank = torch.arange(1, ranked.shape[1] + 1, device=ranked.device)
     length = (TAIL * count).ceil()
     tail = (rank > count - length) & (rank <= count)
-    return best.where(tail, 0).sum(1) / length[:, 0]  # 0/0 = nan if nothing was found
+    return ranked.where(tail, 0).sum(1) / length[:, 0]  # 0/0 = nan if nothing was found
 
 
 def percentile(retrieved: Retrieved, corpus_tokens: int) -> Missing:
     """mⱼ = the tenth percentile of the retrieved similarities, interpolated linearly."""
-    best, count = _ranked(retrieved)
+    ranked, count = _ranked(retrieved)
     place = (count - 1).clamp(min=0) * (1 - TAIL)
-    low = best.gather(1, place.floor().long())
-    high = best.gather(1, place.ceil().long())
+    low = ranked.gather(1, place.floor().long())
+    high = ranked.gather(1, place.ceil().long())
     return _or_nan((low + (place - place.floor()) * (high - low))[:, 0])
 
 
@@ -63,11 +63,12 @@ def power_law(retrieved: Retrieved, corpus_tokens: int) -> Missing:
     the log scale, of the ranks that were not retrieved. mⱼ is at most the k'-th similarity, which is also the
     fallback.
     """
-    best, count = _ranked(retrieved)
+    ranked, count = _ranked(retrieved)
     bound = kth(retrieved, corpus_tokens)
-    used = best > 0
-    x = torch.arange(1, best.shape[1] + 1, device=best.device, dtype=torch.float64).log().expand_as(best)
-    y = best.double().where(used, 1).log()
+    used = ranked > 0
+    rank = torch.arange(1, ranked.shape[1] + 1, device=ranked.device, dtype=torch.float64)
+    x = rank.log().expand_as(ranked)
+    y = ranked.double().where(used, 1).log()
     total = used.sum(1, keepdim=True)
     x_mean, y_mean = ((t * used).sum(1, keepdim=True) / total for t in (x, y))
     spread = ((x - x_mean) ** 2 * used).sum(1)
@@ -95,9 +96,9 @@ def imputed_rel(S: TokenPairs, valid: Valid, k: int, imputation: str = "kth") ->
     """
     retrieved = retrieved_tokens(S, valid, k)
     pool = S.masked_fill(~valid, -torch.inf).movedim(-1, 1).flatten(2)  # [b, j, n·i]
-    best = pool.topk(min(k, pool.shape[-1])).values
+    largest = pool.topk(min(k, pool.shape[-1])).values
     tokens = valid.any(-1).flatten(1).sum(1).tolist()
-    missing = torch.stack([IMPUTATIONS[imputation](*pool) for pool in zip(best, tokens, strict=True)])
+    missing = torch.stack([IMPUTATIONS[imputation](*pool) for pool in zip(largest, tokens, strict=True)])
     return filled_mean(S.masked_fill(~retrieved, -torch.inf).amax(-2), missing[:, None])
 
 
@@ -110,22 +111,22 @@ def retrieved_rel(
     the similarity is −∞. Also returns the retrieved documents, in ascending order.
     """
     documents, places = owners.unique(return_inverse=True)
-    best = similarities.new_full((len(similarities), len(documents)), -torch.inf)
-    best.scatter_reduce_(1, places, similarities, "amax")
+    maxima = similarities.new_full((len(similarities), len(documents)), -torch.inf)
+    maxima.scatter_reduce_(1, places, similarities, "amax")
     missing = IMPUTATIONS[imputation](similarities, corpus_tokens)
     retrieved = documents >= 0
-    return documents[retrieved], filled_mean(best.T[retrieved], missing)
+    return documents[retrieved], filled_mean(maxima.T[retrieved], missing)
 
 
-def filled_mean(best: Float[Tensor, "*n j"], missing: Float[Tensor, "*#n j"]) -> Float[Tensor, "*n"]:
-    """Average `best` over query tokens, using `missing` where `best` is −∞ and leaving out NaN."""
-    return best.where(best > -torch.inf, missing).nanmean(-1).nan_to_num(0.0)
+def filled_mean(maxima: Float[Tensor, "*n j"], missing: Float[Tensor, "*#n j"]) -> Float[Tensor, "*n"]:
+    """Average `maxima` over query tokens, using `missing` where `maxima` is −∞ and leaving out NaN."""
+    return maxima.where(maxima > -torch.inf, missing).nanmean(-1).nan_to_num(0.0)
 
 
 def _ranked(retrieved: Retrieved) -> tuple[Retrieved, Float[Tensor, "j 1"]]:
     """Sort the similarities in descending order, and count the finite ones."""
-    best = retrieved.sort(1, descending=True).values
-    return best, (best > -torch.inf).sum(1, keepdim=True).to(best.dtype)
+    ranked = retrieved.sort(1, descending=True).values
+    return ranked, (ranked > -torch.inf).sum(1, keepdim=True).to(ranked.dtype)
 
 
 def _or_nan(m: Missing) -> Missing:

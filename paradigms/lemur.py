@@ -33,7 +33,9 @@ from torch.nn.functional import gelu, layer_norm, mse_loss, pad
 
 from paradigms.core import Tokens
 
-TOKENS, TARGETS, SAMPLE = 1 << 15, 1 << 10, 1 << 13
+TOKENS = 1 << 15
+TARGETS = 1 << 10
+SAMPLE = 1 << 13
 RIDGE = 1e-4
 BATCH, RATE, LONGEST = 512, 3e-3, 0.5  # tokens of a step of Adam, its rate, the longest gradient
 SIMILARITIES = 1 << 24  # of tokens with tokens that are held at once
@@ -65,7 +67,7 @@ class Features:
         return gelu(layer_norm(hidden, hidden.shape[-1:], self.scale, self.shift))
 
 
-def best(documents: Tokens, vectors: Float[Tensor, "t h"]) -> Float[Tensor, "t n"]:
+def token_maxima(documents: Tokens, vectors: Float[Tensor, "t h"]) -> Float[Tensor, "t n"]:
     """Compute g_d(x) = maxᵢ dᵢᵀx for documents [1, n, i, h]; 0 for a document without tokens.
 
     With salience, the similarity of the most similar token is multiplied by that token's salience.
@@ -145,4 +147,4 @@ class Regression:
 
     def weights(self, documents: Tokens) -> Float[Tensor, "n w"]:
         """Fit w_d for documents [1, n, i, h]."""
-        return (self.solved @ best(documents, self.vectors)).T
+        return (self.solved @ token_maxima(documents, self.vectors)).T

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paradigms.encoder import backbone
-from paradigms.encoder.backbone import packaged, pretrained
+from paradigms.encoder.backbone import pretrained
+from paradigms.encoder.sources import packaged
 from paradigms.encoder.text import TextEncoder
 from paradigms.encoder.towers import TwoTowers
 from paradigms.io.checks import check_files, json_or_empty, naming

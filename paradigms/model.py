@@ -295,7 +295,8 @@ class Paradigm(Trainable):
         A = interaction.alignment[0, 0, : len(d_mask)][d_mask][:, q_mask]
         query_labels = self.encoder.labels(query, "query", queries.ids)
         document_labels = self.encoder.labels(document, "document", documents.ids)
-        u_q, u_d = queries.salience, documents.salience
+        u_q = queries.salience
+        u_d = documents.salience
         reads = sorted(READS[name] for name in self.reads)
         return Explanation(
             system=self.name,

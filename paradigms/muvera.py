@@ -120,7 +120,8 @@ class FixedEncoding:
         self, values: Tensor, where: Tensor, tokens: Tokens, weights: Callable[[Tensor], Tensor]
     ) -> Float[Tensor, "x n w"]:
         """Sum weight · salience · value over tokens, for each repetition and block."""
-        dim, (x, n, _) = values.shape[-1], tokens.mask.shape
+        dim = values.shape[-1]
+        x, n, _ = tokens.mask.shape
         normals = random_planes(dim, self.planes, self.repetitions, self.seed)
         inner, slots, signs = _projections(self, dim)
         if tokens.salience is not None:

@@ -137,8 +137,8 @@ class Splade(TextEncoder):
         assert weights is not None
         weights = weights * batch.counts.any(-1, keepdim=True)
         if self.settings.most_terms is not None and self.settings.most_terms < weights.shape[-1]:
-            best, ids = weights.topk(self.settings.most_terms)
-            weights = torch.zeros_like(weights).scatter(-1, ids, best)
+            largest, ids = weights.topk(self.settings.most_terms)
+            weights = torch.zeros_like(weights).scatter(-1, ids, largest)
         tokens = as_terms(weights)
         return tokens.map(lambda t: t.transpose(0, 1)) if side == "query" else tokens
 
@@ -149,9 +149,9 @@ class Splade(TextEncoder):
             logits = nn.functional.linear(logits, self._embeddings, self.bias)
         logits = logits.masked_fill_(batch.attention_mask[..., None] == 0, -torch.inf)
         # With a gradient, max stores only the places; without one, amax is faster.
-        best = logits.max(1).values if torch.is_grad_enabled() else logits.amax(1)
+        largest = logits.max(1).values if torch.is_grad_enabled() else logits.amax(1)
         # Both functions are monotone, so the maximum comes first.
-        return at_least_float32(best[..., : self._terms].relu()).log1p()
+        return at_least_float32(largest[..., : self._terms].relu()).log1p()
 
 
 ENCODERS["splade"] = Splade

@@ -14,7 +14,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 
-from paradigms.encoder.backbone import PACKAGED, Packaged
+from paradigms.encoder.sources import PACKAGED, Packaged
 from tests import browser
 from tests.experiments.scripts import write_words
 from tests.near import compute_throughout_in_float64

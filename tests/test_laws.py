@@ -152,7 +152,8 @@ def by_loops(case: Case, documents: Tokens, queries: Tokens) -> Tensor:
 
 
 def loop_score(case: Case, S: list[Tensor], n: int, b: int, documents: Tokens, queries: Tokens) -> Tensor:
-    own, k = S[n], getattr(case.A, "k", None)
+    own = S[n]
+    k = getattr(case.A, "k", None)
     if own.shape[0] == 0:
         return own.sum() * 0
     d_ids = documents.ids[0, n][documents.mask[0, n]]
@@ -165,45 +166,26 @@ def loop_score(case: Case, S: list[Tensor], n: int, b: int, documents: Tokens, q
             return best.sum() / (1 if case.normalise == "one" else own.shape[1])
         case DocumentToQuery():
             return own.max(1).values.mean()
-        case EqualIds():
-            found = [own[d_ids == q_ids[j], j] for j in range(own.shape[1])]
-            return sum((s.max() for s in found if len(s)), own.sum() * 0)
-        case PositiveEqualIds():
-            found = [own[d_ids == q_ids[j], j] for j in range(own.shape[1])]
-            return sum((s.max().clamp(min=0) for s in found if len(s)), own.sum() * 0)
+        case EqualIds() | PositiveEqualIds():
+            equal = [own[d_ids == q_ids[j], j] for j in range(own.shape[1])]
+            maxima = torch.stack([s.max() if len(s) else own.sum() * 0 for s in equal])
+            return (maxima.clamp(min=0) if case.A.positive else maxima).sum()
         case Idf():
             weights = {id: math.log(1 + (10 - df + 0.5) / (df + 0.5)) for id, df in enumerate((2, 9, 0))}
             idf = torch.tensor([weights[id] for id in q_ids.tolist()], dtype=torch.float64)
             return (own.max(0).values * idf).sum() / idf.sum()
         case Excess() | TableExcess() | PoolExcess():
-            if isinstance(case.A, PoolExcess):
-                floors = [
-                    torch.cat([s[:, j] for s in S]).sort(descending=True).values for j in range(own.shape[1])
-                ]
-                floors = [values[min(k, len(values)) - 1].item() for values in floors]
-            elif isinstance(case.A, TableExcess):
-                floors = [[0.5, 4, -1][id] for id in q_ids.tolist()]
-            else:
-                floors = [2] * own.shape[1]
-            above = own.max(0).values - torch.tensor(floors, dtype=torch.float64).clamp(min=0)
+            floors = torch.tensor(floors_of(case.A, S, q_ids.tolist()), dtype=torch.float64)
+            above = own.max(0).values - floors.clamp(min=0)
             return above.where(above > 0, 0).sum() / (1 if case.normalise == "one" else own.shape[1])
         case PoolTopK():
-            best = []
-            for j in range(own.shape[1]):
-                pool = torch.cat([s[:, j] for s in S]).sort(descending=True).values
-                count = k if k >= 1 else max(int(k * len(pool)), 1)
-                kept = own[:, j][own[:, j] >= pool[min(count, len(pool)) - 1]]
-                best += [kept.max()] if len(kept) else []
+            pool = [torch.cat([s[:, j] for s in S]).sort(descending=True).values for j in range(own.shape[1])]
+            count = k if k >= 1 else max(int(k * len(pool[0])), 1)
+            best = [own[:, j].max() for j in range(len(pool)) if own[:, j].max() >= pool[j][:count][-1]]
             return torch.stack(best).mean() if best else own.sum() * 0
         case Buckets():
-            D, Q = documents.vectors[0, n][documents.mask[0, n]], queries.vectors[b, 0][queries.mask[b, 0]]
-            terms = []
-            for normals in random_planes(H, 2, 3, 0).double():
-                sides_d, sides_q = D @ normals > 0, Q @ normals > 0
-                for j in range(len(Q)):
-                    apart = (sides_d != sides_q[j]).sum(-1)
-                    terms.append(own[apart == apart.min(), j].mean())
-            return torch.stack(terms).sum() / 3
+            D = documents.vectors[0, n][documents.mask[0, n]]
+            return bucket_score(own, D, queries.vectors[b, 0][queries.mask[b, 0]])
     u = documents.salience[0, n][documents.mask[0, n]][:, None] * queries.salience[b, 0][queries.mask[b, 0]]
     if isinstance(case.A, Entropic):
         chosen = torch.stack([capped_softmax(own[:, j], k, case.A.eps) for j in range(own.shape[1])], 1)
@@ -213,6 +195,25 @@ def loop_score(case: Case, S: list[Tensor], n: int, b: int, documents: Tokens, q
         chosen = torch.zeros_like(own).scatter(0, places, 1.0)
     A = chosen * u
     return (own * A).sum() / A.sum()
+
+
+def floors_of(align: Alignment, S: list[Tensor], ids: list[int]) -> list[float]:
+    """τⱼ for each query token j."""
+    if isinstance(align, TableExcess):
+        return [[0.5, 4, -1][id] for id in ids]
+    if isinstance(align, Excess):
+        return [2] * len(ids)
+    pools = [torch.cat([s[:, j] for s in S]).sort(descending=True).values for j in range(len(ids))]
+    return [pool[: align.k][-1].item() for pool in pools]
+
+
+def bucket_score(S: Tensor, D: Tensor, Q: Tensor) -> Tensor:
+    terms = []
+    for normals in random_planes(H, 2, 3, 0).double():
+        for j, side in enumerate(Q @ normals > 0):
+            apart = ((D @ normals > 0) != side).sum(-1)
+            terms.append(S[apart == apart.min(), j].mean())
+    return torch.stack(terms).sum() / 3
 
 
 def capped_softmax(s: Tensor, k: float, eps: float) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from paradigms import lemur
 from paradigms.align import QueryToDocument, one
 from paradigms.core import rel
-from paradigms.lemur import Features, Regression, best, fit_features
+from paradigms.lemur import Features, Regression, fit_features, token_maxima
 from tests.near import assert_same
 from tests.scoring.table import sides
 
@@ -19,7 +19,7 @@ WIDTH = 24
 def random_features(epochs: int = 0) -> tuple[Features, torch.Tensor]:
     documents, _ = sides()
     vectors = torch.randn(400, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
-    return fit_features(best(documents, vectors), vectors, WIDTH, epochs, seed=1), vectors
+    return fit_features(token_maxima(documents, vectors), vectors, WIDTH, epochs, seed=1), vectors
 
 
 @pytest.mark.parametrize("salience", [True, False])
@@ -32,7 +32,7 @@ def test_the_targets_add_up_to_maxsim(salience: bool, monkeypatch: pytest.Monkey
     vectors = queries.vectors[:, 0].where(queries.mask[:, 0, :, None], 0)
     for held in (lemur.SIMILARITIES, 1):  # all documents at once, and one at a time
         monkeypatch.setattr(lemur, "SIMILARITIES", held)
-        found = best(documents, vectors.flatten(0, 1)).unflatten(0, weights.shape)
+        found = token_maxima(documents, vectors.flatten(0, 1)).unflatten(0, weights.shape)
         assert_same((found * weights[..., None]).sum(1), expected)
 
 
@@ -43,7 +43,7 @@ def test_weights_are_the_ridge_regression_of_the_targets() -> None:
     penalty = np.full(WIDTH, lemur.RIDGE * (design**2).sum(0).mean())
     penalty[0] = 0
     rows = np.vstack([design, np.diag(penalty**0.5)])
-    targets = np.vstack([best(documents, vectors).numpy(), np.zeros((WIDTH, 5))])
+    targets = np.vstack([token_maxima(documents, vectors).numpy(), np.zeros((WIDTH, 5))])
     expected = np.linalg.lstsq(rows, targets, rcond=None)[0].T
     weights = Regression.of(features, vectors).weights(documents)
     assert_same(weights, torch.from_numpy(expected))
@@ -59,5 +59,5 @@ def test_fitted_features_predict_better_than_random_ones() -> None:
     for epochs in (0, 200):
         features, vectors = random_features(epochs)
         predicted = features(fresh) @ Regression.of(features, vectors).weights(documents).T
-        errors.append(float((predicted - best(documents, fresh)).square().mean()))
+        errors.append(float((predicted - token_maxima(documents, fresh)).square().mean()))
     assert errors[1] < 0.8 * errors[0]

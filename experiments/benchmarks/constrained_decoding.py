@@ -104,13 +104,14 @@ def beam_searches(settings: Settings) -> Section:
 
     if not np.allclose(ours(), peer(), atol=1e-3):
         raise SystemExit("transformers finds different best titles, so times are not comparable")
-    measured = {"a query": medians((ours, peer), settings.rounds, time.process_time)}
+    seconds_of = {"a query": medians((ours, peer), settings.rounds, time.process_time)}
     with outside_products() as clock:
-        measured["outside matrix products"] = medians((ours, peer), settings.rounds, clock)
+        seconds_of["outside matrix products"] = medians((ours, peer), settings.rounds, clock)
     rows = []
-    for what, seconds in measured.items():
-        own, other = (1000 * taken / len(queries) for taken in seconds)
-        rows.append({"CPU ms": what, "ours": own, "transformers": other, "ratio": other / own})
+    for what, seconds in seconds_of.items():
+        ours_ms = 1000 * seconds[0] / len(queries)
+        peer_ms = 1000 * seconds[1] / len(queries)
+        rows.append({"CPU ms": what, "ours": ours_ms, "transformers": peer_ms, "ratio": peer_ms / ours_ms})
     text = (
         f"{len(queries)} queries one by one, {BEAMS} beams, {len(corpus):,} titles of at most "
         f"{width['length']} of {model.backbone.config.vocab_size:,} tokens."
@@ -179,10 +180,10 @@ def trie_costs(settings: Settings) -> tuple[int, int, float]:
     lengths = random.integers(LENGTHS[0], LENGTHS[1] + 1, MANY)
     begins = random.integers(0, len(tokens) - LENGTHS[1], MANY)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    drawn = tokens[np.arange(offsets[-1]) + np.repeat(begins - offsets[:-1], lengths)]
-    NGramIndex.build(drawn[: lengths[0]], offsets[:2], trie=True)  # loads and compiles the code
+    sample = tokens[np.arange(offsets[-1]) + np.repeat(begins - offsets[:-1], lengths)]
+    NGramIndex.build(sample[: lengths[0]], offsets[:2], trie=True)  # loads and compiles the code
     before = memory("VmRSS")
-    seconds, trie = timed(lambda: NGramIndex.build(drawn, offsets, trie=True))
+    seconds, trie = timed(lambda: NGramIndex.build(sample, offsets, trie=True))
     size = sum(array.nbytes for array in vars(trie).values() if isinstance(array, np.ndarray))
     return size, memory("VmHWM") - before, seconds
 

@@ -59,14 +59,15 @@ from torch import Tensor, nn
 
 from paradigms import PARADIGMS, export, load
 from paradigms.data import Collection, Corpus, load_collection
-from paradigms.encoder.backbone import load_backbone, load_tokenizer, packaged
+from paradigms.encoder.backbone import load_backbone, load_tokenizer
 from paradigms.encoder.exported import INPUTS
 from paradigms.encoder.precision import PRECISIONS, autocast, native_precision
+from paradigms.encoder.sources import packaged
 from paradigms.evaluate import on_split
 from paradigms.evaluate.measures import seeds_interval
 from paradigms.io.command_line import folder_name
 from paradigms.io.device import processor
-from paradigms.io.files import held
+from paradigms.io.files import lock_until_exit
 from paradigms.io.terminal import Terminal
 from paradigms.retrieve import Indexed
 from paradigms.saved import ONNX
@@ -88,7 +89,7 @@ class Absent(Exception):
 def main(settings: Settings) -> None:
     torch.set_num_threads(settings.threads)
     console = Terminal()
-    folder = held(settings.output)
+    folder = lock_until_exit(settings.output)
     sections = {}
     if settings.documents:
         rows, absent = speeds(settings)
@@ -126,10 +127,10 @@ def long_documents(corpus: Corpus, settings: Settings) -> list[str]:
 
     The first `settings.documents` texts are to be encoded, and the rest are for calibration.
     """
-    wanted = settings.documents + settings.calibration
-    texts = sorted(corpus, key=lambda text: -min(LENGTH, len(text.split())))[:wanted]
-    if len(texts) < wanted:
-        raise SystemExit(f"{settings.collection} has {len(texts)} documents, and {wanted} are needed")
+    count = settings.documents + settings.calibration
+    texts = sorted(corpus, key=lambda text: -min(LENGTH, len(text.split())))[:count]
+    if len(texts) < count:
+        raise SystemExit(f"{settings.collection} has {len(texts)} documents, and {count} are needed")
     return texts
 
 
@@ -199,11 +200,20 @@ def transformers(settings: Settings, texts: Sequence[str], folder: Path) -> Enco
 def sentence_transformers(dtype: str, settings: Settings, texts: Sequence[str], folder: Path) -> Encode:
     from sentence_transformers import SentenceTransformer
 
-    options = {"model_kwargs": {"dtype": getattr(torch, dtype)}, "device": "cpu"}
-    model = SentenceTransformer(str(packaged("offline")), **options)
+    number = {"dtype": getattr(torch, dtype)}
+    model = SentenceTransformer(str(packaged("offline")), model_kwargs=number, device="cpu")
     model.max_seq_length = LENGTH
-    how = {"batch_size": BATCH, "convert_to_tensor": True, "normalize_embeddings": True}
-    return lambda texts: model.encode(list(texts), show_progress_bar=False, **how).float()
+
+    def run(texts: Sequence[str]) -> Tensor:
+        return model.encode(
+            list(texts),
+            show_progress_bar=False,
+            batch_size=BATCH,
+            convert_to_tensor=True,
+            normalize_embeddings=True,
+        ).float()
+
+    return run
 
 
 def openvino(kind: str, settings: Settings, texts: Sequence[str], folder: Path) -> Encode:
@@ -216,8 +226,8 @@ def openvino(kind: str, settings: Settings, texts: Sequence[str], folder: Path) 
 
         others = texts[settings.documents :]
         rows = [{n: t.numpy() for n, t in tokens([text]).items() if n in INPUTS} for text in others]
-        how = {"model_type": nncf.ModelType.TRANSFORMER, "subset_size": len(rows)}
-        model = nncf.quantize(model, nncf.Dataset(rows), **how)
+        transformer = nncf.ModelType.TRANSFORMER
+        model = nncf.quantize(model, nncf.Dataset(rows), model_type=transformer, subset_size=len(rows))
     options = {"INFERENCE_NUM_THREADS": settings.threads, "PERFORMANCE_HINT": "LATENCY"}
     options |= {"INFERENCE_PRECISION_HINT": "f32" if kind == "f32" else "bf16"}
     if kind != "f32" and native_precision(CPU) != "bf16":
@@ -227,8 +237,8 @@ def openvino(kind: str, settings: Settings, texts: Sequence[str], folder: Path) 
     request = core.compile_model(model, "CPU", options).create_infer_request()
 
     def run(rows: dict[str, Tensor]) -> Tensor:
-        found = request.infer({name: rows[name].numpy() for name in INPUTS})
-        return torch.from_numpy(np.array(next(iter(found.values()))))
+        outputs = request.infer({name: rows[name].numpy() for name in INPUTS})
+        return torch.from_numpy(np.array(next(iter(outputs.values()))))
 
     return partial(in_batches, run)
 
@@ -302,8 +312,8 @@ def quality(settings: Settings, collection: Collection, name: str, folder: Path,
         if precision not in PRECISIONS:
             model = load(export(model, precision, folder / f"{name}-{precision}"), for_search=True)
         index = Indexed.build(model, corpus, precision=precision if precision in PRECISIONS else "no")
-        measured = on_split(index.search(split.queries, 10), split, [MEASURE])
-        return measured.weighted(MEASURE).tolist()
+        result = on_split(index.search(split.queries, 10), split, [MEASURE])
+        return result.weighted(MEASURE).tolist()
 
     question = {"content": collection.fingerprint, "length": LENGTH}
     question |= {"processor": processor(), "native precision": native_precision(CPU)}

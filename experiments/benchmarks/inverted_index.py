@@ -67,21 +67,21 @@ CUTS = 5, 10, 20, 40  # query terms that Seismic reads
 FACTORS = 0.7, 0.9, 1.0  # below 1, Seismic skips fewer clusters
 Sparse = scipy.sparse.csr_array
 Answers = np.ndarray  # [queries, K] scores of the best documents, best first
-Found = list[set[int]]  # each query's K best documents
+Results = list[set[int]]  # each query's K best documents
 
 
 @dataclass
 class Method:
     """A search method. stored: document weights in the index. queries: queries in the method's format.
 
-    found: a search that may miss documents. build: seconds of CPU time.
+    results: a search that may miss documents. build: seconds of CPU time.
     """
 
     search: Callable[[], Any]
     bytes_per_document: float
     stored: Sparse
     queries: Sparse
-    found: Callable[[], Found] | None = None
+    results: Callable[[], Results] | None = None
     build: float | None = None
 
 
@@ -108,10 +108,10 @@ def main(settings: Settings) -> None:
         index = built(documents, bits)
         build = time.process_time() - start
         for weighting, weighted in (("", queries), (", query weights 1", ones)):
-            search, found = searches(index, weighted)
+            search, results = searches(index, weighted)
             stored = held_by(index)
             methods[f"inverted, {bits} bits{weighting}"] = Method(
-                search, index.store.bytes_per_document, stored, weighted, found, build
+                search, index.store.bytes_per_document, stored, weighted, results, build
             )
     for name, method in methods.items():
         check(name, method)
@@ -156,8 +156,8 @@ def drawn_documents(settings: Settings, frequency: np.ndarray, random: np.random
     """Draw documents in which each term occurs independently, with the probability given in `frequency`."""
     owners = []
     for share in frequency:
-        wanted = settings.documents * share
-        gaps = random.geometric(share, int(wanted + 8 * wanted**0.5 + 20))
+        count = settings.documents * share
+        gaps = random.geometric(share, int(count + 8 * count**0.5 + 20))
         places = np.cumsum(gaps) - 1
         owners.append(places[places < settings.documents])
     counts = [len(rows) for rows in owners]
@@ -204,7 +204,7 @@ def nbytes(documents: Sparse) -> int:
     return documents.data.nbytes + documents.indices.nbytes + documents.indptr.nbytes
 
 
-def searches(index: Index, queries: Sparse) -> tuple[Callable[[], Answers], Callable[[], Found]]:
+def searches(index: Index, queries: Sparse) -> tuple[Callable[[], Answers], Callable[[], Results]]:
     """Return functions that search for the queries: for the best scores, and for the best documents."""
     weights, terms = by_row(queries)
     tokens = as_tokens(weights, "query", ids=terms)
@@ -232,11 +232,11 @@ def seismic_methods(documents: Sparse, queries: Sparse) -> dict[str, Method]:
     ids, terms, weights = map(list, zip(*parts(queries), strict=True))
     names = np.array(ids, seismic.get_seismic_string())
 
-    def searched(cut: int, factor: float) -> Found:
-        found = index.batch_search(
+    def searched(cut: int, factor: float) -> Results:
+        results = index.batch_search(
             names, terms, weights, k=K, query_cut=cut, heap_factor=factor, num_threads=1
         )
-        return [{int(document) for _, _, document in row} for row in found]
+        return [{int(document) for _, _, document in row} for row in results]
 
     methods = {}
     for cut, factor in product(CUTS, FACTORS):
@@ -248,22 +248,22 @@ def seismic_methods(documents: Sparse, queries: Sparse) -> dict[str, Method]:
 
 def recall(method: Method, documents: Sparse) -> float:
     """Return the share of the best documents by unrounded weights that a search finds."""
-    if method.found is None:
+    if method.results is None:
         return 1.0
     scores = (documents @ method.queries.T).toarray().T
-    best = np.argpartition(-scores, K, axis=1)[:, :K]
-    pairs = zip(best.tolist(), method.found(), strict=True)
-    return float(np.mean([len(found.intersection(row)) / K for row, found in pairs]))
+    exact = np.argpartition(-scores, K, axis=1)[:, :K]
+    pairs = zip(exact.tolist(), method.results(), strict=True)
+    return float(np.mean([len(results.intersection(row)) / K for row, results in pairs]))
 
 
 def dense_product(documents: Sparse, queries: Sparse) -> Callable[[], Answers]:
-    asked = queries.toarray()
-    return lambda: np.stack([largest(documents @ query) for query in asked])
+    vectors = queries.toarray()
+    return lambda: np.stack([largest(documents @ query) for query in vectors])
 
 
 def sparse_product(by_term: Sparse, queries: Sparse) -> Callable[[], Answers]:
-    asked = [queries[[n]] for n in range(queries.shape[0])]
-    return lambda: np.stack([largest((query @ by_term).data) for query in asked])
+    vectors = [queries[[n]] for n in range(queries.shape[0])]
+    return lambda: np.stack([largest((query @ by_term).data) for query in vectors])
 
 
 def lexical(documents: Sparse, queries: Sparse) -> Callable[[], Answers]:
@@ -274,17 +274,17 @@ def lexical(documents: Sparse, queries: Sparse) -> Callable[[], Answers]:
     model.vocab_dict = {str(term): term for term in range(documents.shape[1])}
     model.unique_token_ids_set = set(range(documents.shape[1]))
     model.nonoccurrence_array = None  # only other variants than Lucene's use this array
-    asked = np.split(queries.indices, queries.indptr[1:-1])
-    return lambda: model.retrieve([terms.tolist() for terms in asked], k=K, show_progress=False).scores
+    by_query = np.split(queries.indices, queries.indptr[1:-1])
+    return lambda: model.retrieve([terms.tolist() for terms in by_query], k=K, show_progress=False).scores
 
 
 def largest(scores: np.ndarray) -> np.ndarray:
-    best = np.partition(scores, -K)[-K:]
-    return np.sort(best)[::-1]
+    top = np.partition(scores, -K)[-K:]
+    return np.sort(top)[::-1]
 
 
 def check(name: str, method: Method) -> None:
     """Raise SystemExit if a method's best scores differ from exact scores with the stored weights."""
-    wanted = np.stack([largest(method.stored @ query) for query in method.queries.toarray()])
-    if not np.allclose(method.search(), wanted, rtol=1e-4):
+    exact = np.stack([largest(method.stored @ query) for query in method.queries.toarray()])
+    if not np.allclose(method.search(), exact, rtol=1e-4):
         raise SystemExit(f"{name} and the product find different documents")

@@ -56,13 +56,13 @@ from parts.stages import ANY, NOTHING, Stages
 from parts.vectors import prepare
 from scipy.stats import t
 from studies.curves import Curves
-from studies.pages import Rows, Section, publish, shown
+from studies.pages import Rows, Section, interval_text, publish
 
 from paradigms import PARADIGMS
 from paradigms.evaluate.measures import Interval, seeds_interval
 from paradigms.io.command_line import folder_name
 from paradigms.io.device import processor
-from paradigms.io.files import held, remove_folder
+from paradigms.io.files import lock_until_exit, remove_folder
 from paradigms.io.terminal import Terminal
 
 K = 10
@@ -122,7 +122,7 @@ SYSTEMS = {
 
 def main(settings: Settings) -> None:
     console = Terminal()
-    folder = held(settings.output).absolute()
+    folder = lock_until_exit(settings.output).absolute()
     torch.set_num_threads(settings.threads)
     forms = ("tokens", "pooled", "words", *(["splade"] if settings.splade else []))
     vectors = prepare(
@@ -150,13 +150,13 @@ def main(settings: Settings) -> None:
         for name in chosen:
             most = size if SYSTEMS[name].system == "ours" else settings.peers_most
             if size <= settings.most.get(name, most):
-                rows.append(measured(name, size, settings, stages))
+                rows.append(measure_stages(name, size, settings, stages))
     if "compressed" in chosen and min(settings.sizes) <= stages.facts["documents"]:
-        rows.append(measured(COMPOSED, min(settings.sizes), settings, stages))
+        rows.append(measure_stages(COMPOSED, min(settings.sizes), settings, stages))
     report([row for row in rows if row["build"] != NOTHING], settings, stages)
 
 
-def measured(name: str, size: int, settings: Settings, stages: Stages) -> dict[str, Any]:
+def measure_stages(name: str, size: int, settings: Settings, stages: Stages) -> dict[str, Any]:
     """Measure all stages of one system at one size, and remove the index at the end."""
     check = name == COMPOSED
     system = SYSTEMS["compressed" if check else name]
@@ -170,15 +170,15 @@ def measured(name: str, size: int, settings: Settings, stages: Stages) -> dict[s
     if settings.changes and system.system == "ours" and name not in SEARCHED:
         names.append("change")
     for stage in names:
-        asked = {"settings": system.settings} if stage == "search" else {}
-        row[stage] = stages.measure(name, job | asked | {"stage": stage})
+        request = {"settings": system.settings} if stage == "search" else {}
+        row[stage] = stages.measure(name, job | request | {"stage": stage})
         if "failed" in row[stage]:
             break
     else:
         remove_folder(stages.folder / place, ANY)
     if system.form not in ("words", "splade"):
-        whole = f"{system.form} of {'all' if real is None else real}"
-        row["truth"] = stages.measure(whole, documents | {"system": "ours", "stage": "truth"}).get("best")
+        title = f"{system.form} of {'all' if real is None else real}"
+        row["truth"] = stages.measure(title, documents | {"system": "ours", "stage": "truth"}).get("best")
     return row
 
 
@@ -205,7 +205,7 @@ def report(rows: Rows, settings: Settings, stages: Stages) -> None:
         searches += [searched_row(name, row, search) for search in searched.get("rows", ())]
     costs = [{key: "–" if value is None else value for key, value in row.items()} for row in costs]
     compare_with_xtr(searches)
-    shown = [{key: value for key, value in row.items() if not key.startswith("_")} for row in searches]
+    visible = [{key: value for key, value in row.items() if not key.startswith("_")} for row in searches]
     fits = fitted(costs, searches)
     real = stages.facts
     text = (
@@ -216,7 +216,7 @@ def report(rows: Rows, settings: Settings, stages: Stages) -> None:
     figure = curves_of(costs, searches).draw() if costs else None
     sections = {
         "costs": Section("Costs by documents", "CPU seconds.", costs, figure),
-        "searches": Section("One query alone", "CPU ms: median, and 10th and 90th percentile.", shown),
+        "searches": Section("One query alone", "CPU ms: median, and 10th and 90th percentile.", visible),
         "law": Section(
             "Power laws in the number of documents",
             "Exponents with 95% intervals, and what they give beyond the sizes measured.",
@@ -232,9 +232,9 @@ def searched_row(name: str, row: dict[str, Any], search: dict[str, Any]) -> dict
     milliseconds = 1e3 * np.array(search["seconds"])
     low, middle, high = np.quantile(milliseconds, (0.1, 0.5, 0.9)).tolist()
     recalls = None
-    measured = "–" if "truth" in row else "1"
+    recall_text = "–" if "truth" in row else "1"
     if row.get("truth"):
-        recalls, measured = recall(search["found"], row["truth"])
+        recalls, recall_text = recall(search["found"], row["truth"])
     return {
         "system": name,
         "documents": row["documents"],
@@ -242,7 +242,7 @@ def searched_row(name: str, row: dict[str, Any], search: dict[str, Any]) -> dict
         "CPU ms": middle,
         "10%": low,
         "90%": high,
-        "recall@10": measured,
+        "recall@10": recall_text,
         "_ms": milliseconds,
         "_recalls": recalls,
         "_found": search["found"],
@@ -250,9 +250,9 @@ def searched_row(name: str, row: dict[str, Any], search: dict[str, Any]) -> dict
     }
 
 
-def recall(ranked: Sequence[Sequence[int]], best: Sequence[Sequence[int]]) -> tuple[np.ndarray, str]:
+def recall(ranked: Sequence[Sequence[int]], truth: Sequence[Sequence[int]]) -> tuple[np.ndarray, str]:
     """Return each query's recall of `best` in the first `K` of `ranked`, and the mean with its interval."""
-    recalls = np.array([len({*r[:K]} & {*b}) / len(b) for r, b in zip(ranked, best, strict=True)])
+    recalls = np.array([len({*r[:K]} & {*b}) / len(b) for r, b in zip(ranked, truth, strict=True)])
     interval = seeds_interval(recalls[None])
     return recalls, bracketed(interval)
 
@@ -261,8 +261,8 @@ def compare_with_xtr(searches: Rows) -> None:
     """Add recall@10 relative to exact XTR with the same k', for searches that estimate XTR's scores."""
     exact = {(r["documents"], r["_tokens"]): r["_found"] for r in searches if r["system"] == XTR}
     for row in searches if exact else ():
-        wanted = exact.get((row["documents"], row["_tokens"])) if row["system"] in ESTIMATED else None
-        row["of XTR's"] = recall(row["_found"], wanted)[1] if wanted else "–"
+        exact_row = exact.get((row["documents"], row["_tokens"])) if row["system"] in ESTIMATED else None
+        row["of XTR's"] = recall(row["_found"], exact_row)[1] if exact_row else "–"
 
 
 def fitted(costs: Sequence[Mapping[str, Any]], searches: Sequence[Mapping[str, Any]]) -> Rows:
@@ -353,7 +353,7 @@ def curves_of(costs: Rows, searches: Rows) -> Curves:
 
 def bracketed(interval: Interval, sign: str = "") -> str:
     """Format an interval, or the mean alone if there are too few sizes for an interval."""
-    return f"{interval.mean:{sign}.2f}" if np.isnan(interval.low) else shown(interval, sign)
+    return f"{interval.mean:{sign}.2f}" if np.isnan(interval.low) else interval_text(interval, sign)
 
 
 def described(setting: Mapping[str, Any]) -> str:

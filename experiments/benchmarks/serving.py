@@ -56,7 +56,7 @@ from studies.pages import Rows, Section, publish
 from paradigms import PARADIGMS
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Corpus, load_collection
-from paradigms.encoder.backbone import packaged
+from paradigms.encoder.sources import packaged
 from paradigms.find import open_index
 from paradigms.io.device import processor
 from paradigms.io.terminal import Terminal

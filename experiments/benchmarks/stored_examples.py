@@ -54,7 +54,7 @@ def main(settings: Settings) -> None:
                 if way == "in memory" and count > MOST:
                     continue
                 with new_process() as process:
-                    rows.append(process.submit(measured, way, file).result())
+                    rows.append(process.submit(measure_way, way, file).result())
     text = f"{BATCHES} batches of {BATCH} pairs; one thread of {processor()}. MiB: of making files the peak, "
     text += "else what the process holds besides mapped files."
     sections = {"examples": Section("Training examples in memory and in files", rows=rows)}
@@ -70,7 +70,7 @@ def write(file: Path, count: int) -> None:
             stream.write(json.dumps({"query": " ".join(words[:4]), "positive": " ".join(words)}) + "\n")
 
 
-def measured(way: str, file: Path) -> dict[str, Any]:
+def measure_way(way: str, file: Path) -> dict[str, Any]:
     kind = "VmHWM" if way == "making files" else "RssAnon"
     before = memory(kind)
     began = time.process_time()
@@ -79,7 +79,7 @@ def measured(way: str, file: Path) -> dict[str, Any]:
         texts: Any = corpus
     else:
         texts, examples = stored_rows(file, file.with_suffix(""))
-    opened = time.process_time()
+    ready = time.process_time()
     batches = 0 if way == "making files" else BATCHES
     for positions in step_batches(len(examples), BATCH, batches, seed=0):
         batch = [examples[n] for n in positions]
@@ -88,7 +88,7 @@ def measured(way: str, file: Path) -> dict[str, Any]:
     return {
         "pairs": len(examples),
         "way": way,
-        "CPU s before the first batch": opened - began,
-        "ms / batch": 1000 * (read - opened) / batches if batches else None,
+        "CPU s before the first batch": ready - began,
+        "ms / batch": 1000 * (read - ready) / batches if batches else None,
         "MiB": (memory(kind) - before) / MiB,
     }

@@ -48,7 +48,7 @@ from studies.pages import Section, publish
 
 from paradigms import PARADIGMS
 from paradigms.io.device import processor
-from paradigms.io.files import held
+from paradigms.io.files import lock_until_exit
 from paradigms.io.terminal import Terminal
 
 K = 10
@@ -90,7 +90,7 @@ ROWS = (
 
 def main(settings: Settings) -> None:
     console = Terminal()
-    folder = held(settings.output).absolute()
+    folder = lock_until_exit(settings.output).absolute()
     pythons = interpreters(settings.peers)
     if missing := PEERS.keys() - pythons:
         console.print(f"Not installed in the environments given, and left out: {', '.join(missing)}.")
@@ -122,8 +122,8 @@ def main(settings: Settings) -> None:
         for row in chosen:
             job = {"stage": "search", "system": row.system, "settings": [row.setting], "batch": True}
             job |= documents | {"folder": f"indexes/{row.index}", "candidates": truth}
-            found = answer(row.name, job, stages, str(number))
-            searched[row.name].append(found["rows"][0] | {"memory": found["memory"]})
+            result = answer(row.name, job, stages, str(number))
+            searched[row.name].append(result["rows"][0] | {"memory": result["memory"]})
     speed = machine(settings.threads)
     tokens = stages.facts["tokens"]
     limits = {row.name: work(row, vectors, truth, speed) for row in chosen if row.index == "exact"}
@@ -140,10 +140,10 @@ def main(settings: Settings) -> None:
 
 def answer(name: str, job: dict[str, Any], stages: Stages, number: str = "") -> dict[str, Any]:
     """Measure a stage. Raises SystemExit if it fails."""
-    measured = stages.measure(name, job, number)
-    if "failed" in measured:
+    result = stages.measure(name, job, number)
+    if "failed" in result:
         raise SystemExit(f"{name} failed in {job['stage']}")
-    return measured
+    return result
 
 
 def machine(threads: int) -> dict[str, float]:
@@ -165,7 +165,7 @@ def summary(
 ) -> dict[str, Any]:
     """Make a row of the table: costs, medians over queries and rounds, and recall."""
     ranked = rounds[-1]["found"]
-    hits = [len({*r[:K]} & {*best[:K]}) / K for r, best in zip(ranked, truth, strict=True)]
+    hits = [len({*r[:K]} & {*exact[:K]}) / K for r, exact in zip(ranked, truth, strict=True)]
     return {
         "system": row.name,
         "build s": built["wall"] if built else "–",
@@ -187,7 +187,7 @@ def work(
     """
     lengths = np.load(vectors / "tokens.lengths.npy")
     query_lengths = np.load(vectors / "tokens.query_lengths.npy")
-    read = [lengths[best].sum() if row.kind == "rerank" else lengths.sum() for best in truth]
+    read = [lengths[rows_read].sum() if row.kind == "rerank" else lengths.sum() for rows_read in truth]
     size = 2 * DIM  # bytes of a token, and FLOPs of a pair of tokens
     gemm = 1e3 * size * float(np.mean(query_lengths * read)) / speed["flops"]
     return max(1e3 * size * float(np.mean(read)) / speed["bytes"], gemm), gemm

@@ -68,12 +68,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from paradigms import PARADIGMS, Paradigm
 from paradigms.align import QueryToDocument
 from paradigms.data import Collection, Corpus, load_collection
-from paradigms.encoder.backbone import packaged
 from paradigms.encoder.batches import by_length
 from paradigms.encoder.precision import native_precision
+from paradigms.encoder.sources import packaged
 from paradigms.encoder.text import TOKENS
 from paradigms.io.device import chosen_device, processor
-from paradigms.io.files import held
+from paradigms.io.files import lock_until_exit
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
 from paradigms.train.loop import TrainingSettings, train
@@ -114,17 +114,17 @@ class Round(NamedTuple):
 
 
 def main(settings: Settings) -> None:
-    held(settings.output)
+    lock_until_exit(settings.output)
     bf16 = native_precision(chosen_device()) == "bf16"
-    measured: dict[Case, list[Round]] = {case: [] for case in cases(settings, bf16)}
+    rounds: dict[Case, list[Round]] = {case: [] for case in cases(settings, bf16)}
     needed = max(*settings.batches, settings.batches[0] * (WARMUP + settings.steps))
     with refusing():
         pairs = distinct_pairs(load_collection(settings.collection), needed, settings.seed)
     with TemporaryDirectory() as states, ExitStack() as stack:
-        keys = {(case.system, case.precision) for case in measured}
+        keys = {(case.system, case.precision) for case in rounds}
         processes = {key: stack.enter_context(new_process()) for key in keys}
         for _ in range(settings.rounds):
-            for case, answers in measured.items():
+            for case, answers in rounds.items():
                 process = processes[case.system, case.precision]
                 answers.append(process.submit(measure, settings, case, pairs, states).result())
     summary = (
@@ -134,7 +134,7 @@ def main(settings: Settings) -> None:
     )
     summary += "" if bf16 else " bf16 is left out: this processor does not multiply it natively."
     summary += "" if find_spec("sentence_transformers") else f" {PEER} is not installed, and left out."
-    publish(settings, "Training", summary, sections(measured))
+    publish(settings, "Training", summary, sections(rounds))
 
 
 def cases(settings: Settings, bf16: bool) -> list[Case]:
@@ -316,21 +316,21 @@ def sentence_transformers(settings: Settings, case: Case, pairs: Pairs, folder: 
     return before
 
 
-def sections(measured: Mapping[Case, Sequence[Round]]) -> dict[str, Section]:
+def sections(rounds: Mapping[Case, Sequence[Round]]) -> dict[str, Section]:
     """Make the tables: our steps by precision and batch size, and all layers beside the peer."""
     steps: Rows = []
     peers: Rows = []
     apart: dict[str, float] = {}
-    for case, answers in measured.items():
+    for case, answers in rounds.items():
         precision = {"no": "float32"}.get(case.precision, case.precision)
         speed = {"queries a CPU s": statistics.mean(answer.rate for answer in answers)}
         if case.system == OURS:
             layers = f"{case.layers}, kept states" if case.layers else "all"
             row = {"paradigm": case.paradigm, "trained layers": layers, "batch": case.batch}
-            times = {"times float32": ratio(answers, measured[case._replace(precision="no")])}
+            times = {"times float32": ratio(answers, rounds[case._replace(precision="no")])}
             steps.append(row | {"precision": precision} | speed | times)
         if not case.layers:
-            first = measured[case._replace(system=OURS)]
+            first = rounds[case._replace(system=OURS)]
             apart[precision] = max(apart.get(precision, 0), abs(answers[0].loss / first[0].loss - 1))
             row = {"paradigm": case.paradigm, "precision": precision, "system": case.system}
             peers.append(row | speed | {"ours / system": ratio(first, answers)})
@@ -339,7 +339,7 @@ def sections(measured: Mapping[Case, Sequence[Round]]) -> dict[str, Section]:
         f"{OF_ROUNDS} The losses of {CHECKED} pairs without dropout differ by at most {equal}, relative to "
         "ours."
     )
-    several = any(case.system != OURS for case in measured)
+    several = any(case.system != OURS for case in rounds)
     return {
         "steps": Section("Training steps", OF_ROUNDS, steps),
         "peers": Section("All layers trained, by system", text, peers if several else ()),

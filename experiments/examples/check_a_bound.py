@@ -32,10 +32,12 @@ def main(file: str = "", k: int = 64, draws: int = 2000) -> None:
             print(f"{margin:8.3f} the document does not score higher")
             continue
         projected = rng.standard_normal((draws, k, len(query))) @ np.stack([query, better - worse], 1)
-        drawn = float((np.prod(projected, -1).sum(-1) <= 0).mean())
-        bound, exact = float(pairwise_error_bound(k, margin)), float(pairwise_error(k, margin))
-        needed, printed = (required_dimension(margin, 0.05, method) for method in ("exact", "lemma1"))
-        print(f"{margin:8.3f} {bound:8.4f} {exact:8.4f} {drawn:8.4f} {needed:6.0f} {printed:13.0f}")
+        share = float((np.prod(projected, -1).sum(-1) <= 0).mean())
+        bound = float(pairwise_error_bound(k, margin))
+        exact = float(pairwise_error(k, margin))
+        needed = required_dimension(margin, 0.05, "exact")
+        printed = required_dimension(margin, 0.05, "lemma1")
+        print(f"{margin:8.3f} {bound:8.4f} {exact:8.4f} {share:8.4f} {needed:6.0f} {printed:13.0f}")
 
 
 if __name__ == "__main__":

@@ -30,8 +30,8 @@ def main(pairs: str, backbone: str = "offline", output: str = "results/own-pairs
     index = Indexed.build(model, corpus, f"{output}/index")
     queries = {example.query: example.query for example in examples[:3]}
     for query, scores in index.search(queries, k=3).items():
-        found = (f"\n  {score:.3f}  {corpus[corpus.position(d)][:80]}" for d, score in scores.items())
-        print(query, *found)
+        lines = (f"\n  {score:.3f}  {corpus[corpus.position(d)][:80]}" for d, score in scores.items())
+        print(query, *lines)
 
 
 if __name__ == "__main__":

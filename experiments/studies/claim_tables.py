@@ -28,13 +28,13 @@ def claim_table(rows: Rows) -> str:
         cells |= {"verdict": verdict.partition(f": {ONE_SEED}")[0], "ours": row["measured"]}
         cells |= {"the paper": row["printed"] or "–", "sample": row["sample"].removesuffix(", 1 seed")}
         claimed.setdefault((row["claim"], place(row)), []).append(cells)
-    measured: Rows = []
+    compared: Rows = []
     unmeasured: Rows = []
     for of_claim in claimed.values():
         decided = [row for row in of_claim if row["ours"] != "–"]
-        measured += [row | {"claim": "", "place": ""} if n else row for n, row in enumerate(decided)]
+        compared += [row | {"claim": "", "place": ""} if n else row for n, row in enumerate(decided)]
         unmeasured += [] if decided else [of_claim[0] | {"verdict": UNTESTED}]
-    return markdown_rows(measured + unmeasured)
+    return markdown_rows(compared + unmeasured)
 
 
 def untested_rows(paper: str, judged: Rows) -> Rows:
@@ -66,24 +66,24 @@ def verdicts(paper: str, rows: Rows) -> str:
     groups: dict[str, Rows] = {heading: [] for heading in (ALL_REPRODUCED, IN_PART, WITHOUT_INTERVAL)}
     undecided = 0
     for claim, tests in judged.items():
-        best: dict[str, dict[str, Any]] = {}
+        clearest: dict[str, dict[str, Any]] = {}
         for row in tests:
             word = word_of(row)
-            if word not in OPEN and size(row) > size(best.get(word, {})):
-                best[word] = row
+            if word not in OPEN and size(row) > size(clearest.get(word, {})):
+                clearest[word] = row
         if claim.startswith("Control: "):
             continue
-        undecided += not best and any(row["measured"] != "–" for row in tests)
-        if best:
-            best = dict(sorted(best.items(), reverse=True))  # reproduced first
-            counts = Counter(word if word in best else "open" for word in map(word_of, tests))
-            verdict = ", ".join(f"{counts[word]} {word}" for word in [*best, "open"] if counts[word])
-            row = best.get(CONTRADICTED, next(iter(best.values())))
-            quantity = row["quantity"] if CONTRADICTED in best else LEAST.sub("", row["quantity"])
+        undecided += not clearest and any(row["measured"] != "–" for row in tests)
+        if clearest:
+            clearest = dict(sorted(clearest.items(), reverse=True))  # reproduced first
+            counts = Counter(word if word in clearest else "open" for word in map(word_of, tests))
+            verdict = ", ".join(f"{counts[word]} {word}" for word in [*clearest, "open"] if counts[word])
+            row = clearest.get(CONTRADICTED, next(iter(clearest.values())))
+            quantity = row["quantity"] if CONTRADICTED in clearest else LEAST.sub("", row["quantity"])
             stated = claim if place(tests[0]) in claim else f"{claim} ({place(tests[0])})"
             quantity = COMMON.sub(r"\1, \2 − \3", quantity)
             cells = {"claim": stated, "here": f"{quantity}: {row['measured']}"}
-            decided = verdict if len(counts) > 1 else next(iter(best))
+            decided = verdict if len(counts) > 1 else next(iter(clearest))
             if "[" not in row["measured"]:
                 groups[WITHOUT_INTERVAL].append(cells | {"verdict": decided})
             elif decided == REPRODUCED:

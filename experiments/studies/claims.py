@@ -100,7 +100,7 @@ class Study:
                     values.setdefault(measure, {})[side] = at_path(seeds, "values", measure, condition)
         return cls(values, **{"trainings": systems, "queries": queries} | more)
 
-    def asked(self, queries: Sequence[str], data: StudyData) -> "Study":
+    def with_queries(self, queries: Sequence[str], data: StudyData) -> "Study":
         """Return the study with its queries' ids, and the articles that they ask about as clusters."""
         return replace(self, queries=queries, clusters=data.clusters(queries))
 
@@ -163,7 +163,9 @@ class Study:
             **({} if about == ANYTHING else self.undecided(sides)),
         )
 
-    def kept(self, paper: str, family: str, claims: Sequence[Claim], controls: bool) -> dict[str, np.ndarray]:
+    def judged_values(
+        self, paper: str, family: str, claims: Sequence[Claim], controls: bool
+    ) -> dict[str, np.ndarray]:
         """Return what `again` judges: "measure: side" -> values [seeds, queries], and the rest as JSON."""
         arrays: dict[str, np.ndarray] = {}
         undecided: dict[str, dict[str, str]] = {}
@@ -231,7 +233,7 @@ class Study:
             heading,
             text,
             [*judged, *others],
-            values=self.kept(paper, family, claims, controls) if claims else {},
+            values=self.judged_values(paper, family, claims, controls) if claims else {},
         )
 
     def other(self, paper: str, row: Row) -> dict[str, str]:
@@ -260,18 +262,20 @@ def again(values: Mapping[str, np.ndarray], omitted: Collection[str] = ()) -> Ro
         values = {name: array[:, left] for name, array in values.items() if array.shape[1:] == (all_queries,)}
         about["queries"] = [about["queries"][n] for n in left]
         about["clusters"] = about["clusters"] and [about["clusters"][n] for n in left]
-    paper, family, controls = (about.pop(name) for name in ("paper", "family", "controls"))
+    paper = about.pop("paper")
+    family = about.pop("family")
+    controls = about.pop("controls")
     of_sides = about.pop("undecided")
-    measured: dict[str, dict[str, Values]] = {}
+    by_measure: dict[str, dict[str, Values]] = {}
     for name, array in values.items():
         measure, _, side = name.partition(": ")
         if name != ABOUT:
-            measured.setdefault(measure, {})[side] = array
+            by_measure.setdefault(measure, {})[side] = array
 
     def undecided(sides: Sequence[str]) -> Mapping[str, str]:
         return of_sides.get(JOIN.join(sides), {"lacking": "the run did not judge this contrast"})
 
-    return Study(measured, undecided=undecided, **about).section(paper, family, controls=controls).rows
+    return Study(by_measure, undecided=undecided, **about).section(paper, family, controls=controls).rows
 
 
 def single(values: Values) -> Values:

@@ -21,7 +21,7 @@ from paradigms import GENERATIVE, evaluate
 from paradigms.data import Run, Split, read_run
 from paradigms.data.identical import left_out
 from paradigms.data.within import learned_share
-from paradigms.encoder.backbone import original
+from paradigms.encoder.sources import original
 from paradigms.evaluate import MEASURES, Interval, PerQuery
 from paradigms.evaluate.gate import measure_gate
 from paradigms.evaluate.table import Cell, ResultTable
@@ -59,7 +59,7 @@ def make_report(data: ComparisonData, where: dict[str, Any], seconds: float, res
     share = learned_share(data.train, data.test)
     labels = {name: label(name, name in undone, share, settings) for name in settings.chosen}
     with progress_bar() as bar:
-        measured = {
+        by_system = {
             stage: {
                 name: evaluate.on_split(run, splits[stage], measures)
                 for name, run in bar.track(of_stage.items(), description=f"measure {stage}")
@@ -68,7 +68,7 @@ def make_report(data: ComparisonData, where: dict[str, Any], seconds: float, res
         }
         tables = {
             stage: stage_table(stage, values, trainings, labels, systems, data)
-            for stage, values in bar.track(measured.items(), description="test differences")
+            for stage, values in bar.track(by_system.items(), description="test differences")
         }
         curves = {
             name: evaluate.cutoff_curve(runs["retrieve"][name], test, curve)
@@ -82,7 +82,7 @@ def make_report(data: ComparisonData, where: dict[str, Any], seconds: float, res
             for query in bar.track(chosen_queries(test, ALIGNED), description="alignments")
             for example in align_query(query, test, corpus, candidates.get(query, {}), retrievers)
         ]
-    evaluate.write_per_query(folder / "per_query.csv", measured)
+    evaluate.write_per_query(folder / "per_query.csv", by_system)
     learned = learning(settings, where["processes"])
     return Report(
         title=f"Retrieval paradigms on {data.collection.name}",
@@ -130,14 +130,13 @@ def stage_table(
         "rerank": f"Rerank: BM25's top {settings.depth}"
         + (" and the relevant documents" if settings.with_relevant else ""),
     }
-    trained, before = (
-        {
-            labels.get(system, system): evaluate.over_seeds([values[run] for run in of_system])
-            for system in systems
-            if (of_system := [run for run, t in trainings.items() if t[::2] == (system, untrained)])
-        }
-        for untrained in (False, True)
-    )
+    seeds: dict[bool, dict[str, list[PerQuery]]] = {False: {}, True: {}}
+    for system in systems:
+        for run, training in trainings.items():
+            if training.system == system:
+                seeds[training.untrained].setdefault(labels.get(system, system), []).append(values[run])
+    trained = {name: evaluate.over_seeds(runs) for name, runs in seeds[False].items()}
+    before = {name: evaluate.over_seeds(runs) for name, runs in seeds[True].items()}
     return evaluate.result_table(
         titles.get(stage, f"End to end, queries of the split {stage}"),
         trained,
@@ -242,8 +241,8 @@ def show(report: Report, data: ComparisonData, console: Console) -> None:
         for stage, table in tables.items():
             rows = [[name, *(cell.mean for cell in row.values())] for name, row in table.rows.items()]
             run.log({f"table/{stage}": wandb.Table(columns=["system", *table.measures], data=rows)})
-            for name, measured in table.rows.items():
-                cell = measured[table.measures[0]]
+            for name, cells in table.rows.items():
+                cell = cells[table.measures[0]]
                 values = {"": cell.mean, ", low": cell.low, ", high": cell.high}
                 prefix = f"{stage}/{name}, {table.measures[0]}"
                 summarise(accelerator, {f"{prefix}{part}": value for part, value in values.items()})
@@ -326,8 +325,8 @@ def notes(data: ComparisonData, undone: set[str], share: float) -> Iterator[str]
         weights = ", ".join(f"{part} {weight:g}" for part, weight in fusion["weights"].items())
         method = f"fusion ({fusion['fusion']}) of the runs of one seed"
         yield f"{name}: {method} with the weights {weights}{fusion['chosen']}."
-    if data.own:
-        yield left_out(data.own)
+    if data.document_queries:
+        yield left_out(data.document_queries)
 
 
 def of_seeds(settings: Any) -> str:

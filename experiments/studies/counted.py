@@ -19,8 +19,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from paradigms.align import NORMALISERS, Alignment, PoolTopK, QueryToDocument, TopK
 from paradigms.core import Tokens
-from paradigms.encoder.backbone import load_backbone, packaged, without_weights
+from paradigms.encoder.backbone import load_backbone, without_weights
 from paradigms.encoder.precision import autocast
+from paradigms.encoder.sources import packaged
 from paradigms.scoring import in_batch
 
 
@@ -108,7 +109,7 @@ def score_bytes(
         number = int(align.k if align.k >= 1 else align.k * documents * document_tokens)
     if isinstance(align, TopK):
         pairs *= align.k
-    few = bound // (pairs * in_batch.KEPT) + 1
+    few = bound // (pairs * in_batch.PAIR_BYTES) + 1
     in_pieces = align is None or number is not None
     if not in_pieces:  # computed again in tiles
         few = 16 * max(1, in_batch.MANY_CELLS // (pairs * document_tokens))
@@ -220,6 +221,6 @@ def forward(
     with Living() as living, autocast(torch.device("cpu"), precision, copies=False):
         living.ignore(*backbone.parameters(), *backbone.buffers())
         output = backbone(**batch)[0]
-        kept = living.now
+        bytes_kept = living.now
     del output
-    return kept
+    return bytes_kept

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
-from studies.pages import Section, shown
+from studies.pages import Section, interval_text
 
 from paradigms.evaluate import Interval, seeds_interval
 from paradigms.view.report import PALETTE
@@ -64,7 +64,10 @@ class Curves:
         columns = [x if isinstance(x, str) else f"{self.name} = {x:g}" for x in self.x]
         return [
             {"measure": measure, "system": system}
-            | {c: "–" if np.isnan(at.mean) else shown(at) for c, at in zip(columns, intervals, strict=True)}
+            | {
+                c: "–" if np.isnan(at.mean) else interval_text(at)
+                for c, at in zip(columns, intervals, strict=True)
+            }
             for measure, series in self.intervals.items()
             for system, intervals in series.items()
         ]
@@ -153,14 +156,14 @@ class Curves:
             near_0 = {"linthresh": places[places > 0].min()} if self.scale == "symlog" else {}
             axes.set_xscale(self.scale, **near_0)
             axes.set_xticks([], minor=True)
-            drawn = axes.xaxis.get_transform().transform(places)
-            least = np.ptp(drawn) / (20 if slanted else 12)
-            last = drawn[0]
-            for n in range(1, len(drawn)):
-                if abs(drawn[n] - last) < least:
+            positions = axes.xaxis.get_transform().transform(places)
+            least = np.ptp(positions) / (20 if slanted else 12)
+            last = positions[0]
+            for n in range(1, len(positions)):
+                if abs(positions[n] - last) < least:
                     labels[n] = ""
                 else:
-                    last = drawn[n]
+                    last = positions[n]
         axes.set_xticks(places, labels)
         if slanted:
             axes.tick_params(axis="x", rotation=30)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from studies.pages import Measured, Section, shown
+from studies.pages import Measured, Section, interval_text
 
 from paradigms.evaluate import holm, paired_test, seeds_interval
 from paradigms.evaluate.claims import ALPHA
@@ -20,7 +20,7 @@ def differences(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[str, float]]:
     """
     both = [(np.atleast_2d(values), np.atleast_2d(control)) for values, control in pairs]
     tests = holm([paired_test(values.mean(0), control.mean(0)) for values, control in both])
-    shown_differences = [shown(seeds_interval(values - control), "+") for values, control in both]
+    shown_differences = [interval_text(seeds_interval(values - control), "+") for values, control in both]
     return list(zip(shown_differences, tests, strict=True))
 
 
@@ -50,7 +50,7 @@ def training_rows(models: Mapping[str, Sequence[Measured]]) -> list[dict[str, An
         row = {
             "model": name,
             "untrained → trained": f"{before.mean():.3f} → {after.mean():.3f}",
-            "gain": shown(seeds_interval(after - before), "+"),
+            "gain": interval_text(seeds_interval(after - before), "+"),
             "p": f"{p:.4f}",
             "moved": "yes" if p < ALPHA and after.mean() > before.mean() else "no",
         }

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from studies.curves import Curves
 from studies.model_runs import training_cost
-from studies.pages import shown
+from studies.pages import interval_text
 from studies.trainings import start_of, training_runs, training_settings
 
 from paradigms.evaluate import Interval, seeds_interval
@@ -71,7 +71,7 @@ def learning_picture(learned: Learning) -> Iterator[Picture]:
     for row in curves.rows:
         reached = learned.dev(row["system"], learned.within(row["system"], budget))
         rows.append({key: cell for key, cell in row.items() if key != "measure"})
-        rows[-1][f"after {budget:.0f} s of training"] = shown(reached)
+        rows[-1][f"after {budget:.0f} s of training"] = interval_text(reached)
     yield Picture("learning", "Learning curves", text, curves.draw(), rows)
 
 
@@ -99,7 +99,7 @@ def choices(
         limit = EQUAL * min(learned.seconds[name] for name in group)
         pairs = {name: learned.within(name, limit) for name in group}
         dev = {name: np.stack(learned.points[name][seen]) for name, seen in pairs.items() if seen}
-        best = max(dev, key=lambda name: dev[name].mean(), default="")
+        choice = max(dev, key=lambda name: dev[name].mean(), default="")
         for name in group if len(group) > 1 else ():
             label = labels[name]
             took = learned.seconds[name]
@@ -112,9 +112,9 @@ def choices(
             }
             if name in dev:
                 row["s until dev"] = round(took * pairs[name] / max(learned.points[name]), 1)
-                row["nDCG@10, dev"] = shown(seeds_interval(dev[name]))
-                less = dev[name] - dev[best]
-                row["dev − chosen"] = "chosen" if name == best else shown(seeds_interval(less), "+")
+                row["nDCG@10, dev"] = interval_text(seeds_interval(dev[name]))
+                less = dev[name] - dev[choice]
+                row["dev − chosen"] = "chosen" if name == choice else interval_text(seeds_interval(less), "+")
             rows.append(row | {f"{measure}, test, whole corpus": str(table.rows[label][measure])})
     text = (
         f"Dev: {dev_queries(learned)}, at the last measurement within {EQUAL} times the seconds of the "

@@ -78,15 +78,16 @@ class StudyData:
         count = self.settings.dev_queries if dev_queries is None else dev_queries
         splits = (self.train, self.dev)
         runs = (mined, self.dev_run)
-        how = (negatives, count, training, folder, self.accelerator)
-        return fit(model, self.collection, splits, runs, *how, **more)
+        return fit(
+            model, self.collection, splits, runs, negatives, count, training, folder, self.accelerator, **more
+        )
 
     def searched(self, split: Split, depth: int) -> Run:
         """Return BM25's run for a split. All processes call this, and divide the queries."""
         return AllProcesses(self.bm25, PartialState()).search(split.queries, depth, progress=self.progress)
 
     @cached_property
-    def measured(self) -> list[str]:
+    def measured_queries(self) -> list[str]:
         """Test queries with a relevant document, in the order of `per_query`."""
         return [
             q for q, judged in self.test.judgements.items() if any(grade > 0 for grade in judged.values())
@@ -120,7 +121,7 @@ def open_study(
     console: Console,
     needs: Names[str] = ("training", "test"),
     collection: str = "",
-    divide: Callable[[Collection], Collection] = lambda opened: opened,
+    divide: Callable[[Collection], Collection] = lambda divided: divided,
 ) -> StudyData:
     """Open `collection` or, by default, `settings.collection`; hold out dev queries if there are none.
 
@@ -129,14 +130,14 @@ def open_study(
     """
     name = collection or settings.collection
     subset = settings.documents or None if name == "pydocs" else None
-    opened = divide(open_collection(name, subset, console))
-    train, dev = training_splits(opened, seed=0)
-    test = some_queries(opened.splits.get("test", Split({}, {})), settings.queries)
+    divided = divide(open_collection(name, subset, console))
+    train, dev = training_splits(divided, seed=0)
+    test = some_queries(divided.splits.get("test", Split({}, {})), settings.queries)
     for kind, split in (("training", train), ("dev", dev), ("test", test)):
         if kind in needs and not split.queries:
-            raise SystemExit(f"{opened.name} has no {kind} queries; its splits: {', '.join(opened.splits)}")
-    bm25 = shared_bm25(opened.corpus, Path(settings.output, f"bm25-{folder_name(name)}"))
-    return StudyData(opened, train, dev, test, bm25, settings, accelerator)
+            raise SystemExit(f"{divided.name} has no {kind} queries; its splits: {', '.join(divided.splits)}")
+    bm25 = shared_bm25(divided.corpus, Path(settings.output, f"bm25-{folder_name(name)}"))
+    return StudyData(divided, train, dev, test, bm25, settings, accelerator)
 
 
 def shared_bm25(corpus: Corpus, folder: Path, ngrams: int = 1) -> BM25:
@@ -163,17 +164,19 @@ def bind(
 
     named: settings that name files or folders, whose contents must not have changed.
     """
-    kept = asdict(settings) | more | content(**{name: getattr(settings, name) for name in named})
-    kept |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
-    kept |= {"order of queries": "by hash"}  # values without ids, from other versions, are of other queries
+    bound_settings = asdict(settings) | more | content(**{name: getattr(settings, name) for name in named})
+    bound_settings |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
+    bound_settings |= {
+        "order of queries": "by hash"
+    }  # values without ids, from other versions, are of other queries
     free = {*free, "output", "tracker"}
-    by_main(lambda: keep_settings(kept, Path(settings.output), free), accelerator)
+    by_main(lambda: keep_settings(bound_settings, Path(settings.output), free), accelerator)
 
 
 def bind_collection(data: StudyData, folder: Path, **more: Any) -> None:
     """Refuse a folder of results of a collection with the same name and other contents."""
-    kept = {"fingerprint": data.collection.fingerprint} | more
-    by_main(lambda: keep_settings(kept, folder, ()), data.accelerator)
+    bound_settings = {"fingerprint": data.collection.fingerprint} | more
+    by_main(lambda: keep_settings(bound_settings, folder, ()), data.accelerator)
 
 
 def trained_once(
@@ -300,9 +303,15 @@ def encoder_job(
     corpus = data.collection.corpus if documents is None else documents
 
     def train(paradigm: Paradigm, training: Path) -> Paradigm:
-        how = TrainingSettings(**training_fields(settings) | {"seed": seed} | changes, save_every=100)
-        own = settings.own_negatives
-        return data.fit(paradigm, how, training, settings.negatives, states=states, own_negatives=own)
+        chosen = TrainingSettings(**training_fields(settings) | {"seed": seed} | changes, save_every=100)
+        return data.fit(
+            paradigm,
+            chosen,
+            training,
+            settings.negatives,
+            states=states,
+            own_negatives=settings.own_negatives,
+        )
 
     def prepare() -> Paradigm:
         if checkpoint is not None:
@@ -313,14 +322,14 @@ def encoder_job(
             keep_states(paradigm, layers, states, {"document": corpus}, accelerator)
         return paradigm
 
-    def measured(paradigm: Paradigm) -> Measured:
+    def measure_model(paradigm: Paradigm) -> Measured:
         folder.mkdir(parents=True, exist_ok=True)
         precision = accelerator.mixed_precision
         store = Store.build(kinds.exact(), paradigm, corpus.ids, corpus, precision=precision)
         training = training_of(folder) if checkpoint is None else {"kept step": None, DEV: {}}
         return training | measure(paradigm, Index(store))
 
-    return Job(f"{data.collection.name}, {name}", folder / "values.json", prepare, measured, states)
+    return Job(f"{data.collection.name}, {name}", folder / "values.json", prepare, measure_model, states)
 
 
 def values_of(run: Run, split: Split, measures: Sequence[str]) -> dict[str, list[float]]:

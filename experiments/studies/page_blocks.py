@@ -106,8 +106,8 @@ def runs(page: Page, *names: str) -> str:
     rows: Rows = []
     for name in names:
         summary = page.study(name)["summary"]
-        found = {column: re.search(pattern, summary) for column, pattern in SAMPLE.items()}
-        cells = {column: match[1] if match else "–" for column, match in found.items()}
+        matches = {column: re.search(pattern, summary) for column, pattern in SAMPLE.items()}
+        cells = {column: match[1] if match else "–" for column, match in matches.items()}
         if largest := max(map(size, page.judged([name])), default=0):
             cells["queries"] = f"{largest:,.0f}"
         start = cells["models from"]
@@ -162,9 +162,9 @@ def details(page: Page) -> str:
             if section["rows"] and "verdict" not in section["rows"][0]:
                 picture = page.results / f"{name}.{key}.svg"
                 heading = section.get("heading") or key
-                drawn = f"![{heading}](results/{picture.name})\n\n" if picture.is_file() else ""
+                picture_line = f"![{heading}](results/{picture.name})\n\n" if picture.is_file() else ""
                 text = f"\n{section['text']}\n" if section.get("text") else ""
-                parts.append(f"### {heading}\n\n{drawn}{markdown_rows(section['rows'])}{text}")
+                parts.append(f"### {heading}\n\n{picture_line}{markdown_rows(section['rows'])}{text}")
     rows = untested_rows(page.paper, page.judged(page.detailed)) if page.paper else []
     if rows:
         parts += ["## Claims that no study has tested\n", markdown_rows(rows)]
@@ -200,8 +200,8 @@ def tables(page: Page, name: str, *sections: str) -> str:
                 text = re.sub(rf"[;.]? ?\b{re.escape(column)}: [^;.]*(?=[;.])", "", text).removeprefix(".")
             if added and text and section not in page.sections("figure", part):
                 texts.setdefault(text, []).extend(map(first, added))
-        shown = [row for row in rows if not first(row).startswith(hidden)] if hidden else rows
-        parts.append(markdown_rows([{k: v for k, v in row.items() if k not in hidden} for row in shown]))
+        visible = [row for row in rows if not first(row).startswith(hidden)] if hidden else rows
+        parts.append(markdown_rows([{k: v for k, v in row.items() if k not in hidden} for row in visible]))
         for text, described in texts.items():
             parts.append(f"{text}\n" if len(described) == len(rows) else f"{', '.join(described)}: {text}\n")
     return "\n".join(parts) + ("" if page.details else "".join(map(source, studies.values())))

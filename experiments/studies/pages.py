@@ -249,9 +249,9 @@ def resampled(seeds: int) -> str:
 
 def cell(value: Any) -> Any:
     """Replace values [seeds, queries] with their mean and interval; return other values unchanged."""
-    return shown(seeds_interval(value)) if isinstance(value, np.ndarray) else value
+    return interval_text(seeds_interval(value)) if isinstance(value, np.ndarray) else value
 
 
-def shown(interval: Interval, sign: str = "") -> str:
+def interval_text(interval: Interval, sign: str = "") -> str:
     """Format an interval as "mean [low, high]". sign: "+" for differences."""
     return f"{interval.mean:{sign}.3f} [{interval.low:{sign}.3f}, {interval.high:{sign}.3f}]"

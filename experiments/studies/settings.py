@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paradigms.io.command_line import command_line, flags, folder_name
-from paradigms.io.terminal import interruptible, shown
+from paradigms.io.terminal import interruptible, printable
 
 Tracker = Literal["none", "wandb"]
 Precision = Literal["auto", "no", "bf16", "fp16"]
@@ -79,7 +79,7 @@ def refusing(before: str = "", after: str = "", *, options: bool = False) -> Ite
         yield
     except kinds as error:
         kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
-        raise SystemExit(f"{before}{kind}{shown(error)}{after}") from error
+        raise SystemExit(f"{before}{kind}{printable(error)}{after}") from error
 
 
 def at_least(settings: Any, **least: int) -> None:
@@ -98,7 +98,7 @@ def different(settings: Any, *names: str) -> None:
             raise SystemExit(f"{name} must have at least one value, and none twice; got {values}")
 
 
-def known(settings: Any, name: str, names: Any) -> None:
+def check_names(settings: Any, name: str, names: Any) -> None:
     """Raise SystemExit if the list `name` in the settings contains a value that is not in `names`."""
     different(settings, name)
     if unknown := [value for value in getattr(settings, name) if value not in names]:

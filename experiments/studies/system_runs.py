@@ -36,14 +36,14 @@ SECONDS = 5.0
 
 
 def write_runs(
-    folder: Path, name: str, runs: Mapping[str, Run], asked: Mapping[str, Names[str]]
+    folder: Path, name: str, runs: Mapping[str, Run], queries: Mapping[str, Names[str]]
 ) -> dict[str, int]:
     """Write a system's run of each stage, and return the number of rows in each file, for costs.json.
 
-    asked: stage -> queries. Raises ValueError if a run lacks one of these queries.
+    queries: stage -> queries. Raises ValueError if a run lacks one of these queries.
     """
     for stage, run in runs.items():
-        check_answered(run, asked[stage], f"{name}, {stage}")
+        check_answered(run, queries[stage], f"{name}, {stage}")
     for stage, run in runs.items():
         write_run(folder / "runs" / f"{name}.{stage}.run", run, tag=name)
     return {stage: rows(run) for stage, run in runs.items()}
@@ -63,10 +63,10 @@ def read_stage(folder: Path, name: str, stage: str) -> Run:
     return run
 
 
-def copy_runs(source: str, name: str, asked: Mapping[str, Names[str]], folder: Path) -> None:
+def copy_runs(source: str, name: str, queries: Mapping[str, Names[str]], folder: Path) -> None:
     """Write the runs of `source` as those of the untrained system `name`, which is then finished."""
-    runs = {stage: read_stage(folder, source, stage) for stage in asked}
-    write_json(folder / name / "costs.json", {"rows": write_runs(folder, name, runs, asked)})
+    runs = {stage: read_stage(folder, source, stage) for stage in queries}
+    write_json(folder / name / "costs.json", {"rows": write_runs(folder, name, runs, queries)})
 
 
 def rows(run: Run) -> int:
@@ -82,11 +82,11 @@ def run_bm25(data: ComparisonData) -> None:
     for name, bm25 in {"bm25": data.bm25, CUT: data.cut}.items():
         if bm25 is None:
             continue
-        retriever = WithoutOwn(bm25, data.own)
+        retriever = WithoutOwn(bm25, data.document_queries)
         run = retriever.search(test.queries, settings.depth, progress=True)
         if name == "bm25":
             pool = candidates(run, settings.depth, test.judgements if settings.with_relevant else None)
-            pool = without_own(pool, data.own)
+            pool = without_own(pool, data.document_queries)
             write_run(folder / "runs" / "candidates.run", pool, tag="bm25")
         runs = {"retrieve": run, "rerank": bm25.rerank(test.queries, pool)}
         for split, other in data.others.items():
@@ -128,14 +128,14 @@ def run_system(name: str, trial: Training, data: ComparisonData, console: Consol
         console.print(f"{name}: {cut.summary}")
     began = time.perf_counter()
     retriever = systems.retriever(model, system, data, folder / "index")
-    others = WithoutOwn(retriever, data.own)
+    others = WithoutOwn(retriever, data.document_queries)
     encoded = time.perf_counter()
-    found = {"retrieve": others.search(data.test.queries, settings.depth, progress=progress)}
-    found["rerank"] = retriever.rerank(data.test.queries, pool, progress=progress)
+    ranked = {"retrieve": others.search(data.test.queries, settings.depth, progress=progress)}
+    ranked["rerank"] = retriever.rerank(data.test.queries, pool, progress=progress)
     for split, other in data.others.items():
-        found[split] = others.search(other.queries, settings.depth, progress=progress)
+        ranked[split] = others.search(other.queries, settings.depth, progress=progress)
     if accelerator.is_main_process:
-        written = write_runs(Path(settings.output), name, found, asked_of(data, pool))
+        written = write_runs(Path(settings.output), name, ranked, asked_of(data, pool))
         if trial.untrained:
             remove_folder(folder / "index", BUILT)
             write_json(folder / "costs.json", {"rows": written})

@@ -47,7 +47,9 @@ class ComparisonData(StudyData):
 
     others: dict[str, Split] = field(default_factory=dict)  # queries of other splits
     bm25_seconds: float = 0.0  # seconds to build BM25
-    own: frozenset[str] = frozenset()  # ids of queries that are also documents, which are left out
+    document_queries: frozenset[str] = (
+        frozenset()
+    )  # ids of queries that are also documents, which are left out
     pieces: Pieces = field(kw_only=True)  # passages, or whole documents
     cut: BM25 | None = None  # BM25 on the truncated documents, if the first encoder truncates any
     read: str = ""  # description of the truncated documents
@@ -105,7 +107,7 @@ def prepare(collection: Collection, settings: Any, accelerator: Accelerator | No
         progress=accelerator is not None and accelerator.is_main_process,
         others=others,
         bm25_seconds=seconds,
-        own=own_ids,
+        document_queries=own_ids,
         pieces=pieces,
         cut=cut,
         read=read,
@@ -121,10 +123,10 @@ def read_by_encoders(corpus: Corpus, settings: Any) -> tuple[BM25 | None, str]:
     for name, system in {} if settings.passages else settings.chosen.items():
         if system.fuse or system.paradigm in GENERATIVE:
             continue
-        model = opened(system) if system.checkpoint else built(system, settings)
+        model = open_model(system) if system.checkpoint else built(system, settings)
         if isinstance(model, Paradigm):
             texts = model.read_part(corpus)
-            cut = sum(text != whole for text, whole in zip(texts, corpus, strict=True))
+            cut = sum(text != full for text, full in zip(texts, corpus, strict=True))
             words = f"the first {model.document_length} tokens of each document, as {name} ({cut:,} are cut)"
             if not cut:
                 return None, ""
@@ -143,18 +145,18 @@ def retriever(model: Model, system: SystemSettings, data: ComparisonData, folder
     corpus = data.collection.corpus
     pieces = data.pieces
     model.check_corpus(corpus.ids)
-    how: dict[str, Any] = {"precision": launch.mixed_precision, "progress": launch.is_main_process}
+    options: dict[str, Any] = {"precision": launch.mixed_precision, "progress": launch.is_main_process}
     if not isinstance(model, Paradigm):
-        return AllProcesses(retriever_of(model, corpus, first=data.bm25, **how), launch, to_all=False)
+        return AllProcesses(retriever_of(model, corpus, first=data.bm25, **options), launch, to_all=False)
     if system.index:
         indexed: Retriever = open_encoded(
             system.index, model, data.collection, settings.passages, pieces.corpus
         )
     else:
-        how |= {"kind": settings.index, "launch": launch}
+        options |= {"kind": settings.index, "launch": launch}
         if settings.index == "exact" and model.encoder.dim == 1 and "ids" in model.reads:
-            how["kind"] = kinds.inverted(16)  # also exact, and faster for term weights
-        indexed = Indexed.build(model, pieces.corpus, folder, **how)
+            options["kind"] = kinds.inverted(16)  # also exact, and faster for term weights
+        indexed = Indexed.build(model, pieces.corpus, folder, **options)
     passages = settings.passages > 0  # whose scores decide how far a process searches
     return Passages(AllProcesses(indexed, launch, passages), pieces, settings.best_passages)
 
@@ -188,7 +190,7 @@ def check(system: SystemSettings, collection: Collection, settings: Any) -> None
     """
     options = settings.options | system.options
     if system.checkpoint:
-        model = opened(system)
+        model = open_model(system)
         if system.index:
             open_encoded(system.index, as_paradigm(model, system.checkpoint), collection, settings.passages)
     elif system.paradigm in GENERATIVE:
@@ -200,7 +202,7 @@ def check(system: SystemSettings, collection: Collection, settings: Any) -> None
         built(system, settings)
 
 
-def opened(system: SystemSettings) -> Model:
+def open_model(system: SystemSettings) -> Model:
     """Load the system's checkpoint; the system's options override recipe fields such as the alignment.
 
     Raises ValueError if the checkpoint has another paradigm, or if its paradigm does not have these options.
@@ -226,7 +228,7 @@ def trained(trial: Training, data: ComparisonData, folder: Path) -> Model:
     accelerator = data.accelerator
     system = settings.chosen[trial.system]
     if system.checkpoint:
-        return opened(system).to(accelerator.device)
+        return open_model(system).to(accelerator.device)
     training = training_settings(system, settings, trial.seed)
     make = partial(untrained, trial, data)
     if training is None or trial.untrained:
@@ -272,16 +274,18 @@ def _train(
     limited = replace(training, minutes=left)
     if system.paradigm in GENERATIVE:
         splits = (data.train, data.dev)
-        how = (settings.dev_queries, limited, place, accelerator)
-        return fit_generative(model, data.collection, splits, data.dev_run, *how)
+        count = settings.dev_queries
+        return fit_generative(
+            model, data.collection, splits, data.dev_run, count, limited, place, accelerator
+        )
     _keep_frozen(model, data.collection.corpus, trial, training, data)
     teacher: ScorePairs | None = None
     if system.teacher:
         scorer = partial(finished, system.teacher, data, trial.seed)
         teacher = scored_once(place / "teacher.run", scorer, data.train.queries, accelerator, None)
-    count, own = hard_negatives(system, settings)
-    more = {"teacher": teacher, "states": Path(settings.output, STATES), "own_negatives": own}
-    return data.fit(model, limited, place, count, **more)
+    count, own_negatives = hard_negatives(system, settings)
+    states = Path(settings.output, STATES)
+    return data.fit(model, limited, place, count, teacher=teacher, states=states, own_negatives=own_negatives)
 
 
 def _keep_frozen(

@@ -54,12 +54,12 @@ def hard_negatives(system: SystemSettings, settings: Any) -> tuple[int, bool]:
     there are no negatives for its own run to provide.
     """
     number = system.training.get("negatives", settings.negatives)
-    own = system.training.get("own_negatives", settings.own_negatives)
+    own_negatives = system.training.get("own_negatives", settings.own_negatives)
     check_type("negatives", number, Annotated[int, Range(0, 1 << 20)])
-    check_type("own_negatives", own, bool)
-    if own and not number:
+    check_type("own_negatives", own_negatives, bool)
+    if own_negatives and not number:
         raise ValueError("own_negatives mines hard negatives: set negatives")
-    return number, own
+    return number, own_negatives
 
 
 def training_runs(settings: Any) -> dict[str, Training]:

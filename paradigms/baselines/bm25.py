@@ -198,7 +198,9 @@ class BM25(Guessed):
 
     def _weights(self, terms: list[str]) -> dict[str, float]:
         """Return w(d, t) for each term t of a document d, by Lucene's formula (`method="lucene"`)."""
-        k1, b, n = self._index.k1, self._index.b, len(self.corpus)
+        k1 = self._index.k1
+        b = self._index.b
+        n = len(self.corpus)
         norm = 1 - b + b * len(terms) / self._mean_length
         weights = {}
         for term, tf in Counter(terms).items():

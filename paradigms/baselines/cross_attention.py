@@ -55,7 +55,8 @@ class CrossAttention(Trainable):
 
     def __init__(self, encoder: TextEncoder) -> None:
         super().__init__()
-        self.encoder, self.tokenizer = encoder, encoder.tokenizer
+        self.encoder = encoder
+        self.tokenizer = encoder.tokenizer
         self.tells_apart = getattr(encoder.backbone.config, "type_vocab_size", 0) > 1
         # No bias: it would affect neither a ranking nor a softmax over a query's candidates.
         self.head = nn.Linear(encoder.dim, 1, bias=False)

@@ -29,7 +29,7 @@ from paradigms.data.texts import WORDS
 from paradigms.io.device import choose_device
 from paradigms.io.flags import add_device, add_plugin, spelled
 from paradigms.io.plugins import load_plugins
-from paradigms.io.terminal import interruptible, shown
+from paradigms.io.terminal import interruptible, printable
 
 OFFLINE = "offline"  # all-MiniLM-L6-v2 as it was trained: one vector per text
 PARADIGM = "colbert"  # without --model or --paradigm
@@ -235,7 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 choose_precision(settings.precision)
             getattr(commands, f"run_{settings.command}")(settings)
         except (ValueError, OSError, KeyError, ImportError) as error:
-            raise SystemExit(shown(error.args[0] if isinstance(error, KeyError) else error)) from error
+            raise SystemExit(printable(error.args[0] if isinstance(error, KeyError) else error)) from error
 
 
 def program() -> str:

@@ -13,7 +13,7 @@ from rich.text import Text
 from paradigms.data import Corpus, Run
 from paradigms.data.collection import body
 from paradigms.explanation import Explanation
-from paradigms.io.terminal import Terminal, shown
+from paradigms.io.terminal import Terminal, printable
 from paradigms.view.report import PALETTE
 
 SNIPPET = 240  # characters
@@ -39,7 +39,7 @@ def results(queries: Mapping[str, str], run: Run, corpus: Corpus | None, form: s
             continue
         for rank, (id, score) in enumerate(documents.items(), 1):
             if form == "trec":
-                print(shown(f"{query} Q0 {id} {rank} {score!r} paradigms"))
+                print(printable(f"{query} Q0 {id} {rank} {score!r} paradigms"))
                 continue
             number = score if isfinite(score) else None
             row = {"query": query, "text": text, "rank": rank, "id": id, "score": number}
@@ -110,8 +110,8 @@ def _listed(query: str, documents: Mapping[str, float], corpus: Corpus | None) -
         _, title, text = ("", "", "") if corpus is None else corpus.document(id)
         heading = "" if id.startswith(title) else f"  {title}"
         lines.append(Text.assemble(f"{rank:>3}. ", (id, "cyan"), heading, (f"  {score:.4f}", "dim")))
-        shown = " ".join(body(title, text).split())
-        if shown:
-            cut = shown if len(shown) <= SNIPPET else shown[: SNIPPET - 1] + "…"
+        snippet = " ".join(body(title, text).split())
+        if snippet:
+            cut = snippet if len(snippet) <= SNIPPET else snippet[: SNIPPET - 1] + "…"
             lines.append(Padding(Text(cut), (0, 0, 0, 5), expand=False))
     return Group(*lines, "" if documents else "  nothing found")

@@ -174,9 +174,9 @@ class Problems:
 
     def add(self, kind: str, example: str) -> None:
         self.counts[kind] = self.counts.get(kind, 0) + 1
-        shown = self.examples.setdefault(kind, [])
-        if len(shown) < EXAMPLES:
-            shown.append(example)
+        examples = self.examples.setdefault(kind, [])
+        if len(examples) < EXAMPLES:
+            examples.append(example)
 
     def lines(self) -> list[str]:
         """Return one line per kind: "judgement for an absent document (left out): 12, e.g. …"."""
@@ -265,9 +265,9 @@ def hold_out(split: Split, share: float, seed: int = 0) -> tuple[Split, Split]:
     if not 0 <= share <= 1:
         raise ValueError(f"share must lie in [0, 1], not {share}")
     order = hash_order(split.queries, seed)
-    drawn = set(order[: round(share * len(order))])
-    rest = split.only(q for q in split.queries if q not in drawn)
-    return rest, split.only(q for q in split.queries if q in drawn)
+    held_out = set(order[: round(share * len(order))])
+    rest = split.only(q for q in split.queries if q not in held_out)
+    return rest, split.only(q for q in split.queries if q in held_out)
 
 
 def hash_order(ids: Names[str], seed: int = 0) -> list[str]:

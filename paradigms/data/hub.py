@@ -53,7 +53,8 @@ def read_hub(path: str, prefix: str | None = None) -> Collection:
         configurations = datasets.get_dataset_config_names(path)
         split = None
         if _configuration(configurations, "corpus", prefix) is None and {*PARTS} <= {*configurations}:
-            prefix, split = None, prefix
+            split = prefix
+            prefix = None
         parts = {part: _configuration(configurations, part, prefix, name) for part in ("corpus", "queries")}
         corpus = _rows(datasets, path, parts["corpus"], split)
         queries = _rows(datasets, path, parts["queries"], split)
@@ -123,12 +124,12 @@ def _splits(ir_datasets: Any, identifier: str, dataset: Any) -> dict[str, Any]:
 
 @contextmanager
 def _quiet(datasets: Any) -> Iterator[None]:
-    shown = datasets.utils.logging.is_progress_bar_enabled()
+    enabled = datasets.utils.logging.is_progress_bar_enabled()
     datasets.disable_progress_bars()
     try:
         yield
     finally:
-        if shown:
+        if enabled:
             datasets.enable_progress_bars()
 
 

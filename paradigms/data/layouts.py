@@ -11,7 +11,8 @@ from paradigms.data.trec import judged_rows
 from paradigms.io.checks import check_type
 from paradigms.io.gzipped import decoded, existing, names_in, numbered_lines
 
-MIRACL, LOTTE = ("nDCG@10", "R@100"), ("Success@5",)  # measures that their papers report
+MIRACL = ("nDCG@10", "R@100")
+LOTTE = ("Success@5",)  # measures that their papers report
 SHARD = re.compile(r"docs-(\d+)\.jsonl")
 QRELS = re.compile(r"qrels\.(?P<stem>.*-(?P<split>train|dev|test|test-a|test-b))\.tsv")
 QUESTIONS = re.compile(r"questions\.(?P<split>\w+)\.tsv")

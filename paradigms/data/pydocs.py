@@ -69,7 +69,9 @@ PARAMETER = re.compile(
 NAME = re.compile(r"^\*{0,2}`?\w+`?(?: \([^:]*\))?: ")  # of a nested parameter
 SENTENCE_END = re.compile(r"(?<=[.!?])\s")
 SUMMARY_WORDS = range(3, 13)
-PARAMETER_QUERY_WORDS, PARAMETER_WORDS, MOST = range(6, 21), 70, 10
+PARAMETER_QUERY_WORDS = range(6, 21)
+PARAMETER_WORDS = 70
+MOST = 10
 DOCUMENT_WORDS = 30
 NEAR = 0.5
 SHARES = {"train": 0.7, "dev": 0.1, "test": 0.2}

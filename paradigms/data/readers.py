@@ -100,6 +100,6 @@ def _text(file: Path, name: str, problems: Problems) -> str:
     if not guesses:
         raise NotText("file that is not text")
     # Western text fits several encodings of one byte a character equally well.
-    best = min(guesses, key=lambda guess: (guess.chaos, -guess.coherence, guess.encoding != "cp1252"))
-    problems.add("text that is not UTF-8, read in a guessed encoding", f"{name} ({best.encoding})")
-    return str(best)
+    chosen = min(guesses, key=lambda guess: (guess.chaos, -guess.coherence, guess.encoding != "cp1252"))
+    problems.add("text that is not UTF-8, read in a guessed encoding", f"{name} ({chosen.encoding})")
+    return str(chosen)

@@ -24,7 +24,8 @@ CORPUS, INDEX = "corpus.jsonl", "index"
 MARKER = "search.json"  # the last file that the command `index` writes; its folder is not a source
 # Scripts without white space between words: each character is a word. Thai, Lao, Burmese, Khmer, kana, Han.
 ALONE = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-RUN, WORD = re.compile(r"\S+"), re.compile(rf"[{ALONE}]|(?:(?![{ALONE}])\w)+")
+RUN = re.compile(r"\S+")
+WORD = re.compile(rf"[{ALONE}]|(?:(?![{ALONE}])\w)+")
 UNNAMED = re.compile(r"[\s%\ud800-\udfff]")  # characters that ids escape as in URLs
 
 

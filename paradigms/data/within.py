@@ -31,14 +31,14 @@ def within_documents(collection: Collection) -> Collection:
     queries, judged = all_queries(collection)
     if collection.built_in:
         _add_parameters(collection, queries, judged)
-    drawn = _drawn(collection, queries, judged)
-    if not drawn:
+    splits = _draw_splits(collection, queries, judged)
+    if not splits:
         raise ValueError(f"{collection.name}: no document has two queries, so none can be a test query")
-    train = [query for query in queries if query not in drawn]
+    train = [query for query in queries if query not in splits]
     problems = deepcopy(collection.problems)
     chosen: dict[str, list[str]] = {"train": train, "dev": [], "test": []}
-    copies = _near_train([queries[query] for query in train], [queries[query] for query in drawn])
-    for (query, split), copy in zip(drawn.items(), copies, strict=True):
+    copies = _near_train([queries[query] for query in train], [queries[query] for query in splits])
+    for (query, split), copy in zip(splits.items(), copies, strict=True):
         if copy:
             problems.add("near copy of a training query (left out)", query)
         else:
@@ -57,12 +57,12 @@ def within_documents(collection: Collection) -> Collection:
     )
 
 
-def _drawn(collection: Collection, queries: dict[str, str], judged: Judgements) -> dict[str, str]:
+def _draw_splits(collection: Collection, queries: dict[str, str], judged: Judgements) -> dict[str, str]:
     """Draw dev and test queries by a hash of their ids; return query id -> split."""
     corpus = collection.corpus
     relevant = {query: _relevant(grades) for query, grades in judged.items()}
     left = Counter(document for documents in relevant.values() for document in documents)
-    drawn: dict[str, str] = {}
+    splits: dict[str, str] = {}
     for place, query in sorted((uniform(query), query) for query in queries if relevant[query]):
         if place >= TEST + DEV:
             break
@@ -71,9 +71,9 @@ def _drawn(collection: Collection, queries: dict[str, str], judged: Judgements) 
         if min(left[document] for document in relevant[query]) > 1 and not any(
             phrase in near.phrase(text) for text in texts
         ):
-            drawn[query] = "test" if place < TEST else "dev"
+            splits[query] = "test" if place < TEST else "dev"
             left.subtract(relevant[query])
-    return drawn
+    return splits
 
 
 def _near_train(train: list[str], others: list[str]) -> list[bool]:

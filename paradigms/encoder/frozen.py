@@ -26,7 +26,7 @@ from paradigms.io.progress import progress_bar
 SHARD = 1024  # texts per file
 SAMPLE = 128  # texts that are tokenised to estimate the size of all states
 TOKENS = 1 << 12  # padded tokens per pass of the lower layers
-KEPT = contents("states.safetensors", MANIFEST, f"{'[0-9a-f]' * 16}/")  # what `LowerStates` writes
+WRITTEN = contents("states.safetensors", MANIFEST, f"{'[0-9a-f]' * 16}/")  # what `LowerStates` writes
 SCALE = 2.0**-6  # of stored states: T5's lower layers give states beyond float16's largest number, 65,504
 MOST = 64 << 30  # maximum bytes of states per `LowerStates.add`, and never more than half of the free space
 
@@ -100,7 +100,7 @@ class LowerStates:
                     warnings.warn(
                         f"{place} is damaged ({wrong}): its states are computed again", stacklevel=2
                     )
-                    remove_folder(place, KEPT)
+                    remove_folder(place, WRITTEN)
                     continue
                 with safe_open(place / "states.safetensors", "pt") as file:
                     states = file.get_tensor("states")
@@ -147,7 +147,7 @@ class LowerStates:
                 f"a backbone's states exceed {65504 / SCALE:,.0f}, and are stored in float16: set "
                 "trained_layers to 0"
             )
-        with atomic_folder(self.folder / name, KEPT) as place:
+        with atomic_folder(self.folder / name, WRITTEN) as place:
             save_file(tensors, place / "states.safetensors")
             write_manifest(place)
 
@@ -158,12 +158,12 @@ def open_states(
     weights: Mapping[str, Tensor],
     current: Iterable[Tensor],
     settings: str = "",
-    opened: LowerStates | None = None,
+    current_states: LowerStates | None = None,
 ) -> LowerStates:
     """Open the states of a module in a subfolder named after everything that makes them.
 
     weights: the weights that make the states, by name. current: the same weights in the module. settings:
-    other settings that change the states. opened: returned if it holds the same states.
+    other settings that change the states. current_states: returned if it holds the same states.
     """
     fields = sorted(configuration(module).items())  # a model with adapters and its merged copy have the same
     precision = product_precision(next(module.parameters()).device)
@@ -171,7 +171,9 @@ def open_states(
     for name, weight in sorted(weights.items()):
         digest.update(name.encode() + weight.detach().cpu().contiguous().numpy().tobytes())
     place = folder / digest.hexdigest()[:16]
-    return opened if opened is not None and opened.folder == place else LowerStates(place, current)
+    if current_states is not None and current_states.folder == place:
+        return current_states
+    return LowerStates(place, current)
 
 
 def scaled(states: Float[Tensor, "*x w"]) -> Float[Tensor, "*x w"]:

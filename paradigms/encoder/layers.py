@@ -18,8 +18,8 @@ def orthogonal(width: int, dim: int, bias: bool = False) -> nn.Linear:
     """
     linear = nn.Linear(width, dim, bias)
     with torch.no_grad():
-        drawn = linear.weight.normal_().double()
-        Q, R = torch.linalg.qr(drawn.T if dim < width else drawn)
+        weights = linear.weight.normal_().double()
+        Q, R = torch.linalg.qr(weights.T if dim < width else weights)
         Q *= R.diagonal().sign()
         linear.weight.copy_(Q.T if dim < width else Q)
     if bias:

@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from paradigms.encoder.backbone import packaged
 from paradigms.encoder.settings import EncoderSettings
+from paradigms.encoder.sources import packaged
 from paradigms.io.checks import json_or_empty, parse_json, read_json
 
 MODULES = "modules.json"

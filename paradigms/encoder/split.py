@@ -103,8 +103,8 @@ class SplitBackbone:
         """Read `lower`, or `hidden` if `outputs`, from `folder`. weights: those without adapters."""
         read = weights if outputs else {name: weights[name] for name in self._used & weights.keys()}
         current = self.backbone.parameters() if outputs else self._lower_weights()
-        opened = self.outputs if outputs else self.store
-        states = open_states(folder, self.backbone, read, current, f"{self.trained} {SCALE}", opened)
+        current_states = self.outputs if outputs else self.store
+        states = open_states(folder, self.backbone, read, current, f"{self.trained} {SCALE}", current_states)
         if outputs:
             self.outputs = states
         else:

@@ -16,14 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from paradigms.core import Tokens, at_least_float32
-from paradigms.encoder.backbone import (
-    load_backbone,
-    load_heads,
-    load_tokenizer,
-    most_positions,
-    packaged,
-    quiet,
-)
+from paradigms.encoder.backbone import load_backbone, load_heads, load_tokenizer, most_positions, quiet
 from paradigms.encoder.base import Encoder
 from paradigms.encoder.batches import Batch, evaluated, in_parts, insert, keep_freed_memory
 from paradigms.encoder.bert import last_hidden
@@ -31,6 +24,7 @@ from paradigms.encoder.layers import add_adapters, orthogonal, salience_head, wi
 from paradigms.encoder.pooling import LearnedPooling, mean_of_spans, pool, spans
 from paradigms.encoder.precision import scores_of
 from paradigms.encoder.settings import SIDES, EncoderSettings, InputFormat, Side
+from paradigms.encoder.sources import packaged
 from paradigms.encoder.tokenizing import beginnings, call_tokenizer, token_rows
 from paradigms.io.checks import as_sequence, check_text, is_blank, read_json, read_settings, require
 from paradigms.io.files import write_json
@@ -93,15 +87,15 @@ class TextEncoder(Encoder):
 
     @property
     def dim(self) -> int:
-        return self.settings.truncate or self._whole
+        return self.settings.truncate or self._full_width
 
     @property
-    def _whole(self) -> int:
+    def _full_width(self) -> int:
         """The width of vectors before they are truncated."""
         return self.settings.dim or self.backbone.config.hidden_size
 
     def truncated(self, dim: int | None) -> "TextEncoder":
-        if dim is not None and dim > self._whole:
+        if dim is not None and dim > self._full_width:
             raise ValueError(f"vectors of {self._whole} dimensions have no first {dim}")
         short = copy(self)
         short.settings = replace(self.settings, truncate=dim)
@@ -322,7 +316,7 @@ class TextEncoder(Encoder):
         """
         assert self.pooled_projection is not None
         assert tokens.ids is not None
-        parts = self._finish(self.pooled_projection(pooled)).unflatten(-1, (-1, self._whole)).squeeze(-3)
+        parts = self._finish(self.pooled_projection(pooled)).unflatten(-1, (-1, self._full_width)).squeeze(-3)
         shape = parts.shape[:-1]
         mask = tokens.mask.any(-1, keepdim=True).expand(shape)
         ids = POOLED - torch.arange(shape[-1], device=parts.device).expand(shape)

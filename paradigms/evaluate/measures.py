@@ -187,8 +187,8 @@ def seeds_interval(
     """
     seeds = len(values)
     means = _resampled_means(values, resamples, groups, clusters)
-    drawn = np.random.default_rng([0, 1]).multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
-    low, high = np.quantile((means * drawn).sum(axis=1) / seeds, TAILS)
+    counts = np.random.default_rng([0, 1]).multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
+    low, high = np.quantile((means * counts).sum(axis=1) / seeds, TAILS)
     return Interval(float(values.mean()), float(low), float(high))
 
 
@@ -252,8 +252,8 @@ def _draws(
     chunk = max(1, 1_000_000 // queries)
     for start in range(0, resamples, chunk):
         count = min(chunk, resamples - start)
-        drawn = generator.integers(queries, size=(count, queries)) + queries * np.arange(count)[:, None]
-        counts = np.bincount(drawn.ravel(), minlength=count * queries)
+        places = generator.integers(queries, size=(count, queries)) + queries * np.arange(count)[:, None]
+        counts = np.bincount(places.ravel(), minlength=count * queries)
         yield counts.reshape(count, queries).astype(np.float64)
 
 

@@ -72,8 +72,8 @@ class ResultTable:
         """Return each system with its marked differences from all earlier systems, taken from `pairs`."""
         rows: dict[str, list[str]] = {}
         for pair in self.pairs:
-            shown = f"{ZERO.sub('.', f'{pair.difference:+.3f}')}{pair.mark}"
-            rows.setdefault(pair.system, []).append(shown)
+            cell = f"{ZERO.sub('.', f'{pair.difference:+.3f}')}{pair.mark}"
+            rows.setdefault(pair.system, []).append(cell)
         return list(rows.items())
 
     @property
@@ -141,8 +141,8 @@ def result_table(
         effect = ZERO.sub(".", "{:+.3f} [{:+.3f}, {:+.3f}]".format(*change))
         these = "the trained system" if len(untrained) == 1 else f"all {len(untrained)} trained systems"
         notes.append(f"Training changes the mean {measure} of {these} by {effect}.")
-    measured = list(next(iter(rows.values())))
-    return ResultTable(title, measured, rows, comparisons, " ".join(notes), pairs, training, effect)
+    names = list(next(iter(rows.values())))
+    return ResultTable(title, names, rows, comparisons, " ".join(notes), pairs, training, effect)
 
 
 def _notes(
@@ -181,12 +181,12 @@ def _notes(
 
 def rich_table(table: ResultTable) -> Table:
     """Format the table for a terminal, to be printed with rich."""
-    shown = Table(
+    grid = Table(
         title=Text(table.title), caption=Text(table.note), caption_justify="left", title_justify="left"
     )
-    shown.add_column("system", no_wrap=True)
+    grid.add_column("system", no_wrap=True)
     for measure in table.measures:
-        shown.add_column(Text(measure), justify="right")
+        grid.add_column(Text(measure), justify="right")
     for system, row in table.rows.items():
         cells = []
         for measure, cell in row.items():
@@ -194,8 +194,8 @@ def rich_table(table: ResultTable) -> Table:
             text = Text(ZERO.sub(".", cell.before)).append(f"{cell.mean:.3f}{cell.mark or ' '}", bold)
             interval = ZERO.sub(".", f"{cell.low:.3f}–{cell.high:.3f} ")  # five measures in 80 columns
             cells.append(text.append(f"\n{interval}", "dim not bold"))
-        shown.add_row(Text(system), *cells)
-    return shown
+        grid.add_row(Text(system), *cells)
+    return grid
 
 
 def rich_matrix(table: ResultTable) -> Group:
@@ -204,14 +204,14 @@ def rich_matrix(table: ResultTable) -> Group:
     parts = []
     for start in range(0, len(numbers) - 1, MATRIX_COLUMNS):
         stop = min(start + MATRIX_COLUMNS, len(numbers) - 1)
-        shown = Table(collapse_padding=True)
-        shown.add_column("")
+        grid = Table(collapse_padding=True)
+        grid.add_column("")
         for number in range(start, stop):
-            shown.add_column(f"− {number + 1}", justify="right", no_wrap=True)
+            grid.add_column(f"− {number + 1}", justify="right", no_wrap=True)
         for system, cells in [(next(iter(numbers)), []), *table.matrix]:
             if cells[start:stop] or start == 0:
-                shown.add_row(Text(f"{numbers[system]} {system}"), *cells[start:stop])
-        parts.append(shown)
+                grid.add_row(Text(f"{numbers[system]} {system}"), *cells[start:stop])
+        parts.append(grid)
     return Group(*parts, Text(table.matrix_note, "dim italic"))
 
 

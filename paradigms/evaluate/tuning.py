@@ -42,8 +42,8 @@ def tune_weights(runs: Sequence[Run], dev: Split) -> tuple[float, ...]:
 def tune_raw(dense: Run, sparse: Run, dev: Split, *, measure: str = MEASURE) -> float:
     """Choose the λ for which dense + λ · sparse has the highest `measure` on dev; the middle λ wins ties."""
     means = curve(dense, sparse, dev, measure)
-    best = [weight for weight, value in means.items() if value == max(means.values())]
-    return best[len(best) // 2]
+    ties = [weight for weight, value in means.items() if value == max(means.values())]
+    return ties[len(ties) // 2]
 
 
 def curve(dense: Run, sparse: Run, dev: Split, measure: str = MEASURE) -> dict[float, float]:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from paradigms.core import Tokens
 from paradigms.find import recall
-from paradigms.find.ranking import Ranked, best, scores
+from paradigms.find.ranking import Ranked, scores, top_documents
 from paradigms.recipe import Recipe
 from paradigms.store.build import Advance
 from paradigms.store.columns import DEFECTS, MANIFEST
@@ -71,10 +71,10 @@ class Index:
         parts = [self.checked(recipe, query) for query in queries]
         with torch.inference_mode():
             weighed = [recipe.with_salience(part) for part in parts if part.mask.any()]
-            measured = recall.measure(
+            choices = recall.measure(
                 self.finder, self.store, weighed[0][0] if weighed else recipe, [part for _, part in weighed]
             )
-        return Index(self.store.describe(recall=[asdict(choice) for choice in measured]), self.finder)
+        return Index(self.store.describe(recall=[asdict(choice) for choice in choices]), self.finder)
 
     @property
     def choices(self) -> list[recall.Choice]:
@@ -121,7 +121,8 @@ class Index:
             return [{} for _ in full]
         with torch.inference_mode():
             weighed = [recipe.with_salience(part) for part in parts]
-            recipe, parts = weighed[0][0], [part for _, part in weighed]
+            recipe = weighed[0][0]
+            parts = [part for _, part in weighed]
             ranked = self._finder(recipe, k).search(self.store, recipe, parts, min(k, len(self)), advance)
         return [row if tokens else {} for row, tokens in zip(ranked, full, strict=True)]
 
@@ -148,7 +149,7 @@ class Index:
             values = scores(store, recipes, queries[n : n + 1], rows)
             values[:, torch.from_numpy(store.offsets[rows] == store.offsets[rows + 1])] = -torch.inf
             for new, row in zip(ranked, values, strict=True):
-                new.append(best(store, row, rows, len(rows)))
+                new.append(top_documents(store, row, rows, len(rows)))
         return ranked
 
     def certified(self, recipe: Recipe, queries: Tokens, k: int = 10) -> list[tuple[dict[str, float], bool]]:
@@ -165,7 +166,8 @@ class Index:
             raise ValueError(f"the scores of {recipe.name} are not sums of maxima, so errors have no bound")
         if len(store.errors) != len(store.ids):
             raise ValueError(f"{store} has no errors: call certify with the store of all tokens")
-        rows, queries = store.with_tokens(), self.checked(recipe, queries)
+        rows = store.with_tokens()
+        queries = self.checked(recipe, queries)
         ranked = []
         one = torch.ones(1, 1, 1, 1)
         for n in range(len(queries.mask)):
@@ -177,7 +179,7 @@ class Index:
             top = np.argsort(-(exact := values.cpu().numpy()), kind="stable")[:k]
             rest = np.delete(np.arange(len(rows)), top)
             sure = (exact - below)[top].min(initial=np.inf) > (exact + above)[rest].max(initial=-np.inf)
-            ranked.append((best(store, values, rows, k) if len(lengths) else {}, bool(sure)))
+            ranked.append((top_documents(store, values, rows, k) if len(lengths) else {}, bool(sure)))
         return ranked
 
     def checked(self, recipe: Recipe, queries: Tokens) -> Tokens:

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from paradigms.core import Tokens
-from paradigms.find.ranking import Ranked, best, imputed, scanned, scores
+from paradigms.find.ranking import Ranked, imputed, scanned, scores, top_documents
 from paradigms.recipe import Recipe
 from paradigms.scoring.stored import PackedQueries, Scanned, divided
 from paradigms.scoring.threads import shared, worth
@@ -95,8 +95,10 @@ class Lists(Derived):
 
     def open(self, store: Store) -> OpenLists:
         """Open the lists. Document numbers are not checked until a search reads them."""
-        begins, entries = store.files.array(BEGINS, "int64"), store.files.array(ENTRIES, "uint32")
-        listed, lists = len(entries), len(store.codec.packed)
+        begins = store.files.array(BEGINS, "int64")
+        entries = store.files.array(ENTRIES, "uint32")
+        listed = len(entries)
+        lists = len(store.codec.packed)
         first = int(np.searchsorted(store.offsets, listed))
         wrong = len(begins) != lists + 1 or begins[0] != 0 or (np.diff(begins) < 0).any()
         if wrong or begins[-1] != listed:
@@ -145,7 +147,7 @@ class Probing:
     def search(
         self, store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance
     ) -> Ranked:
-        wanted = max(k, self.candidates or max(CANDIDATES, EACH * k))
+        candidates = max(k, self.candidates or max(CANDIDATES, EACH * k))
         imputes = recipe.search == "impute"
         if imputes and recipe.search_tokens <= SMALL:
             return imputed(store, recipe, parts, k, advance, self.token_search)
@@ -160,20 +162,20 @@ class Probing:
             coarse = _coarse(store)
             packed = coarse.packed(Tokens(query.vectors, query.mask) if imputes else query)
             probed = _probe(store, packed, self.probes or PROBES, recipe.search_tokens if imputes else 0)
-            rows = _bounded(store, packed, probed, BOUNDED * wanted)
-            rows = _largest(rows, _f(coarse, packed, rows, probed.chosen, probed.least), wanted)
+            rows = _bounded(store, packed, probed, BOUNDED * candidates)
+            rows = _largest(rows, _f(coarse, packed, rows, probed.chosen, probed.least), candidates)
             every = np.ones_like(probed.chosen)
             fine = _fine(store)
             if fine.tokens.bits > coarse.tokens.bits:
                 # All tokens are scored, so that only imputation has a floor.
                 floors = probed.missing if imputes else np.full_like(probed.least, -np.inf)
                 f = _f(coarse, packed, rows, every, floors)
-                rows = _largest(rows, f, max(k, wanted // REFINED))
+                rows = _largest(rows, f, max(k, candidates // REFINED))
                 packed = fine.repacked(packed)
             if not imputes:
-                return best(store, scores(store, [recipe], query, rows, packed)[0], rows, k)
+                return top_documents(store, scores(store, [recipe], query, rows, packed)[0], rows, k)
             f = _f(fine, packed, rows, every, probed.missing)
-            return best(store, torch.from_numpy(f) / query.mask.shape[-1], rows, k)
+            return top_documents(store, torch.from_numpy(f) / query.mask.shape[-1], rows, k)
 
         return _each(parts, advance, search)
 
@@ -215,15 +217,15 @@ def _probe(store: Store, packed: PackedQueries, probes: int, k: int) -> ProbedLi
     missing = np.empty(count, np.float32)
     # Standard deviation of the products of residuals, whose spread is σ, with a query token.
     noise = np.linalg.norm(packed.vectors, axis=1).astype(np.float32)
-    loops.select(query.near, store.once(list_sizes), probes, k, noise, least, missing)
-    tokens, lists = loops.probed(query.near, least)
-    chosen = np.zeros(len(query.near), np.bool_)
+    loops.select(query.centroid_products, store.once(list_sizes), probes, k, noise, least, missing)
+    tokens, lists = loops.probed(query.centroid_products, least)
+    chosen = np.zeros(len(query.centroid_products), np.bool_)
     chosen[lists] = True
     return ProbedLists(tokens, lists, chosen, least, missing)
 
 
-def _bounded(store: Store, packed: PackedQueries, probed: ProbedLists, wanted: int) -> np.ndarray:
-    """Return, in ascending order, the `wanted` documents with the largest bounds.
+def _bounded(store: Store, packed: PackedQueries, probed: ProbedLists, limit: int) -> np.ndarray:
+    """Return, in ascending order, the `limit` documents with the largest bounds.
 
     Bounds are weighted by the query's salience, if any. The documents are divided among the threads, so that
     no two threads update the same document.
@@ -243,7 +245,7 @@ def _bounded(store: Store, packed: PackedQueries, probed: ProbedLists, wanted: i
         loops.cut(lists.entries, begins, ends, document, cuts[n])
     cuts[0] = begins
     cuts[threads] = ends
-    similarities = query.near, probed.least, query.weights
+    similarities = query.centroid_products, probed.least, query.weights
 
     def bound(n: int) -> tuple[np.ndarray, np.ndarray]:
         # Removed until it is cleared again, so that an interrupted search cannot leave a dirty state.
@@ -257,13 +259,13 @@ def _bounded(store: Store, packed: PackedQueries, probed: ProbedLists, wanted: i
         count = loops.bound(*similarities, *ranges, store.living[: lists.first], state, rows)
         tail = probed.chosen, store.columns["centroids"], store.offsets, first, edges[n + 1], store.living
         count = loops.bound_unlisted(*similarities, *tail, state, rows, count)
-        best_rows = loops.largest(rows[:count], state, wanted)
+        best_rows = loops.largest(rows[:count], state, limit)
         lists.states.state = state
         return best_rows
 
     parts = shared(bound, range(threads), threads)
     rows, bounds = (np.concatenate(values) for values in zip(*parts, strict=True))
-    return np.unique(_largest(rows, bounds, wanted))
+    return np.unique(_largest(rows, bounds, limit))
 
 
 def _f(
@@ -276,16 +278,17 @@ def _f(
     """
     from paradigms.scoring import kernels
 
-    best = np.empty((len(rows), packed.query.near.shape[1]), np.float32)
-    starts, stops = read.offsets[rows], read.offsets[rows + 1]
+    maxima = np.empty((len(rows), packed.query.centroid_products.shape[1]), np.float32)
+    starts = read.offsets[rows]
+    stops = read.offsets[rows + 1]
     width = packed.vectors.shape[1]
 
     def probe(part: slice) -> None:
         documents = kernels.Documents(starts[part], stops[part], NONE)
-        kernels.probe(read.tokens, packed.query, documents, width, chosen, best[part])
+        kernels.probe(read.tokens, packed.query, documents, width, chosen, maxima[part])
 
     divided(probe, len(rows), int((stops - starts).sum()) // 4)
-    filled = np.maximum(best[:, : len(missing)], missing)
+    filled = np.maximum(maxima[:, : len(missing)], missing)
     return np.einsum("nj, j -> n", filled, packed.query.weights[: len(missing)])
 
 
@@ -293,7 +296,9 @@ def list_sizes(store: Store) -> np.ndarray:
     """Count each list's tokens, excluding those of deleted documents."""
     from paradigms.find import loops
 
-    begins, centroids, offsets = store.derived.begins, store.columns["centroids"], store.offsets
+    begins = store.derived.begins
+    centroids = store.columns["centroids"]
+    offsets = store.offsets
 
     def counted(documents: np.ndarray) -> np.ndarray:
         places = ranges(offsets[documents], offsets[documents + 1])
@@ -351,6 +356,7 @@ def _largest(rows: np.ndarray, f: np.ndarray, count: int) -> np.ndarray:
     """Return, in ascending order, the `count` rows with the largest f. Ties go to the lowest rows."""
     if len(rows) > count:
         least = np.partition(f, -count)[-count]
-        above, equal = rows[f > least], np.sort(rows[f == least])
+        above = rows[f > least]
+        equal = np.sort(rows[f == least])
         rows = np.concatenate([above, equal[: count - len(above)]])
     return np.sort(rows)

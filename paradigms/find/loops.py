@@ -18,18 +18,18 @@ ABOVE = np.array([0.5 * math.erfc(-n / STEPS / math.sqrt(2)) for n in range(-6 *
 
 @no_type_check
 @cached_njit(nogil=True)
-def select(similarities, sizes, probes, wanted, spread, least, missing):
-    """Find each query token's lowest similarity to a probed list; estimate its `wanted`-th best to a token.
+def select(similarities, sizes, probes, rank, spread, least, missing):
+    """Find each query token's lowest similarity to a probed list; estimate its `rank`-th best to a token.
 
     similarities: of the K centroids to query tokens, [K, lanes]; only the first `missing.shape[0]` lanes are
     used. sizes: tokens per list, [K]. least[j] is set to the similarity of token j to its `probes`-th most
     similar list, to the precision of a histogram bin. missing[j] is set to the similarity m above which
-    `wanted` tokens are expected. A token's similarity is modelled as its centroid's similarity plus normal
+    `rank` tokens are expected. A token's similarity is modelled as its centroid's similarity plus normal
     noise of standard deviation spread[j]:
 
-        Σ_c sizes[c] · Φ((similarities[c, j] − m) / spread[j]) = wanted.
+        Σ_c sizes[c] · Φ((similarities[c, j] − m) / spread[j]) = rank.
 
-    wanted = 0 saves the time of this estimate.
+    rank = 0 saves the time of this estimate.
     """
     count = missing.shape[0]
     low = similarities[0, :count].copy()
@@ -50,10 +50,10 @@ def select(similarities, sizes, probes, wanted, spread, least, missing):
                 tokens[j, bin] += sizes[c]
     for j in range(count):
         noise = spread[j] * scale[j]
-        reached = blurred(tokens[j], wanted, noise)
-        if lists[j].sum() < probes or (wanted and reached - 4 * noise < BINS // 2):
+        reached = blurred(tokens[j], rank, noise)
+        if lists[j].sum() < probes or (rank and reached - 4 * noise < BINS // 2):
             count_below(similarities[:, j], sizes, half[j], low[j], scale[j], lists[j], tokens[j])
-            reached = blurred(tokens[j], wanted, noise)
+            reached = blurred(tokens[j], rank, noise)
         missing[j] = low[j] + reached / scale[j]
         # The product of a list at the bin's edge may be rounded to the bin above.
         least[j] = low[j] + (place(lists[j], probes) - np.float32(1e-3)) / scale[j]
@@ -72,10 +72,11 @@ def count_below(similarities, sizes, half, low, scale, lists, tokens):
 
 @no_type_check
 @cached_njit(nogil=True)
-def place(histogram, wanted):
-    """Return the highest bin such that the counts from this bin upwards sum to at least `wanted`, or 0."""
-    bin, counted = histogram.shape[0] - 1, histogram[-1]
-    while bin > 0 and counted < wanted:
+def place(histogram, count):
+    """Return the highest bin such that the counts from this bin upwards sum to at least `count`, or 0."""
+    bin = histogram.shape[0] - 1
+    counted = histogram[-1]
+    while bin > 0 and counted < count:
         bin -= 1
         counted += histogram[bin]
     return bin
@@ -83,22 +84,25 @@ def place(histogram, wanted):
 
 @no_type_check
 @cached_njit(nogil=True)
-def blurred(histogram, wanted, spread):
+def blurred(histogram, count, spread):
     """Return the result of `place` on a histogram blurred by normal noise of deviation `spread`, in bins."""
-    if spread < 0.5 or wanted == 0:
-        return place(histogram, wanted)
+    if spread < 0.5 or count == 0:
+        return place(histogram, count)
     bins = histogram.shape[0]
     # above[2 * bins + d]: the share of a bin that noise leaves above the bin d lower
     above = np.empty(3 * bins)
-    step, last = STEPS / spread, ABOVE.shape[0] - 1
+    step = STEPS / spread
+    last = ABOVE.shape[0] - 1
     for n in range(3 * bins):
         above[n] = ABOVE[max(0, min(last, last // 2 + round((n - 2 * bins) * step)))]
-    low, high = 0, 2 * bins  # the expected number above `low` is at least `wanted`, or low is 0
+    low = 0  # the expected number above it is at least `count`, or it is 0
+    high = 2 * bins
     while high - low > 1:
-        middle, total = (low + high) // 2, 0.0
+        middle = (low + high) // 2
+        total = 0.0
         for bin in range(bins):
             total += histogram[bin] * above[2 * bins + bin - middle]
-        if total >= wanted:
+        if total >= count:
             low = middle
         else:
             high = middle
@@ -112,7 +116,9 @@ def probed(similarities, least):
 
     The pairs are sorted by token, then by descending similarity.
     """
-    tokens, lists, values = [0][:0], [0][:0], [np.float32(0)][:0]
+    tokens = [0][:0]
+    lists = [0][:0]
+    values = [np.float32(0)][:0]
     for c in range(similarities.shape[0]):
         for j in range(least.shape[0]):
             if similarities[c, j] >= least[j]:
@@ -138,7 +144,8 @@ def bound(similarities, least, weights, tokens, lists, begins, ends, entries, al
     """
     met = 0
     for n in range(tokens.shape[0]):
-        j, turn = tokens[n], np.float32(tokens[n] + 1)
+        j = tokens[n]
+        turn = np.float32(tokens[n] + 1)
         value = weights[j] * (similarities[lists[n], j] - least[j])
         for entry in range(begins[n], ends[n]):
             if entry + AHEAD < ends[n]:
@@ -163,19 +170,19 @@ def bound_unlisted(
     chosen[c]: whether any query token probes list c. met: number of documents in `documents` so far. Returns
     the new number.
     """
-    best = np.empty(least.shape[0], np.float32)
+    maxima = np.empty(least.shape[0], np.float32)
     for d in range(first, stop):
-        found = False
+        listed = False
         for token in range(offsets[d], offsets[d + 1] if alive[d] else offsets[d]):
             c = min(np.int64(centroids[token]), similarities.shape[0] - 1)
             if chosen[c]:
-                if not found:
-                    best[:] = least
-                    found = True
+                if not listed:
+                    maxima[:] = least
+                    listed = True
                 for j in range(least.shape[0]):
-                    best[j] = max(best[j], similarities[c, j])
-        if found:
-            state[d, 0] = (weights[: least.shape[0]] * (best - least)).sum()
+                    maxima[j] = max(maxima[j], similarities[c, j])
+        if listed:
+            state[d, 0] = (weights[: least.shape[0]] * (maxima - least)).sum()
             documents[met] = d
             met += 1
     return met
@@ -188,18 +195,21 @@ def largest(documents, state, count):
 
     The state of all documents is reset to 0.
     """
-    low, high = np.float32(np.inf), np.float32(-np.inf)
+    low = np.float32(np.inf)
+    high = np.float32(-np.inf)
     for d in documents:
         low, high = min(low, state[d, 0]), max(high, state[d, 0])
     scale = np.float32(BINS - 1) / max(high - low, np.float32(1e-9))
     histogram = np.zeros(BINS, np.int64)
     for d in documents:
         histogram[int((state[d, 0] - low) * scale)] += 1
-    last, used = place(histogram, count), 0
+    last = place(histogram, count)
+    used = 0
     bounds = np.empty(histogram[last:].sum(), np.float32)
     for d in documents:
         if int((state[d, 0] - low) * scale) >= last:
-            documents[used], bounds[used] = d, state[d, 0]
+            documents[used] = d
+            bounds[used] = state[d, 0]
             used += 1
         state[d] = 0
     return documents[:used], bounds
@@ -213,7 +223,8 @@ def cut(entries, begins, ends, document, out):
     Entries are in ascending order between begins[n] and ends[n].
     """
     for n in range(begins.shape[0]):
-        low, high = begins[n], ends[n]
+        low = begins[n]
+        high = ends[n]
         while low < high:
             middle = (low + high) // 2
             if entries[middle] < document:

@@ -50,8 +50,8 @@ class NearTokens:
     probes: int = 0
 
     def efforts(self, store: Store, k: int) -> Iterator["NearTokens"]:
-        near: Nearest = store.derived
-        return (NearTokens(self.probes or probes) for probes in near.efforts())
+        nearest: Nearest = store.derived
+        return (NearTokens(self.probes or probes) for probes in nearest.efforts())
 
     def exhaustive(self, store: Store) -> Exact:
         return Exact()
@@ -68,6 +68,6 @@ class NearTokens:
         vectors: query tokens [t, h].
         """
         queries = np.ascontiguousarray(vectors.float().cpu().numpy())
-        near: Nearest = store.derived
-        scores, tokens = near(queries, min(k, store.living_tokens), store.dead, self.probes)
+        nearest: Nearest = store.derived
+        scores, tokens = nearest(queries, min(k, store.living_tokens), store.dead, self.probes)
         return torch.from_numpy(scores).to(vectors), torch.from_numpy(tokens).to(vectors.device)

@@ -98,7 +98,8 @@ class Nearest:
     """The vectors in a FAISS file. shape: the expected number and dimension of the vectors."""
 
     def __init__(self, files: Files, shape: tuple[int, int]) -> None:
-        self.files, self.shape = files, shape
+        self.files = files
+        self.shape = shape
         self._content = files.array(FILE, "uint8")  # stays at this commit, even if the file is replaced
 
     @cached_property
@@ -129,34 +130,35 @@ class Nearest:
         yield max(PROBES, most)
 
     def __call__(
-        self, queries: np.ndarray, wanted: int, dead: np.ndarray | None, probes: int
+        self, queries: np.ndarray, count: int, dead: np.ndarray | None, probes: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the inner products and positions of the `wanted` nearest vectors for each query.
+        """Return the inner products and positions of the `count` nearest vectors for each query.
 
         dead: mask of vectors to skip. probes: number of inverted lists to read, or a DEPTH-th of the vectors
         that the search of a graph keeps; 0 means PROBES.
         """
         probes = probes or PROBES
-        if not wanted or not len(queries):
-            return np.zeros((len(queries), wanted), np.float32), np.zeros((len(queries), wanted), np.int64)
-        faiss, index = _faiss(), self.index
+        if not count or not len(queries):
+            return np.zeros((len(queries), count), np.float32), np.zeros((len(queries), count), np.int64)
+        faiss = _faiss()
+        index = self.index
         lists = faiss.try_extract_index_ivf(index)
         if lists is not None:
             lists.nprobe = probes
         for graph in self._graphs():
             graph.efSearch = max(DEPTH * probes, 16)
-        requested = wanted
+        requested = count
         while True:
             with _threads(faiss):
                 scores, rows = index.search(queries, requested)
             alive = rows >= 0
             if dead is not None:
                 alive &= ~dead[rows]
-            ended = (rows[:, -1] < 0) | (alive.sum(1) >= wanted)
+            ended = (rows[:, -1] < 0) | (alive.sum(1) >= count)
             if ended.all() or requested == index.ntotal:
                 break
             requested = min(2 * requested, index.ntotal)
-        order = np.argsort(~alive, axis=1, kind="stable")[:, :wanted]
+        order = np.argsort(~alive, axis=1, kind="stable")[:, :count]
         scores, rows = np.where(alive, scores, -np.inf), np.where(alive, rows, -1)
         return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
 
@@ -179,7 +181,8 @@ def _empty(name: str, dim: int) -> Any:
 
 
 def _parsed(content: np.ndarray) -> Any:
-    faiss, start = _faiss(), 0
+    faiss = _faiss()
+    start = 0
 
     def read(size: int) -> bytes:
         nonlocal start
@@ -207,7 +210,8 @@ def _faiss() -> Any:
 @contextmanager
 def _threads(faiss: Any) -> Iterator[None]:
     """Make FAISS use as many threads as torch."""
-    threads, least = faiss.omp_get_max_threads(), faiss.cvar.distance_compute_blas_threshold
+    threads = faiss.omp_get_max_threads()
+    least = faiss.cvar.distance_compute_blas_threshold
     faiss.omp_set_num_threads(torch.get_num_threads())
     faiss.cvar.distance_compute_blas_threshold = BLAS_QUERIES * torch.get_num_threads()
     try:

@@ -50,9 +50,11 @@ def inverted(
     rows = np.where(frequent, np.cumsum(frequent) - 1, -1)
     number = -(-len(living) // BLOCK)
     dense = np.zeros((int(frequent.sum()), number * BLOCK), np.float32)
-    cells, count = np.zeros_like(starts), len(by_term)
+    cells = np.zeros_like(starts)
+    count = len(by_term)
     # Parts of `np.empty` that are never written take no memory.
-    blocks, largest = np.empty(count, np.int32), np.zeros(count, codes.dtype)
+    blocks = np.empty(count, np.int32)
+    largest = np.zeros(count, codes.dtype)
     first = np.empty(count + 1, np.int64)
     packed = np.empty(count - int(np.diff(starts)[frequent].sum()), np.uint32)
     used = _fill(by_term, weights, starts, table, rows, cells, blocks, largest, first, packed, dense)
@@ -75,15 +77,19 @@ def _by_term(
 @cached_njit(nogil=True)
 def _fill(documents, weights, starts, table, rows, cells, blocks, largest, first, packed, dense):
     """Fill the cells and postings, merging a document's repeated terms; return the number of postings."""
-    cell, used = -1, 0
+    cell = -1
+    used = 0
     for v in range(starts.shape[0] - 1):
-        block, before = -1, -1
+        block = -1
+        before = -1
         for p in range(starts[v], starts[v + 1]):
-            document, weight = documents[p], weights[p]
+            document = documents[p]
+            weight = weights[p]
             if document // BLOCK != block:
                 block = document // BLOCK
                 cell += 1
-                blocks[cell], first[cell] = block, used
+                blocks[cell] = block
+                first[cell] = used
             posting = np.uint32(((document % BLOCK) << 16) | weight)
             if rows[v] >= 0:
                 dense[rows[v], document] = max(dense[rows[v], document], table[weight])
@@ -101,7 +107,7 @@ def _fill(documents, weights, starts, table, rows, cells, blocks, largest, first
 
 @no_type_check
 @cached_njit(nogil=True)
-def best(postings, table, terms, weights, k, rows, scores):
+def top_rows(postings, table, terms, weights, k, rows, scores):
     """Find the k best documents; write their rows and scores, and return how many were written.
 
     terms [m], weights [m] > 0: the query. Documents that were among the k best only temporarily are also
@@ -115,7 +121,8 @@ def best(postings, table, terms, weights, k, rows, scores):
         for cell in range(postings.terms[terms[m]], postings.terms[terms[m] + 1]):
             bounds[postings.blocks[cell]] += weights[m] * table[postings.largest[cell]]
             cells[postings.blocks[cell], m] = cell
-    heap, count = np.zeros(k, np.float32), 0  # the k best scores, the smallest first
+    heap = np.zeros(k, np.float32)  # the k best scores, the smallest first
+    count = 0
     sums = np.empty(BLOCK, np.float32)
     start = np.argmax(bounds)
     for n in range(-1, postings.number):
@@ -124,7 +131,9 @@ def best(postings, table, terms, weights, k, rows, scores):
             continue
         sums[:] = 0
         for m in range(terms.shape[0]):
-            cell, weight, row = cells[block, m], weights[m], postings.rows[terms[m]]
+            cell = cells[block, m]
+            weight = weights[m]
+            row = postings.rows[terms[m]]
             if row >= 0:
                 here = postings.dense[row, block * BLOCK : (block + 1) * BLOCK]
                 for place in range(BLOCK):
@@ -135,7 +144,8 @@ def best(postings, table, terms, weights, k, rows, scores):
         for place in range(BLOCK):
             score = sums[place]
             if score > 0 and score >= heap[0]:
-                rows[count], scores[count] = block * BLOCK + place, score
+                rows[count] = block * BLOCK + place
+                scores[count] = score
                 count += 1
                 if score > heap[0]:
                     replace_least(heap, score)

@@ -16,11 +16,10 @@ from torch import Tensor
 
 from paradigms.core import Tokens
 from paradigms.find.nearest import FLAT, Factory, Nearest
-from paradigms.find.ranking import Ranked, best, scores
+from paradigms.find.ranking import Ranked, scores, top_documents
 from paradigms.find.scan import Exact
 from paradigms.io.checks import Range
-from paradigms.lemur import SAMPLE, TARGETS, TOKENS, Features, Regression, fit_features
-from paradigms.lemur import best as best_tokens
+from paradigms.lemur import SAMPLE, TARGETS, TOKENS, Features, Regression, fit_features, token_maxima
 from paradigms.recipe import Recipe
 from paradigms.store.build import Advance
 from paradigms.store.columns import Files, Writer
@@ -71,7 +70,8 @@ class Predictors(Derived):
 
     def _fit(self, writer: Writer, store: Store) -> None:
         """Train and write ψ; also write the tokens for fitting documents' weights."""
-        random, stored = np.random.default_rng(self.seed), store.columns["vectors"]
+        random = np.random.default_rng(self.seed)
+        stored = store.columns["vectors"]
         chosen = random.choice(len(stored), min(TOKENS, len(stored)), replace=False)
         order = np.argsort(chosen)
         rows = np.empty((len(chosen), store.dim), np.float16)
@@ -80,7 +80,7 @@ class Predictors(Derived):
         targets = vectors.new_zeros((len(vectors), 0))
         if self.epochs:
             sample = np.sort(random.permutation(store.with_tokens())[:TARGETS])
-            parts = [best_tokens(store.tokens(block), vectors) for block in store.blocks(READ, sample)]
+            parts = [token_maxima(store.tokens(block), vectors) for block in store.blocks(READ, sample)]
             targets = torch.cat(parts, 1)
         features = fit_features(targets, vectors, self.width, self.epochs, self.seed)
         columns = [part if part.ndim == 2 else part[:, None] for part in astuple(features)]
@@ -160,6 +160,7 @@ class NearDocuments:
             _, candidates = self.nearest(store, queries, max(k, self.candidates or max(CANDIDATES, EACH * k)))
             for n, rows in enumerate(candidates):
                 rows = np.sort(rows[rows >= 0])
-                ranked.append(best(store, scores(store, [recipe], queries[n : n + 1], rows)[0], rows, k))
+                [row] = scores(store, [recipe], queries[n : n + 1], rows)
+                ranked.append(top_documents(store, row, rows, k))
                 advance(1)
         return ranked

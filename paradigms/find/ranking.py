@@ -36,7 +36,7 @@ def gathered(
     ranked = []
     for query, _, tokens in retrieved_each(store, parts, recipe.search_tokens, retrieve):
         rows = np.unique(store.owners(tokens[tokens >= 0].cpu().numpy()))
-        ranked.append(best(store, scores(store, [recipe], query, rows)[0], rows, k))
+        ranked.append(top_documents(store, scores(store, [recipe], query, rows)[0], rows, k))
         advance(1)
     return ranked
 
@@ -49,7 +49,7 @@ def imputed(
     for _, similarities, tokens in retrieved_each(store, parts, recipe.search_tokens, retrieve):
         owners = torch.from_numpy(store.owners(tokens.cpu().numpy())).to(tokens.device)
         rows, filled = retrieved_rel(similarities, owners, store.living_tokens, recipe.imputation)
-        ranked.append(best(store, filled, rows.cpu().numpy(), k))
+        ranked.append(top_documents(store, filled, rows.cpu().numpy(), k))
         advance(1)
     return ranked
 
@@ -92,7 +92,8 @@ def scores(
         packed = read.packed(query) if packed is None else packed
         values[compilable] = read.relevances([recipes[n] for n in compilable], packed, rows)[:, 0]
     if others:
-        pooled, query = any(recipes[n].reads_pool for n in others), _trimmed(query)
+        pooled = any(recipes[n].reads_pool for n in others)
+        query = _trimmed(query)
         parts = []
         for block in [rows] if pooled else store.blocks(CANDIDATES, rows):
             documents = store.tokens(block, query.mask.device)
@@ -124,13 +125,14 @@ def keys(store: Store, scores: Float[Tensor, "b n"], rows: np.ndarray) -> Int[Te
 
 def decoded(store: Store, keys: Int[Tensor, " k"]) -> dict[str, float]:
     """Convert keys to a dictionary, document id → score, in the same order."""
-    high, rank = keys >> 32, 0xFFFFFFFF - (keys & 0xFFFFFFFF)
+    high = keys >> 32
+    rank = 0xFFFFFFFF - (keys & 0xFFFFFFFF)
     scores = high.where(high >= 0, high ^ 0x7FFFFFFF).int().view(torch.float32)
     rows = store.whole.once(_order)[0][rank.cpu().numpy()]
     return by_id(store, rows, scores.tolist())
 
 
-def best(store: Store, scores: Float[Tensor, " n"], rows: np.ndarray, k: int) -> dict[str, float]:
+def top_documents(store: Store, scores: Float[Tensor, " n"], rows: np.ndarray, k: int) -> dict[str, float]:
     """Return the k best documents among `rows`, best first, or all if there are fewer."""
     if not len(rows):
         return {}

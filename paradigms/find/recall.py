@@ -89,20 +89,20 @@ def chosen(finder: Any, store: Store, search: str, k: int) -> Any:
 
 def measure(finder: Approximate, store: Store, recipe: Recipe, queries: Sequence[Tokens]) -> list[Choice]:
     """Choose the settings of a finder for each cutoff. queries: encoded queries, each [b, 1, j, h]."""
-    found: list[Choice] = []
+    selected: list[Choice] = []
     for k in sorted({min(k, len(store)) for k in CUTOFFS}):
-        best = _documents(finder.exhaustive(store), store, recipe, queries, k)
+        exact = _documents(finder.exhaustive(store), store, recipe, queries, k)
         for effort in dict.fromkeys(finder.efforts(store, k)):
             ranked = _documents(effort, store, recipe, queries, k)
-            shares = [len(a & b) / len(b) for a, b in zip(ranked, best, strict=True) if b]
+            shares = [len(a & b) / len(b) for a, b in zip(ranked, exact, strict=True) if b]
             if not shares:
                 return []
             settings = {name: getattr(effort, name) for name in asdict(effort)}  # type: ignore[call-overload]
             choice = Choice(recipe.search, k, float(np.mean(shares)), len(shares), settings, len(store))
             if choice.recall >= LEAST:
                 break
-        found.append(choice)
-    return found
+        selected.append(choice)
+    return selected
 
 
 def _documents(
@@ -116,10 +116,10 @@ def query_texts(texts: Sequence[str], tokens: int) -> list[str]:
     least, most = QUERIES
     count = max(least, min(most, READ // max(1, tokens)))
     random = np.random.default_rng(0)
-    drawn = []
+    queries = []
     for row in random.choice(len(texts), min(count, len(texts)), replace=False).tolist():
         words = texts[row].split()
         first = int(random.integers(max(1, len(words) - WORDS + 1)))
         if words:
-            drawn.append(" ".join(words[first : first + WORDS]))
-    return drawn
+            queries.append(" ".join(words[first : first + WORDS]))
+    return queries

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paradigms.core import Tokens
 from paradigms.find import ranking
-from paradigms.find.ranking import LARGE_SIZES, Ranked, best, decoded, imputed, keys, scanned
+from paradigms.find.ranking import LARGE_SIZES, Ranked, decoded, imputed, keys, scanned, top_documents
 from paradigms.recipe import Recipe
 from paradigms.scoring.stored import compiled, score, slices
 from paradigms.store.build import Advance
@@ -40,7 +40,8 @@ class Exact:
 
         vectors: query tokens [t, h].
         """
-        stored, count = store.columns["vectors"], min(k, store.living_tokens)
+        stored = store.columns["vectors"]
+        count = min(k, store.living_tokens)
         dead = None if store.dead is None else torch.from_numpy(store.dead)
         _, cells = ranking.SIZES.get(vectors.device.type, LARGE_SIZES)
         slices = vectors.split(max(1, 16 * cells // max(1, min(TOKEN_BLOCK, len(stored)))))
@@ -60,7 +61,8 @@ class Exact:
 
 def _gathered(store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance) -> Ranked:
     """Score all documents by `core.rel`, keeping one block's scores for one batch of queries in memory."""
-    device, total = parts[0].mask.device, sum(len(queries.mask) for queries in parts)
+    device = parts[0].mask.device
+    total = sum(len(queries.mask) for queries in parts)
     read = scanned(store, device) if compiled(recipe) else None
     packed = [read.packed(piece) for queries in parts for piece in slices(queries)] if read else []
     limit, _ = ranking.SIZES.get(device.type, LARGE_SIZES)
@@ -85,11 +87,12 @@ def _imputed(store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, adva
     read = scanned(store, parts[0].mask.device) if compiled(recipe) else None
     if not read:
         return imputed(store, recipe, parts, k, advance, Exact().token_search)
-    rows, ranked = np.flatnonzero(store.living), []
+    rows = np.flatnonzero(store.living)
+    ranked = []
     for piece in (piece for queries in parts for piece in slices(queries)):
         scores, owns = read.imputed(recipe, read.packed(piece), rows, store.living_tokens)
         for row, mine in zip(scores, owns, strict=True):
-            ranked.append(best(store, row[torch.from_numpy(mine)], rows[mine], k))
+            ranked.append(top_documents(store, row[torch.from_numpy(mine)], rows[mine], k))
         advance(len(owns))
     return ranked
 
@@ -106,7 +109,8 @@ def _largest(S: Tensor, k: int) -> tuple[Tensor, Tensor]:
     groups = S.shape[1] // GROUP
     if groups <= k:
         return S.topk(k, sorted=False)
-    grouped, device = groups * GROUP, S.device
+    grouped = groups * GROUP
+    device = S.device
     maxima = S[:, :grouped].view(-1, GROUP, groups).amax(1)
     chosen = maxima.topk(k, sorted=False).indices[:, None, :]
     members = (chosen + torch.arange(GROUP, device=device)[:, None] * groups).flatten(1)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from paradigms.core import Tokens
-from paradigms.find.ranking import Ranked, best
+from paradigms.find.ranking import Ranked, top_documents
 from paradigms.recipe import Recipe
 from paradigms.scoring.threads import shared
 from paradigms.store.build import Advance
@@ -44,10 +44,11 @@ class BlockMax:
             terms, places = np.unique(query.ids[mask].cpu().numpy(), return_inverse=True)
             weights = np.zeros(len(terms), np.float32)
             np.add.at(weights, places, query.vectors[..., 0][mask].cpu().numpy())
-            rows, scores = np.empty(len(store.living), np.int64), np.empty(len(store.living), np.float32)
-            count = postings.best(inverted, store.codec.table, terms, weights, k, rows, scores)
+            rows = np.empty(len(store.living), np.int64)
+            scores = np.empty(len(store.living), np.float32)
+            count = postings.top_rows(inverted, store.codec.table, terms, weights, k, rows, scores)
             advance(1)
-            return best(store, torch.from_numpy(scores[:count]), rows[:count], k)
+            return top_documents(store, torch.from_numpy(scores[:count]), rows[:count], k)
 
         each = [queries[n : n + 1] for queries in parts for n in range(len(queries.mask))]
         return shared(search, each, torch.get_num_threads())
@@ -70,7 +71,8 @@ def _check(store: Store, recipe: Recipe, queries: Tokens) -> None:
 def _postings(store: Store) -> "Postings":
     from paradigms.find.postings import inverted
 
-    ids, weights = store.columns["ids"], store.columns["weights"]
+    ids = store.columns["ids"]
+    weights = store.columns["weights"]
     if len(ids) and not 0 <= ids.min() <= ids.max() < TERMS:
         raise store.files.damaged("ids.bin", f"terms that are not from 0 to {TERMS - 1}")
     if weights.dtype == np.uint16 and weights.max(initial=0) > LARGEST:

@@ -6,7 +6,8 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from paradigms.encoder.backbone import load_backbone, load_model, load_tokenizer, packaged, pretrained
+from paradigms.encoder.backbone import load_backbone, load_model, load_tokenizer, pretrained
+from paradigms.encoder.sources import packaged
 from paradigms.generative.decoder import FAMILIES
 from paradigms.generative.identifiers import END
 

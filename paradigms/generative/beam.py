@@ -131,8 +131,8 @@ def _select(
     pool = _join([finished, longer])
     closed = np.append(np.ones(len(finished), dtype=bool), ended)
     groups = [np.flatnonzero(closed), np.flatnonzero(~closed)] if apart else [np.arange(len(pool))]
-    best = np.concatenate([rows[_best_first(pool[rows], beams)] for rows in groups])
-    return pool[best[closed[best]]], best[~closed[best]] - len(finished)
+    places = np.concatenate([rows[_best_first(pool[rows], beams)] for rows in groups])
+    return pool[places[closed[places]]], places[~closed[places]] - len(finished)
 
 
 def _next_scores(
@@ -203,12 +203,12 @@ def _continue(
         planned = _range_maxima(plan, queries, table.states[places])
         scores += planned - ahead
         ahead = planned
-    best = _largest_of_each(queries, scores, k)
-    written = prefixes.tokens[rows[best]]
-    written[:, step] = tokens[best]
-    longer = Hypotheses(queries[best], written, scores[best], ahead[best], table.states[places[best]])
+    chosen = _largest_of_each(queries, scores, k)
+    written = prefixes.tokens[rows[chosen]]
+    written[:, step] = tokens[chosen]
+    longer = Hypotheses(queries[chosen], written, scores[chosen], ahead[chosen], table.states[places[chosen]])
     order = _best_first(longer, k)
-    return rows[best][order], longer[order]
+    return rows[chosen][order], longer[order]
 
 
 def _range_maxima(

@@ -152,7 +152,8 @@ class Identifiers:
 
         Raises FileNotFoundError or ValueError, naming the file, if a file is missing or damaged.
         """
-        plain_file, arrays_file = folder / "identifiers.json", folder / "identifiers.safetensors"
+        plain_file = folder / "identifiers.json"
+        arrays_file = folder / "identifiers.safetensors"
         for file in (plain_file, arrays_file):
             require(file, folder)
         with naming(arrays_file):
@@ -199,8 +200,8 @@ def titles(corpus: Corpus, tokenizer: Any, length: int) -> Identifiers:
             row = tokenized.ids[: length - 1]
             if not row:
                 continue
-            shown = tokenizer.decode([token for token in row if token != tokenizer.unk_token_id])
-            if source != "id" and is_blank(shown.replace(SPACE, " ")):
+            visible = tokenizer.decode([token for token in row if token != tokenizer.unk_token_id])
+            if source != "id" and is_blank(visible.replace(SPACE, " ")):
                 problems.add(f"{source} without a visible, known token (not used)", corpus.ids[i])
                 continue
             oddities = {

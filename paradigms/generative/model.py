@@ -126,7 +126,8 @@ class Generative(Trainable):
         clusters = sets = None
         if settings.tokens == "clusters" or settings.set_size:
             read = base.load_base(backbone).to("cuda" if torch.cuda.is_available() else "cpu").eval()
-            encoder, vectors = base.encoder_of(read), base.token_vectors(read)
+            encoder = base.encoder_of(read)
+            vectors = base.token_vectors(read)
             tokenizer = base.load_base_tokenizer(backbone)
             if settings.tokens == "clusters":
                 clusters = cluster_tokens(encoder, vectors, tokenizer, corpus, identifiers, settings)

@@ -115,14 +115,17 @@ class NGramIndex:
         key = np.where(lo < hi, lo * self._stride + depth, -1)
         node = np.searchsorted(self.nodes, key)
         after = np.searchsorted(self.nodes, key, "right")
-        first, last = self.first[node], self.first[after]
+        first = self.first[node]
+        last = self.first[after]
         single = np.flatnonzero((first == last) & (lo < hi))  # not nodes: at most one successor
         only = self.text[self.rows[lo[single]] + depth[single]]
         single, only = single[only != SEPARATOR], only[only != SEPARATOR]
         first[single], last[single] = 0, 1  # placeholders, overwritten below
         offsets, places = ranges(first, last)
-        tokens, lows = self.tokens[places].astype(np.int64), self.lows[places].astype(np.int64)
-        tokens[offsets[single]], lows[offsets[single]] = only, lo[single]
+        tokens = self.tokens[places].astype(np.int64)
+        lows = self.lows[places].astype(np.int64)
+        tokens[offsets[single]] = only
+        lows[offsets[single]] = lo[single]
         successors = np.empty((len(tokens), 3), dtype=np.int64)
         successors[:, 0] = lows
         successors[:-1, 1] = lows[1:]

@@ -151,8 +151,8 @@ def span_pairs(
             source = split.queries[query]
             w = span_weights(source, passage.words)[starts]
             rng = random.Random(f"{seed} {query} {id}")
-            drawn = rng.choices(starts, np.exp(w - w.max()).tolist(), k=spans)
-            pairs += [Pair(source, document, *passage.span(start, words)) for start in drawn]
+            sampled = rng.choices(starts, np.exp(w - w.max()).tolist(), k=spans)
+            pairs += [Pair(source, document, *passage.span(start, words)) for start in sampled]
     return pairs
 
 

@@ -193,10 +193,10 @@ class GenerativeRetriever:
             scores = np.repeat(names.scores - names.ahead, lengths)
             if plan is not None:
                 scores += plan[query, numbers]
-            best: dict[int, float] = {}  # clusters spell a name in several ways
+            largest: dict[int, float] = {}  # clusters spell a name in several ways
             for number, score in zip(numbers.tolist(), scores.tolist(), strict=True):
-                best[number] = max(score, best.get(number, score))
-            yield best
+                largest[number] = max(score, largest.get(number, score))
+            yield largest
 
     def _search_ngrams(self, texts: list[str]) -> Iterator[dict[int, float]]:
         """Score documents by SEAL's keys: n-grams kept in any step, n-grams of the query, single tokens."""

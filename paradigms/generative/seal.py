@@ -83,9 +83,9 @@ def first_step(model: Generative, sources: Batch) -> Float[np.ndarray, "b v"]:
         log_p = model.next_scores(states, start)[:, 0].cpu().double().numpy()
     if model.clusters is None:
         return log_p
-    best = np.full((model.identifiers.vocabulary, len(log_p)), -np.inf)
-    np.maximum.at(best, model.clusters.surface, log_p.T)
-    return best.T
+    largest = np.full((model.identifiers.vocabulary, len(log_p)), -np.inf)
+    np.maximum.at(largest, model.clusters.surface, log_p.T)
+    return largest.T
 
 
 def gram_weights(index: NGramIndex, states: States, log_p: Weights, exponent: float = ALPHA) -> Weights:
@@ -126,8 +126,9 @@ def seal_scores(
         tokens, single, values = _unigrams(index, states, unigrams)
         late = np.zeros(len(unigrams))
         late[tokens] = values
-        best = np.argsort(-values, kind="stable")[: len(states)]
-        states, weights = np.concatenate([states, single[best]]), np.concatenate([weights, values[best]])
+        additions = np.argsort(-values, kind="stable")[: len(states)]
+        states = np.concatenate([states, single[additions]])
+        weights = np.concatenate([weights, values[additions]])
     order = np.lexsort((states[:, 2], states[:, 0], -weights))
     order = order[weights[order] > 0]
     states, weights = states[order], weights[order]
@@ -154,7 +155,8 @@ def _unigrams(
     likely = np.zeros(len(log_p), dtype=bool)
     likely[np.argsort(-log_p, kind="stable")[:LIKELY]] = True
     new = likely[branches.tokens] & ~np.isin(branches.states[:, 0], keys[keys[:, 2] == 1, 0])
-    tokens, states = branches.tokens[new], branches.states[new]
+    tokens = branches.tokens[new]
+    states = branches.states[new]
     return tokens, states, gram_weights(index, states, log_p[tokens], exponent=1.0)
 
 

@@ -53,8 +53,8 @@ class TokenSets(nn.Module):
 
     def all_scores(self, states: Float[Tensor, "b j h"], mask: Tensor) -> Float[Tensor, "b d"]:
         """Compute the set part of rel for every document: max_j once per token, then a sum per document."""
-        best = (states @ self.vectors.mT).masked_fill(~mask[..., None], -torch.inf).amax(1)
-        padded = nn.functional.pad(best.mT, (0, 0, 0, 1))
+        maxima = (states @ self.vectors.mT).masked_fill(~mask[..., None], -torch.inf).amax(1)
+        padded = nn.functional.pad(maxima.mT, (0, 0, 0, 1))
         pad = len(self.vectors)
         return nn.functional.embedding_bag(self.members, padded, mode="sum", padding_idx=pad).mT
 

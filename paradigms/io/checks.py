@@ -17,7 +17,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args
 
 T = TypeVar("T")
 NUMBERS: dict[type, type] = {int: Integral, float: Real}  # accepts numpy's numbers, and integers as floats
-LEAST_INT, MOST_INT = -(1 << 63), (1 << 64) - 1  # what compiled code and seeds can hold
+LEAST_INT = -(1 << 63)
+MOST_INT = (1 << 64) - 1  # what compiled code and seeds can hold
 LABELS = 1 << 20
 UNSEEN = {"Cc", "Cf", "Mn", "Zl", "Zp", "Zs"}  # categories of characters that show nothing by themselves
 HEADER = 8 << 20  # bytes; 100,000 tensors take 6 MB

@@ -47,7 +47,7 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter, get_loader, set_p
 from paradigms.io.device import choose_device
 from paradigms.io.flags import add_device, add_plugin, spell, spelled
 from paradigms.io.plugins import load_plugins
-from paradigms.io.terminal import shown
+from paradigms.io.terminal import printable
 
 Settings = TypeVar("Settings")
 # jsonargparse's message about a value of a wrong type
@@ -93,7 +93,7 @@ class Parser(ArgumentParser):
         if wrong and wrong[1] in self.hints:
             expected = _described(self.hints[wrong[1]])
             message = f"{spell('--' + wrong[1], '-')}: expected {expected}, got {wrong[2]}"
-        print(f"{shown(message)}\nAll options: --help", file=sys.stderr)
+        print(f"{printable(message)}\nAll options: --help", file=sys.stderr)
         raise SystemExit(2) from ex
 
     def structured(self, arguments: Sequence[str]) -> list[str]:
@@ -155,8 +155,8 @@ def command_line(
     except (FileNotFoundError, ValueError) as error:
         parser.error(str(error))
     for file in reversed([file for file in values.pop("config", None) or [] if file is not None]):
-        given = get_loader("yaml")(Path(str(file)).read_text(encoding="utf-8")) or {}
-        for name, entries in given.items():
+        file_values = get_loader("yaml")(Path(str(file)).read_text(encoding="utf-8")) or {}
+        for name, entries in file_values.items():
             if isinstance(entries, dict) and isinstance(chosen := values.get(name), list):
                 values[name] = {key: entries.get(key, {}) for key in chosen}
     _check_signs(kind, values)

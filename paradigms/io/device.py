@@ -29,8 +29,8 @@ def choose_device(name: str) -> None:
     import torch
 
     kind, _, number = name.partition(":")
-    best = torch.accelerator.current_accelerator(check_available=True)
-    exists = best is not None and best.type == kind and int(number or 0) < torch.accelerator.device_count()
+    gpu = torch.accelerator.current_accelerator(check_available=True)
+    exists = gpu is not None and gpu.type == kind and int(number or 0) < torch.accelerator.device_count()
     if kind != "cpu" and not exists:
         raise ValueError(f"--device {name}: torch finds no such device on this machine")
     os.environ[VARIABLE] = name

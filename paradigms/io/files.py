@@ -149,10 +149,10 @@ def _workplace(target: Path) -> Iterator[Path]:
 _LOCKS: dict[Path, tuple[int, int]] = {}  # locked folder -> the process that locked it, and its descriptor
 
 
-def _lock(descriptor: int, how: int) -> bool:
+def _lock(descriptor: int, operation: int) -> bool:
     """Lock a folder; return False if its file system has no locks. Raises BlockingIOError if it is locked."""
     try:
-        fcntl.flock(descriptor, how)
+        fcntl.flock(descriptor, operation)
     except OSError as error:
         if error.errno not in LOCKLESS:
             raise
@@ -216,21 +216,21 @@ def _same(lock: int, folder: Path) -> bool:
     return False
 
 
-_HELD: set[Path] = set()
-_KEPT = ExitStack()  # the locks of folders in _HELD
-atexit.register(_KEPT.close)
+_LOCKED: set[Path] = set()
+_OPEN_LOCKS = ExitStack()  # the locks of folders in _LOCKED
+atexit.register(_OPEN_LOCKS.close)
 
 
-def held(folder: str | Path) -> Path:
+def lock_until_exit(folder: str | Path) -> Path:
     """Create a script's results folder and lock it until this process ends; SystemExit if another has it."""
     place = Path(folder)
     try:
         place.mkdir(parents=True, exist_ok=True)
         path = Path(os.path.realpath(place))
         owner, lock = _LOCKS.get(path, (0, -1))
-        if path not in _HELD or owner != os.getpid() or not _same(lock, path):
-            _KEPT.enter_context(locked(place))
-            _HELD.add(path)
+        if path not in _LOCKED or owner != os.getpid() or not _same(lock, path):
+            _OPEN_LOCKS.enter_context(locked(place))
+            _LOCKED.add(path)
     except OSError as error:
         raise SystemExit(str(error)) from error
     return place

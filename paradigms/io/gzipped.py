@@ -26,7 +26,7 @@ def existing(folder: Path, name: str) -> Path:
     raise FileNotFoundError(f"{folder / name}: no such file, plain or .gz")
 
 
-def opened(path: str | Path) -> gzip.GzipFile | io.BufferedReader:
+def open_binary(path: str | Path) -> gzip.GzipFile | io.BufferedReader:
     """Open a file for reading bytes. Raises FileNotFoundError if it does not exist."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path}: no such file")
@@ -40,7 +40,7 @@ def byte_lines(path: str | Path) -> Iterator[tuple[int, int, bytes]]:
     line is longer than `LONGEST`, without reading the rest of the line.
     """
     start = 0
-    with opened(path) as stream:
+    with open_binary(path) as stream:
         try:
             for number, line in enumerate(iter(partial(stream.readline, LONGEST + 1), b""), 1):
                 if len(line) > LONGEST:
@@ -70,5 +70,5 @@ def numbered_lines(path: str | Path) -> Iterator[tuple[int, str]]:
 
 def text_lines(path: str | Path) -> Iterator[str]:
     """Yield the lines of a UTF-8 text file with their line breaks, blank lines too, as `csv` needs them."""
-    with naming(path), io.TextIOWrapper(opened(path), "utf-8-sig", newline="") as stream:
+    with naming(path), io.TextIOWrapper(open_binary(path), "utf-8-sig", newline="") as stream:
         yield from stream

@@ -27,12 +27,12 @@ class _Silent(Progress):
 _SILENT = _Silent(disable=True)
 
 
-def progress_bar(shown: bool = True) -> Progress:
+def progress_bar(visible: bool = True) -> Progress:
     """Create a rich progress display, a context manager that writes to stderr.
 
-    shown: whether to display anything.
+    visible: whether to display anything.
     """
-    if not shown:
+    if not visible:
         return _SILENT
     columns = (
         TextColumn("{task.description}", markup=False),

@@ -15,12 +15,12 @@ from rich.segment import Segment
 # C0 and DEL become their control pictures; C1, bidirectional controls and lone surrogates become U+FFFD.
 PICTURES = {n: 0x2400 + n for n in range(32) if chr(n) not in "\t\n"} | {0x7F: 0x2421}
 HIDDEN = [*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000)]
-SHOWN: dict[int, int] = PICTURES | dict.fromkeys(HIDDEN, 0xFFFD)
+VISIBLE: dict[int, int] = PICTURES | dict.fromkeys(HIDDEN, 0xFFFD)
 
 
-def shown(text: object) -> str:
+def printable(text: object) -> str:
     """Replace control characters, except line breaks and tabs, with visible characters."""
-    return str(text).translate(SHOWN)
+    return str(text).translate(VISIBLE)
 
 
 @contextmanager
@@ -38,11 +38,11 @@ def interruptible(advice: str = "") -> Iterator[None]:
 
 
 class Terminal(Console):
-    """A rich console that prints text safely (`shown`), without interpreting markup or :emoji: names."""
+    """A rich console that prints text safely (`printable`), without interpreting markup or :emoji: names."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(markup=False, emoji=False, **settings)
 
     def render(self, *args: Any, **kwargs: Any) -> Iterable[Segment]:
         for segment in super().render(*args, **kwargs):
-            yield segment if segment.control else Segment(shown(segment.text), segment.style)
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)

@@ -144,7 +144,8 @@ def _ranks(scores: Mapping[str, float]) -> dict[str, float]:
 def _scaled(scores: Mapping[str, float]) -> dict[str, float]:
     """Scale scores to [0, 1], or to 1 if all are equal; −inf (a document without tokens) becomes 0."""
     finite = [score for score in scores.values() if isfinite(score)]
-    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    low = min(finite, default=0.0)
+    high = max(finite, default=0.0)
     span = high - low
     return {d: ((s - low) / span if span else 1.0) if isfinite(s) else 0.0 for d, s in scores.items()}
 

@@ -157,7 +157,8 @@ class Indexed(Guessed):
         return [{query: new.get(query, {}) for query in run} for new in runs]
 
     def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
-        text, pool = text_of(self.corpus, document), None
+        text = text_of(self.corpus, document)
+        pool = None
         if others and "pool" in self.model.reads:
             pool = self.index.store.tokens_of(others, self.model.encoder.device)
         return [self.model.explain(query, text, pool)]

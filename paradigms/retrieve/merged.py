@@ -36,7 +36,7 @@ class Merged:
             raise ValueError("there is no index to search")
         first = self.parts[0]
         for part in self.parts[1:]:
-            if other := differing(_made(part), _made(first)):
+            if other := differing(_origin(part), _origin(first)):
                 stores = f"{part.index.store} and {first.index.store}"
                 raise ValueError(f"{stores} are not of one model ({other}): search each alone")
         for n, part in enumerate(self.parts):
@@ -64,8 +64,8 @@ class Merged:
 
     def only(self, ids: Iterable[str]) -> Merged:
         """Return a retriever restricted to these documents. Raises KeyError if an id is unknown."""
-        divided = self._divided(ids)
-        return replace(self, parts=[part.only(some) for part, some in zip(self.parts, divided, strict=True)])
+        pairs = zip(self.parts, self._divided(ids), strict=True)
+        return replace(self, parts=[part.only(names) for part, names in pairs])
 
     def part(self, n: int, count: int) -> Merged | None:
         """Return a retriever over the n-th of `count` parts of the indexes, or None if there are fewer."""
@@ -102,7 +102,7 @@ class Merged:
         return parts
 
 
-def _made(part: Indexed) -> dict[str, Any]:
+def _origin(part: Indexed) -> dict[str, Any]:
     """Return what the parts have to agree in: what made their vectors, what is stored of them, the recipe."""
     manifest = part.index.store.manifest
     stored = {name: manifest[name] for name in ("dim", "fields")} | (manifest.get("identity") or {})

@@ -66,11 +66,13 @@ class Passages(Wrapper):
         If best > 1, only the 2k documents with the best single passages are scored by multiple passages.
         """
         check_texts(queries, "query")
-        size, mean = len(self.pieces.corpus), self.pieces.mean
+        size = len(self.pieces.corpus)
+        mean = self.pieces.mean
         summed = self.best > 1 and mean > 1
         count = 2 * k if summed else k
         run: Run = {query: {} for query in queries}
-        left, depth = dict(queries), min(count * mean, size)
+        left = dict(queries)
+        depth = min(count * mean, size)
         while left:
             for query, scores in self.retriever.search(left, depth, progress=progress).items():
                 documents = self.pieces.documents(scores)
@@ -135,14 +137,17 @@ class AllProcesses(Wrapper):
     @any_queries
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
         check_texts(queries, "query")
-        rank, count, searched = self.launch.process_index, self.launch.num_processes, self.retriever
+        rank = self.launch.process_index
+        count = self.launch.num_processes
+        searched = self.retriever
         if count > 1 and isinstance(searched, Indexed | Merged) and (part := searched.part(rank, count)):
             return self._merged(queries, part.search(queries, k, progress=progress), k)
         mine = {query: queries[query] for query in list(queries)[rank::count]}
         return self._merged(queries, searched.search(mine, k, progress=progress))
 
     def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
-        rank, count = self.launch.process_index, self.launch.num_processes
+        rank = self.launch.process_index
+        count = self.launch.num_processes
         mine = {query: run[query] for query in list(run)[rank::count]}
         return self._merged(run, self.retriever.rerank(queries, mine, progress=progress))
 

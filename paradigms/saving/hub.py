@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from paradigms.encoder.backbone import original
 from paradigms.encoder.published import MODULES, modules
+from paradigms.encoder.sources import original
 from paradigms.io.checks import json_or_empty, read_json
 from paradigms.saved import M3_HEADS, PICKLED, SETTINGS_AND_WEIGHTS
 from paradigms.trainable import Trainable
@@ -169,7 +169,8 @@ def model_card(
     described = model.description()
     formula = ""
     if "align" in described:
-        A, Z = described["align"], described["normalise"]
+        A = described["align"]
+        Z = described["normalise"]
         formula = f": rel(d, q) = 1/Z · Σ(DᵀQ ⊙ A), with the alignment `{A}` and Z = `{Z}`"
     data = settings.get("collection")
     task, tags = model.hub_task()

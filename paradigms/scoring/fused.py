@@ -62,8 +62,8 @@ def best_tokens(
     """
     ids = ids_of(documents, queries) if equal_ids else (None, None)
     sides = (documents.vectors[0], queries.vectors[:, 0], documents.mask[0], queries.mask, *ids)
-    best, place = _BestTokens.apply(*(None if t is None else t.contiguous() for t in sides))
-    return best.transpose(0, 1), place.transpose(0, 1)
+    maxima, place = _BestTokens.apply(*(None if t is None else t.contiguous() for t in sides))
+    return maxima.transpose(0, 1), place.transpose(0, 1)
 
 
 class _BestTokens(torch.autograd.Function):
@@ -79,31 +79,34 @@ class _BestTokens(torch.autograd.Function):
         d_ids: Tensor | None,
         q_ids: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        (n, i), rows = D.shape[:2], Q.shape[:2].numel()
+        n, i = D.shape[:2]
+        rows = Q.shape[:2].numel()
         order = torch.arange(1, i + 1, dtype=torch.int32, device=D.device)
         lengths = (d_mask * order).amax(-1)  # up to the last real token; earlier ones may be masked
-        best = torch.empty((n, *Q.shape[:2]), dtype=torch.float32, device=D.device)
-        place = torch.empty_like(best, dtype=torch.int16 if i < 1 << 15 else torch.int32)
+        maxima = torch.empty((n, *Q.shape[:2]), dtype=torch.float32, device=D.device)
+        place = torch.empty_like(maxima, dtype=torch.int16 if i < 1 << 15 else torch.int32)
         group = min(DOCUMENTS, max(1, n * triton.cdiv(rows, 128) // PROGRAMS))
         ctx.common = _common(D, i, rows)
         with torch.cuda.device_of(D):
-            _best[lambda tuned: (triton.cdiv(rows, tuned["ROWS"]), triton.cdiv(n, group))](
+            _maxima_kernel[lambda tuned: (triton.cdiv(rows, tuned["ROWS"]), triton.cdiv(n, group))](
                 *(D, Q, d_mask.view(torch.uint8), q_mask.view(torch.uint8)),
                 *(D if d_ids is None else d_ids, Q if q_ids is None else q_ids),  # never read without ids
-                *(lengths, best, place, n, i, rows, group),
+                *(lengths, maxima, place, n, i, rows, group),
                 EQUAL_IDS=d_ids is not None,
                 **ctx.common,
             )
         ctx.save_for_backward(D, Q, lengths, place)
         ctx.mark_non_differentiable(place)
-        return best, place
+        return maxima, place
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, _: Tensor):
         D, Q, lengths, place = ctx.saved_tensors
-        (n, i), rows = D.shape[:2], Q.shape[:2].numel()
-        g, blocks = gradient.contiguous(), ctx.common["BLOCKS"]
+        n, i = D.shape[:2]
+        rows = Q.shape[:2].numel()
+        g = gradient.contiguous()
+        blocks = ctx.common["BLOCKS"]
         to_D = to_Q = None
         with torch.cuda.device_of(D):
             if ctx.needs_input_grad[0]:
@@ -147,10 +150,10 @@ def _tuned(*configurations: tuple[dict[str, int], int, int, int | None]) -> Any:
 
 @triton.jit
 @no_type_check
-def _vectors(base, rows, wanted, features, FEATURES: tl.constexpr, BLOCK: tl.constexpr, WIDEN: tl.constexpr):
+def _vectors(base, rows, inside, features, FEATURES: tl.constexpr, BLOCK: tl.constexpr, WIDEN: tl.constexpr):
     """Load features of some rows of [·, FEATURES]; unwanted rows and features past the last are 0."""
     at = base + rows.to(tl.int64)[:, None] * FEATURES + features[None, :]
-    mask = wanted[:, None]
+    mask = inside[:, None]
     if FEATURES % BLOCK != 0:
         mask = mask & (features < FEATURES)[None, :]
     vectors = tl.load(at, mask=mask, other=0.0)
@@ -168,7 +171,7 @@ def _vectors(base, rows, wanted, features, FEATURES: tl.constexpr, BLOCK: tl.con
 )
 @triton.jit(do_not_specialize=SIZES)
 @no_type_check
-def _best(
+def _maxima_kernel(
     D,
     Q,
     d_mask,
@@ -176,7 +179,7 @@ def _best(
     d_ids,
     q_ids,
     lengths,
-    best,
+    maxima,
     place,
     documents,
     tokens,
@@ -231,7 +234,7 @@ def _best(
         aligned = real & (nan | (value > float("-inf")))
         value = tl.where(nan, float("nan"), value)
         out = tl.cast(n, tl.int64) * rows + row
-        tl.store(best + out, tl.where(aligned, value, 0.0), mask=inside)
+        tl.store(maxima + out, tl.where(aligned, value, 0.0), mask=inside)
         tl.store(place + out, tl.where(aligned, where, -1).to(place.dtype.element_ty), mask=inside)
 
 
@@ -266,8 +269,8 @@ def _to_queries(
         d = _vectors(D, tl.cast(n, tl.int64) * tokens + i, i >= 0, features, FEATURES, BLOCK, WIDEN)
         total += weight[:, None] * d.to(tl.float32)
     at = out + row.to(tl.int64)[:, None] * FEATURES + features[None, :]
-    kept = inside[:, None] & (features < FEATURES)[None, :]
-    tl.store(at, total.to(out.dtype.element_ty), mask=kept)
+    mask = inside[:, None] & (features < FEATURES)[None, :]
+    tl.store(at, total.to(out.dtype.element_ty), mask=mask)
 
 
 @_tuned(

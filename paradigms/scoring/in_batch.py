@@ -44,21 +44,24 @@ def maxima(documents: Tokens, queries: Tokens, equal_ids: bool) -> AlignedPairs:
     S is one product [n, i, b·j], so that the maximum over i reads contiguous memory. documents:
     [1, n, i, h].
     """
-    D, Q = documents.vectors[0].detach(), queries.vectors[:, 0].detach()
-    (n, i), (b, j) = D.shape[:2], Q.shape[:2]
+    D = documents.vectors[0].detach()
+    Q = queries.vectors[:, 0].detach()
+    n, i = D.shape[:2]
+    b, j = Q.shape[:2]
     S = (D.flatten(0, 1) @ Q.flatten(0, 1).T).view(n, i, b * j)
     S.masked_fill_(~documents.mask[0, :, :, None], -torch.inf)
     if equal_ids:
         d_ids, q_ids = ids_of(documents, queries)
         S.masked_fill_(d_ids[0, :, :, None] != q_ids.flatten(), -torch.inf)
-    best, place = S.max(1)
+    values, place = S.max(1)
     # NaN is aligned: a diverged model must not look healthy.
-    aligned = (best != -torch.inf) & queries.mask.flatten()
+    aligned = (values != -torch.inf) & queries.mask.flatten()
 
     def shaped(t: Tensor) -> Tensor:
         return t.view(n, b, j).transpose(0, 1)[:, :, None]
 
-    return AlignedPairs(shaped(best.where(aligned, 0)), shaped(aligned.to(best.dtype)), shaped(place.int()))
+    A = aligned.to(values.dtype)
+    return AlignedPairs(shaped(values.where(aligned, 0)), shaped(A), shaped(place.int()))
 
 
 def first_tokens(place: Tensor, i: int) -> Tensor:
@@ -71,7 +74,7 @@ def first_tokens(place: Tensor, i: int) -> Tensor:
 CELLS = {"cpu": 1 << 20}  # entries of S at once, which fit in a CPU's cache with temporaries
 MANY_CELLS = 1 << 24  # on other devices, 64 MB: computing a chunk then takes longer than launching it
 BOUND = 1 << 30  # bytes for what `in_batch_rel` forms and keeps, besides vectors and their gradients
-KEPT = 36  # bytes for a pair of float32 in a forward and backward pass (25 to 28), and its share of a tile
+PAIR_BYTES = 36  # of float32 in a forward and backward pass (25 to 28), and a pair's share of a tile
 FUSED = {"cuda"}  # devices on which Triton kernels find maxima, if they are faster
 
 
@@ -117,17 +120,24 @@ def _rel(
 ) -> Float[Tensor, "b n"]:
     if isinstance(align, Alignment):
         align, queries = align.with_salience(queries)
-    known = align if isinstance(align, Alignment) and align.is_maximum() else None
-    if known is not None and "ids" in known.reads and normalise is one and _are_weights(documents, queries):
+    maximum = align if isinstance(align, Alignment) and align.is_maximum() else None
+    if (
+        maximum is not None
+        and "ids" in maximum.reads
+        and normalise is one
+        and _are_weights(documents, queries)
+    ):
         return _product_of_terms(documents, queries)
     trains = torch.is_grad_enabled() and _any_requires_grad(documents, queries)
-    hard = known is not None or (trains and not _soft(documents, queries, align))
-    (n, i), (b, _, j) = documents.mask.shape[1:], queries.mask.shape
+    hard = maximum is not None or (trains and not _soft(documents, queries, align))
+    n, i = documents.mask.shape[1:]
+    b, _, j = queries.mask.shape
     r = _most_aligned(align, i)
     cells = CELLS.get(documents.vectors.device.type, MANY_CELLS) if cells is None else cells
     piece = partial(_rel_of_piece, documents, align=align, normalise=normalise, r=r, hard=hard, cells=cells)
-    kept = n * j * (r or max(1, i // 4)) * KEPT * documents.vectors.element_size() // 4  # for each query
-    rows = max(1, bound // kept)
+    query_pairs = n * j * (r or max(1, i // 4))
+    query_bytes = query_pairs * PAIR_BYTES * documents.vectors.element_size() // 4
+    rows = max(1, bound // query_bytes)
     if not hard or rows >= b:
         return piece(queries)
     again = partial(checkpoint, piece, use_reentrant=False, preserve_rng_state=False)
@@ -138,8 +148,8 @@ def _most_aligned(align: Align, i: int) -> int | None:
     """Return the largest number of tokens of a document that A aligns with a query token, if it is known."""
     if isinstance(align, PoolTopK):
         return 1
-    kept = align.kept(torch.tensor(i)) if isinstance(align, Alignment) and not align.positive else None
-    return None if kept is None else max(1, int(kept))
+    count = align.kept(torch.tensor(i)) if isinstance(align, Alignment) and not align.positive else None
+    return None if count is None else max(1, int(count))
 
 
 def _rel_of_piece(
@@ -154,9 +164,13 @@ def _rel_of_piece(
     if isinstance(align, Alignment) and align.is_maximum() and _fits_fused(documents, queries):
         from paradigms.scoring import fused
 
-        best, place = (t[:, :, None] for t in fused.best_tokens(documents, queries, "ids" in align.reads))
-        return rel_of(AlignedPairs(best, (place >= 0).to(best.dtype), place), documents, queries, normalise)
-    (n, i), (b, _, j) = documents.mask.shape[1:], queries.mask.shape
+        values, place = fused.best_tokens(documents, queries, "ids" in align.reads)
+        values = values[:, :, None]
+        place = place[:, :, None]
+        single = AlignedPairs(values, (place >= 0).to(values.dtype), place)
+        return rel_of(single, documents, queries, normalise)
+    n, i = documents.mask.shape[1:]
+    b, _, j = queries.mask.shape
     rows = max(1, cells // (n * i * j))
     chunks = [queries[start : start + rows] for start in range(0, b, rows)]
     pool = not isinstance(align, Alignment) or "pool" in align.reads
@@ -195,7 +209,8 @@ def _product_of_terms(documents: Tokens, queries: Tokens) -> Float[Tensor, "b n"
 
 def _fits_fused(documents: Tokens, queries: Tokens) -> bool:
     """Return whether the Triton kernels are enabled and installed, and support these vectors."""
-    D, Q = documents.vectors, queries.vectors
+    D = documents.vectors
+    Q = queries.vectors
     if D.device.type not in FUSED or D.dtype != Q.dtype or not find_spec("triton"):
         return False
     from paradigms.scoring import fused
@@ -216,7 +231,7 @@ def _pairs(
 
     tokens: query tokens at once. Returns None if A has many pairs.
     """
-    known = align if isinstance(align, Alignment) and align.is_maximum() else None
+    maximum = align if isinstance(align, Alignment) and align.is_maximum() else None
     rows = []
     with torch.no_grad():
         for chunk in chunks:
@@ -224,12 +239,12 @@ def _pairs(
             for part in parts:
                 columns = []
                 for start in range(0, chunk.mask.shape[-1], tokens):
-                    some = _query_tokens(chunk, slice(start, start + tokens))
-                    if known is not None:
-                        columns.append(maxima(part, some, "ids" in known.reads))
+                    query = _query_tokens(chunk, slice(start, start + tokens))
+                    if maximum is not None:
+                        columns.append(maxima(part, query, "ids" in maximum.reads))
                         continue
-                    S, valid = similarity(part, some)
-                    columns.append(_compact(S, align(S, valid, part, some).where(valid, 0), r))
+                    S, valid = similarity(part, query)
+                    columns.append(_compact(S, align(S, valid, part, query).where(valid, 0), r))
                 row.append(_joined(columns, -1))
                 if row[-1].place.shape[-2] > max(1, documents.mask.shape[-1] // 4):
                     return None
@@ -240,12 +255,12 @@ def _pairs(
     return AlignedPairs(S, A, place)
 
 
-def _documents(documents: Tokens, some: slice) -> Tokens:
-    return documents.map(lambda t: t[:, some])
+def _documents(documents: Tokens, selection: slice) -> Tokens:
+    return documents.map(lambda t: t[:, selection])
 
 
-def _query_tokens(queries: Tokens, some: slice) -> Tokens:
-    return queries.map(lambda t: t[:, :, some])
+def _query_tokens(queries: Tokens, selection: slice) -> Tokens:
+    return queries.map(lambda t: t[:, :, selection])
 
 
 def _joined(parts: Sequence[AlignedPairs], axis: int) -> AlignedPairs:
@@ -264,7 +279,8 @@ def _any_requires_grad(*sides: Tokens) -> bool:
 
 def _soft(documents: Tokens, queries: Tokens, align: Align) -> bool:
     """Return whether a gradient flows through A, tested with one query and one document."""
-    document, query = documents.map(lambda t: t[:, :1].detach()), queries[:1].map(torch.detach)
+    document = documents.map(lambda t: t[:, :1].detach())
+    query = queries[:1].map(torch.detach)
     S, valid = similarity(document, query)
     with torch.enable_grad():
         return align(S.clone().requires_grad_(), valid, document, query).requires_grad
@@ -292,7 +308,8 @@ class _PairSimilarity(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient: Tensor):
         D, Q, place = ctx.saved_tensors
-        (n, i, h), (b, _, r, j) = D.shape[1:], place.shape
+        n, i, h = D.shape[1:]
+        b, _, r, j = place.shape
         bags = (place + first_tokens(place, i)).permute(0, 3, 1, 2).reshape(b * j, n * r)
         weights = gradient.to(D.dtype).permute(0, 3, 1, 2).reshape(b * j, n * r)
         with torch.enable_grad():

@@ -62,14 +62,14 @@ def halves(vectors: np.ndarray) -> Stored:
 class Query(NamedTuple):
     """Tokens of one or more queries, without padding.
 
-    For codes, xᵢᵀ qⱼ ≈ near[cᵢ, j] + scale · (codeᵀ tile_j − centre[j]).
+    For codes, xᵢᵀ qⱼ ≈ centroid_products[cᵢ, j] + scale · (codeᵀ tile_j − centre[j]).
     """
 
     tiles: np.ndarray  # tiles of Q, or of spread · Q: see `tiles.QueryTiles`
     edges: np.ndarray
     spans: np.ndarray  # int64 [b + 1]: query n has the tokens spans[n] to spans[n + 1]
     weights: np.ndarray  # float32 [lanes]: salience, or 1
-    near: np.ndarray  # C Q, float32 [K, lanes]
+    centroid_products: np.ndarray  # C Q, float32 [K, lanes]
     centre: np.ndarray  # (2^bits − 1) / 2 · Σ_h spread · Q, float32 [lanes]
 
 
@@ -96,29 +96,40 @@ def _fetch(tokens, token, target, width):
 
 @no_type_check
 @helper
-def _known(query, centroid):
+def _clipped(query, centroid):
     """Return the centroid's number, clipped to existing centroids in case a file is damaged."""
-    return min(np.int64(centroid), query.near.shape[0] - 1)
+    return min(np.int64(centroid), query.centroid_products.shape[0] - 1)
 
 
 @no_type_check
 @helper
 def _correct(tokens, query, places, count, tile, products):
     """Convert products with codes to products with decoded vectors."""
-    lane, grains = query.edges[tile] * GRAIN, query.edges[tile + 1] - query.edges[tile]
+    lane = query.edges[tile] * GRAIN
+    grains = query.edges[tile + 1] - query.edges[tile]
     for r in range(count):
-        near = at(query.near, _known(query, places[1, r])) + lane * 4
+        base = at(query.centroid_products, _clipped(query, places[1, r])) + lane * 4
         scale = tokens.levels[tokens.scales[places[0, r]]]
         row = at(products, r * grains * GRAIN)
-        shift(row, row, near, at(query.centre, lane), scale, grains)
+        shift(row, row, base, at(query.centre, lane), scale, grains)
 
 
 @no_type_check
 @helper
-def _ask(tokens, token, count):
+def _prefetch_tokens(tokens, token, count):
     """Prefetch `count` tokens, starting at `token`."""
     for byte in range(0, count * tokens.codes.shape[1], LINE):
         prefetch(at(tokens.codes, token) + byte)
+
+
+@no_type_check
+@helper
+def _buffers(width):
+    """Allocate a block's tokens as float32, their products, their places (`_fill`) and BLOCK integers."""
+    rows = np.zeros((BLOCK, width), np.float32)
+    products = np.empty(BLOCK * WIDEST, np.float32)
+    places = np.empty((2, BLOCK), np.int64)
+    return rows, products, places, np.empty(BLOCK, np.int64)
 
 
 @no_type_check
@@ -130,16 +141,19 @@ def _fill(tokens, documents, document, token, rows, places, ends):
     last document may continue in the next block. Returns the next document, the next token, and the block's
     numbers of tokens and documents.
     """
-    width, count, segments = rows.shape[1], 0, 0
+    width = rows.shape[1]
+    count = 0
+    segments = 0
     while document < documents.starts.shape[0] and count < BLOCK and segments < BLOCK:
         if token == documents.starts[document] and document + 1 < documents.starts.shape[0]:
             following = documents.starts[document + 1]
             if following != documents.stops[document]:  # otherwise, the processor predicts the address
-                _ask(tokens, following, min(AHEAD, documents.stops[document + 1] - following))
+                _prefetch_tokens(tokens, following, min(AHEAD, documents.stops[document + 1] - following))
         take = min(documents.stops[document] - token, BLOCK - count)
         for r in range(count, count + take):
             _fetch(tokens, token, at(rows, r), width)
-            places[0, r], places[1, r] = token, 0 if tokens.bits == 16 else tokens.centroids[token]
+            places[0, r] = token
+            places[1, r] = 0 if tokens.bits == 16 else tokens.centroids[token]
             token += 1
         count += take
         ends[segments] = count
@@ -155,7 +169,9 @@ def _fill(tokens, documents, document, token, rows, places, ends):
 @helper
 def _multiply(tokens, query, rows, places, count, tile, products):
     """Compute products[r, j] for each token r in a block and lane j in a tile; return the number of lanes."""
-    low, grains, width = query.edges[tile] * GRAIN, query.edges[tile + 1] - query.edges[tile], rows.shape[1]
+    low = query.edges[tile] * GRAIN
+    grains = query.edges[tile + 1] - query.edges[tile]
+    width = rows.shape[1]
     ahead = at(rows, 0)  # or the likely address of the next token
     if tokens.bits == 16 and tile == 0 and count:
         ahead = at(tokens.codes, places[0, count - 1] + 1)
@@ -192,9 +208,12 @@ def replace_least(heap, value):
 @cached_njit(nogil=True)  # np.partition takes seconds to compile
 def select(values, k):
     """Partition `values` in place as np.partition does: values[k] is the k-th smallest."""
-    low, high = 0, values.shape[0] - 1
+    low = 0
+    high = values.shape[0] - 1
     while low < high:
-        pivot, left, right = values[k], low, high
+        pivot = values[k]
+        left = low
+        right = high
         while left <= right:
             while values[left] < pivot:
                 left += 1
@@ -231,13 +250,15 @@ def _normalised(total, weight, aligned, queries, documents, normaliser):
 
 @no_type_check
 @helper
-def _finish(best, kept, query, length, normaliser, out):
-    """Compute out[b] = rel from maxima best[lane] (−∞ if missing) and the salience kept[lane]."""
+def _finish(best, salience, query, length, normaliser, out):
+    """Compute out[b] = rel from maxima best[lane] (−∞ if missing) and their tokens' salience[lane]."""
     for b in range(out.shape[0]):
         total, weight, aligned = 0.0, 0.0, 0
         for lane in range(query.spans[b], query.spans[b + 1]):
             if best[lane] > -np.inf:
-                share = query.weights[lane] * (kept[lane] if kept.shape[0] else np.float32(1))
+                share = query.weights[lane]
+                if salience.shape[0]:
+                    share *= salience[lane]
                 total += share * best[lane]
                 weight += share
                 aligned += share > 0
@@ -247,7 +268,7 @@ def _finish(best, kept, query, length, normaliser, out):
 
 @no_type_check
 @helper
-def _finish_several(best, kept, most, query, length, normaliser, out):
+def _finish_several(best, salience, most, query, length, normaliser, out):
     """Compute out[b] = rel from best[lane, :most], as in `_finish`, which would be slower with this loop."""
     for b in range(out.shape[0]):
         total, weight, aligned = 0.0, 0.0, 0
@@ -255,7 +276,9 @@ def _finish_several(best, kept, most, query, length, normaliser, out):
             any = False
             for place in range(most):
                 if best[lane, place] > -np.inf:
-                    share = query.weights[lane] * (kept[lane, place] if kept.shape[0] else np.float32(1))
+                    share = query.weights[lane]
+                    if salience.shape[0]:
+                        share *= salience[lane, place]
                     total += share * best[lane, place]
                     weight += share
                     any |= share > 0
@@ -269,13 +292,13 @@ def _finish_several(best, kept, most, query, length, normaliser, out):
 
 @no_type_check
 @helper
-def _raise_documents(best, kept, ends, segments, lane, grains, products, salience):
-    """Raise best[s] and kept[s], from `lane` on, by the products of the tokens that end at ends[s]."""
+def _raise_documents(best, aligned_salience, ends, segments, lane, grains, products, salience):
+    """Raise best[s] and aligned_salience[s], from `lane` on, by the tokens that end at ends[s]."""
     row = 0
     for s in range(segments):
         values = at(products, row * grains * GRAIN)
-        if kept.shape[1]:
-            weighed = at(kept, s) + lane * 4
+        if aligned_salience.shape[1]:
+            weighed = at(aligned_salience, s) + lane * 4
             raise_with(at(best, s) + lane * 4, weighed, values, at(salience, row), ends[s] - row, grains)
         else:
             raise_to(at(best, s) + lane * 4, values, ends[s] - row, grains)
@@ -286,11 +309,12 @@ def _raise_documents(best, kept, ends, segments, lane, grains, products, salienc
 @cached_njit(nogil=True)
 def maxima(tokens, query, documents, width, normaliser, out):
     """Compute out[n, b] = rel, where A is the maximum over tokens. width: h, a multiple of VECTOR."""
-    lanes, total = query.edges[-1] * GRAIN, documents.starts.shape[0]
-    rows, products = np.zeros((BLOCK, width), np.float32), np.empty(BLOCK * WIDEST, np.float32)
-    places, ends = np.empty((2, BLOCK), np.int64), np.empty(BLOCK, np.int64)
+    lanes = query.edges[-1] * GRAIN
+    total = documents.starts.shape[0]
+    rows, products, places, ends = _buffers(width)
     salient = documents.salience.shape[0] > 0
-    best, kept = np.empty((BLOCK, lanes), np.float32), np.empty((BLOCK, lanes if salient else 0), np.float32)
+    best = np.empty((BLOCK, lanes), np.float32)
+    aligned_salience = np.empty((BLOCK, lanes if salient else 0), np.float32)
     salience = np.empty(BLOCK, np.float32)
     following, begun = 0, 0  # next document; 1 if its first tokens were in the block before
     token = documents.starts[0] if total else 0
@@ -304,31 +328,34 @@ def maxima(tokens, query, documents, width, normaliser, out):
         for tile in range(query.edges.shape[0] - 1):
             grains = _multiply(tokens, query, rows, places, count, tile, products) // GRAIN
             lane = query.edges[tile] * GRAIN
-            _raise_documents(best, kept, ends, segments, lane, grains, products, salience)
+            _raise_documents(best, aligned_salience, ends, segments, lane, grains, products, salience)
         for n in range(first, following):
             length = documents.stops[n] - documents.starts[n]
-            _finish(best[n - first], kept[n - first], query, length, normaliser, out[n])
+            _finish(best[n - first], aligned_salience[n - first], query, length, normaliser, out[n])
         begun = int(segments > following - first)
         if begun:
             best[0] = best[segments - 1]
-            kept[0] = kept[segments - 1]
+            aligned_salience[0] = aligned_salience[segments - 1]
 
 
 @no_type_check
 @cached_njit(nogil=True)
 def largest(tokens, query, documents, width, tops, normalisers, out):
     """Compute out[n, s, b] = rel, where A keeps each query token's tops[n, s] best document tokens."""
-    lanes, most = query.edges[-1] * GRAIN, max(1, tops.max()) if tops.shape[0] else 1
-    rows, products = np.zeros((BLOCK, width), np.float32), np.empty(BLOCK * WIDEST, np.float32)
-    places, ends = np.empty((2, BLOCK), np.int64), np.empty(BLOCK, np.int64)
+    lanes = query.edges[-1] * GRAIN
+    most = max(1, tops.max()) if tops.shape[0] else 1
+    rows, products, places, ends = _buffers(width)
     salient = documents.salience.shape[0] > 0
-    best, kept = np.empty((lanes, most), np.float32), np.empty((lanes if salient else 0, most), np.float32)
+    best = np.empty((lanes, most), np.float32)
+    aligned_salience = np.empty((lanes if salient else 0, most), np.float32)
     for n in range(documents.starts.shape[0]):
         for lane in range(lanes):
             for place in range(most):
                 best[lane, place] = -np.inf
         alone = Documents(documents.starts[n : n + 1], documents.stops[n : n + 1], documents.salience)
-        document, token, last = 0, alone.starts[0], max(1, tops[n].max()) - 1
+        document = 0
+        token = alone.starts[0]
+        last = max(1, tops[n].max()) - 1
         while document == 0:
             document, token, count, _ = _fill(tokens, alone, 0, token, rows, places, ends)
             for tile in range(query.edges.shape[0] - 1):
@@ -343,14 +370,14 @@ def largest(tokens, query, documents, width, tops, normalisers, out):
                         while place > 0 and best[lane + j, place - 1] < value:
                             best[lane + j, place] = best[lane + j, place - 1]
                             if salient:
-                                kept[lane + j, place] = kept[lane + j, place - 1]
+                                aligned_salience[lane + j, place] = aligned_salience[lane + j, place - 1]
                             place -= 1
                         best[lane + j, place] = value
                         if salient:
-                            kept[lane + j, place] = documents.salience[places[0, r]]
+                            aligned_salience[lane + j, place] = documents.salience[places[0, r]]
         length = documents.stops[n] - documents.starts[n]
         for s in range(tops.shape[1]):
-            _finish_several(best, kept, tops[n, s], query, length, normalisers[s], out[n, s])
+            _finish_several(best, aligned_salience, tops[n, s], query, length, normalisers[s], out[n, s])
 
 
 class Matches(NamedTuple):
@@ -378,9 +405,10 @@ def _dot(x, y):
 def equal(tokens, query, documents, width, matches, normaliser, out):
     """Compute `maxima` over document tokens with the query token's id, without reading other vectors."""
     lanes = query.edges[-1] * GRAIN
-    row, best = np.zeros(width, np.float32), np.empty((1, lanes), np.float32)
+    row = np.zeros(width, np.float32)
+    best = np.empty((1, lanes), np.float32)
     salient = documents.salience.shape[0] > 0
-    kept = np.empty(lanes if salient else 0, np.float32)
+    aligned_salience = np.empty(lanes if salient else 0, np.float32)
     for n in range(documents.starts.shape[0]):
         _clear(best, 0)
         for token in range(documents.starts[n], documents.stops[n]):
@@ -393,15 +421,15 @@ def equal(tokens, query, documents, width, matches, normaliser, out):
                 value = _dot(row, matches.vectors[lane])
                 if tokens.bits < 16:
                     scale = tokens.levels[tokens.scales[token]]
-                    value = query.near[_known(query, tokens.centroids[token]), lane] + scale * (
-                        value - query.centre[lane]
-                    )
+                    base = query.centroid_products[_clipped(query, tokens.centroids[token]), lane]
+                    value = base + scale * (value - query.centre[lane])
                 aligned = value > 0 or not matches.positive or id + matches.low < 0
                 if aligned and value > best[0, lane]:
                     best[0, lane] = value
                     if salient:
-                        kept[lane] = documents.salience[token]
-        _finish(best[0], kept, query, documents.stops[n] - documents.starts[n], normaliser, out[n])
+                        aligned_salience[lane] = documents.salience[token]
+        length = documents.stops[n] - documents.starts[n]
+        _finish(best[0], aligned_salience, query, length, normaliser, out[n])
 
 
 class Largest(NamedTuple):
@@ -426,17 +454,20 @@ def retrieve(tokens, query, documents, width, met, best, tops):
     the documents that may contain one of the k most similar tokens of a query token. best[m, j]: output,
     maximum of document met[m] for query token j. Returns the number of documents in `met`.
     """
-    rows, products = np.zeros((BLOCK, width), np.float32), np.empty(BLOCK * WIDEST, np.float32)
-    places, ends = np.empty((2, BLOCK), np.int64), np.empty(BLOCK, np.int64)
-    lanes, k, filled = query.spans[-1], tops.values.shape[1] // 2, 0
+    rows, products, places, ends = _buffers(width)
+    lanes = query.spans[-1]
+    k = tops.values.shape[1] // 2
+    filled = 0
     for n in range(documents.starts.shape[0]):
         alone = Documents(documents.starts[n : n + 1], documents.stops[n : n + 1], documents.salience)
         _clear(best, filled)
-        document, token = 0, alone.starts[0]
+        document = 0
+        token = alone.starts[0]
         while document == 0:
             document, token, count, _ = _fill(tokens, alone, 0, token, rows, places, ends)
             for tile in range(query.edges.shape[0] - 1):
-                lane, grains = query.edges[tile] * GRAIN, query.edges[tile + 1] - query.edges[tile]
+                lane = query.edges[tile] * GRAIN
+                grains = query.edges[tile + 1] - query.edges[tile]
                 step = _multiply(tokens, query, rows, places, count, tile, products)
                 raise_to(at(best, filled) + lane * 4, at(products, 0), count, grains)
                 for j in range(lane, min(lane + step, lanes)):
@@ -460,23 +491,25 @@ def retrieve(tokens, query, documents, width, met, best, tops):
 @cached_njit(nogil=True)
 def products(vectors, query, out):
     """Compute out[i, j] = vectors[i]ᵀ qⱼ for float32 vectors [i, h]. query: from `tiles.pack`."""
-    (count, width), rows = vectors.shape, np.zeros((BLOCK, vectors.shape[1]), np.float32)
+    count, width = vectors.shape
+    rows = np.zeros((BLOCK, vectors.shape[1]), np.float32)
     tiled = np.empty(BLOCK * WIDEST, np.float32)
     for first in range(0, count, BLOCK):
-        some = min(BLOCK, count - first)
+        height = min(BLOCK, count - first)
         source = at(vectors, first)
-        if some < BLOCK:
-            for r in range(some):
+        if height < BLOCK:
+            for r in range(height):
                 for h in range(width):
                     rows[r, h] = vectors[first + r, h]
             source = at(rows, 0)
         for tile in range(query.edges.shape[0] - 1):
-            low, grains = query.edges[tile] * GRAIN, query.edges[tile + 1] - query.edges[tile]
-            whole = some == BLOCK and query.edges.shape[0] == 2  # rows of out are contiguous
-            target = at(out, first) if whole else at(tiled, 0)
+            low = query.edges[tile] * GRAIN
+            grains = query.edges[tile + 1] - query.edges[tile]
+            direct = height == BLOCK and query.edges.shape[0] == 2  # rows of out are contiguous
+            target = at(out, first) if direct else at(tiled, 0)
             ahead = at(vectors, first) + BLOCK * width * 4
-            dots(source, at(query.tiles, low * width), target, width, some, grains, ahead)
-            for r in range(0 if whole else some):
+            dots(source, at(query.tiles, low * width), target, width, height, grains, ahead)
+            for r in range(0 if direct else height):
                 for j in range(grains * GRAIN):
                     out[first + r, low + j] = tiled[r * grains * GRAIN + j]
 
@@ -489,19 +522,21 @@ def probe(tokens, query, documents, width, chosen, best):
     chosen[c]: whether list c, which contains the tokens of centroid c, is chosen. best[n, j] is −∞ if no
     token of document n is in a chosen list.
     """
-    rows, products = np.zeros((BLOCK, width), np.float32), np.empty(BLOCK * WIDEST, np.float32)
-    places, owners = np.empty((2, BLOCK), np.int64), np.empty(BLOCK, np.int64)
-    total, count = documents.starts.shape[0], 0
+    rows, products, places, owners = _buffers(width)
+    total = documents.starts.shape[0]
+    count = 0
     for n in range(total):
         _clear(best, n)
         if n + NEXT < total:  # prefetch its centroids, whose addresses the processor cannot predict
             for byte in range(0, 2 * (documents.stops[n + NEXT] - documents.starts[n + NEXT]), LINE):
                 prefetch(at(tokens.centroids, documents.starts[n + NEXT]) + byte)
         for token in range(documents.starts[n], documents.stops[n]):
-            centroid = _known(query, tokens.centroids[token])
+            centroid = _clipped(query, tokens.centroids[token])
             if chosen[centroid]:
-                places[0, count], places[1, count], owners[count] = token, centroid, n
-                _ask(tokens, token, 1)
+                places[0, count] = token
+                places[1, count] = centroid
+                owners[count] = n
+                _prefetch_tokens(tokens, token, 1)
                 prefetch(at(tokens.scales, token))
                 count += 1
                 if count == BLOCK:
@@ -517,10 +552,12 @@ def _meet(tokens, query, rows, places, owners, count, products, best):
     for r in range(count):
         _fetch(tokens, places[0, r], at(rows, r), rows.shape[1])
     for tile in range(query.edges.shape[0] - 1):
-        lane, grains = query.edges[tile] * GRAIN, query.edges[tile + 1] - query.edges[tile]
+        lane = query.edges[tile] * GRAIN
+        grains = query.edges[tile + 1] - query.edges[tile]
         queries = at(query.tiles, lane * rows.shape[1])
         dots(at(rows, 0), queries, at(products, 0), rows.shape[1], count, grains, at(rows, 0))
         for r in range(count):
-            near, scale = at(query.near, places[1, r]) + lane * 4, tokens.levels[tokens.scales[places[0, r]]]
+            base = at(query.centroid_products, places[1, r]) + lane * 4
+            scale = tokens.levels[tokens.scales[places[0, r]]]
             values = at(products, r * grains * GRAIN)
-            raise_shifted(at(best, owners[r]) + lane * 4, values, near, at(query.centre, lane), scale, grains)
+            raise_shifted(at(best, owners[r]) + lane * 4, values, base, at(query.centre, lane), scale, grains)

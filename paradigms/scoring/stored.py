@@ -49,8 +49,8 @@ def _one_vector(texts: Tokens) -> bool:
 
 def compiled(recipe: Recipe) -> bool:
     """Return whether the kernels can score with this recipe."""
-    kept = recipe.align.kept(torch.tensor(1)) is not None and recipe.normalise in NORMALISERS
-    return kept or recipe.search == "impute"
+    top_k = recipe.align.kept(torch.tensor(1)) is not None and recipe.normalise in NORMALISERS
+    return top_k or recipe.search == "impute"
 
 
 def slices(queries: Tokens) -> list[Tokens]:
@@ -87,14 +87,16 @@ class PackedQueries:
         weights = np.ones(packed.lanes, np.float32)
         if queries.salience is not None:
             weights[: spans[-1]] = queries.salience.detach().numpy()[:, 0][real]
-        near, centre = NOTHING, NOTHING[0]
+        centroid_products = NOTHING
+        centre = NOTHING[0]
         if codes is not None:
             centre = np.zeros(packed.lanes, np.float32)
             centre[: spans[-1]] = self.vectors.sum(1) * np.float32(codes.middle)
-            C, Q = codes.centroids, tiles.pack(plain)
-            near = np.empty((len(C), packed.lanes), np.float32)
-            divided(lambda part: kernels.products(C[part], Q, near[part]), len(C), len(C))
-        self.query = kernels.Query(packed.tiles, packed.edges, spans, weights, near, centre)
+            C = codes.centroids
+            Q = tiles.pack(plain)
+            centroid_products = np.empty((len(C), packed.lanes), np.float32)
+            divided(lambda part: kernels.products(C[part], Q, centroid_products[part]), len(C), len(C))
+        self.query = kernels.Query(packed.tiles, packed.edges, spans, weights, centroid_products, centre)
         self.middle = codes.middle if codes is not None else 0.0
 
     def __len__(self) -> int:
@@ -121,7 +123,9 @@ class Scanned:
     ) -> None:
         none = np.zeros(0, np.float32)
         none.setflags(write=False)
-        self.tokens, self.offsets, self.codes = tokens, offsets, codes
+        self.tokens = tokens
+        self.offsets = offsets
+        self.codes = codes
         self.salience = np.asarray(fields.get("salience", none))
         self.ids = np.asarray(fields["ids"]) if "ids" in fields else None
 
@@ -148,17 +152,19 @@ class Scanned:
             return torch.cat([self.relevances([recipe], packed, rows) for recipe in recipes])
         from paradigms.scoring import kernels
 
-        starts, stops = self.offsets[rows], self.offsets[rows + 1]
-        lengths, width = stops - starts, packed.vectors.shape[1]
+        starts = self.offsets[rows]
+        stops = self.offsets[rows + 1]
+        lengths = stops - starts
+        width = packed.vectors.shape[1]
         if recipes[0].search == "impute":
             return self.imputed(recipes[0], packed, rows, int(lengths.sum()))[0][None]
-        kept = np.empty((len(rows), len(recipes)), np.int64)
-        for column, recipe in zip(kept.T, recipes, strict=True):
+        counts = np.empty((len(rows), len(recipes)), np.int64)
+        for column, recipe in zip(counts.T, recipes, strict=True):
             each = recipe.align.kept(torch.from_numpy(lengths))
             assert each is not None
             column[:] = each
         normalisers = np.array([NORMALISERS.index(recipe.normalise) for recipe in recipes])
-        maxima = len(recipes) == 1 and (kept <= 1).all()
+        maxima = len(recipes) == 1 and (counts <= 1).all()
         matches = self._matches(recipes[0], packed) if "ids" in recipes[0].align.reads else None
         out = np.empty((len(rows), len(recipes), len(packed)), np.float32)
 
@@ -170,7 +176,7 @@ class Scanned:
             elif maxima:
                 kernels.maxima(*operands, normalisers[0], out[part, 0])
             else:
-                kernels.largest(*operands, kept[part], normalisers, out[part])
+                kernels.largest(*operands, counts[part], normalisers, out[part])
 
         divided(work, len(rows), int(lengths.sum()) * (len(packed.query.edges) - 1))
         return torch.from_numpy(out.transpose(1, 2, 0))
@@ -186,42 +192,46 @@ class Scanned:
         retrieved = self._retrieved(recipe.search_tokens, packed, rows)
         missing = IMPUTATIONS[recipe.imputation](torch.from_numpy(retrieved.largest), corpus)
         least = retrieved.largest.min(1)
-        best = torch.from_numpy(np.where(retrieved.best < least, np.float32(-np.inf), retrieved.best))
+        maxima = torch.from_numpy(np.where(retrieved.maxima < least, np.float32(-np.inf), retrieved.maxima))
         nothing = missing.new_full((1, len(missing)), -torch.inf)
         scores = torch.empty((len(packed), len(rows)))
         owns = np.zeros((len(packed), len(rows)), bool)
         for n, (low, high) in enumerate(pairwise(packed.query.spans.tolist())):
             scores[n] = filled_mean(nothing[:, low:high], missing[low:high])
-            scores[n, retrieved.documents] = filled_mean(best[:, low:high], missing[low:high])
-            owns[n, retrieved.documents] = (best[:, low:high] > -torch.inf).any(1).numpy()
+            scores[n, retrieved.documents] = filled_mean(maxima[:, low:high], missing[low:high])
+            owns[n, retrieved.documents] = (maxima[:, low:high] > -torch.inf).any(1).numpy()
         return scores, owns
 
     def _retrieved(self, k: int, packed: PackedQueries, rows: np.ndarray) -> "Retrieved":
         """Find each query token's k largest similarities to tokens of the documents at `rows`."""
         from paradigms.scoring import kernels
 
-        starts, stops = self.offsets[rows], self.offsets[rows + 1]
-        lengths, width, lanes = stops - starts, packed.vectors.shape[1], int(packed.query.spans[-1])
+        starts = self.offsets[rows]
+        stops = self.offsets[rows + 1]
+        lengths = stops - starts
+        width = packed.vectors.shape[1]
+        lanes = int(packed.query.spans[-1])
         k = max(1, min(k, int(lengths.sum())))
         # One per thread: with more tokens, the k-th similarity is larger.
         tops: dict[int, kernels.Largest] = {}
 
         def work(part: slice) -> tuple[np.ndarray, np.ndarray]:
-            some, thread = part.stop - part.start, get_ident()
+            count = part.stop - part.start
+            thread = get_ident()
             if thread not in tops:
                 tops[thread] = kernels.largest_of(lanes, k)
-            met = np.empty(some + 1, np.int64)
+            met = np.empty(count + 1, np.int64)
             # Unwritten rows take no memory; the kernel clears one more row than it returns.
-            best = np.empty((some + 1, len(packed.query.weights)), np.float32)
+            maxima = np.empty((count + 1, len(packed.query.weights)), np.float32)
             documents = kernels.Documents(starts[part], stops[part], self.salience)
-            filled = kernels.retrieve(self.tokens, packed.query, documents, width, met, best, tops[thread])
-            return part.start + met[:filled], best[:filled, :lanes]
+            filled = kernels.retrieve(self.tokens, packed.query, documents, width, met, maxima, tops[thread])
+            return part.start + met[:filled], maxima[:filled, :lanes]
 
         parts = divided(work, len(rows), int(lengths.sum()) * (len(packed.query.edges) - 1))
         values = np.concatenate([top.values for top in tops.values()], axis=1)
         met = np.concatenate([documents for documents, _ in parts])
-        best = np.concatenate([maxima for _, maxima in parts])
-        return Retrieved(np.partition(values, -k, axis=1)[:, -k:], met, best)
+        maxima = np.concatenate([block_maxima for _, block_maxima in parts])
+        return Retrieved(np.partition(values, -k, axis=1)[:, -k:], met, maxima)
 
     def _matches(self, recipe: Recipe, packed: PackedQueries) -> "kernels.Matches":
         from paradigms.scoring import kernels
@@ -231,7 +241,8 @@ class Scanned:
         order = np.argsort(packed.ids, kind="stable")
         low, high = (int(packed.ids[order[end]]) for end in (0, -1)) if len(order) else (0, 0)
         begins = np.concatenate([[0], np.cumsum(np.bincount(packed.ids - low, minlength=high - low + 1))])
-        vectors, positive = np.ascontiguousarray(packed.vectors), recipe.align.positive
+        vectors = np.ascontiguousarray(packed.vectors)
+        positive = recipe.align.positive
         return kernels.Matches(self.ids, low, begins, order, vectors, positive)
 
 
@@ -240,4 +251,4 @@ class Retrieved(NamedTuple):
 
     largest: np.ndarray  # [j, k]: the largest similarities, padded with −∞
     documents: np.ndarray  # [n]: places in the pool of all documents with one of these similarities
-    best: np.ndarray  # [n, j]: these documents' maxima; arbitrary if below the k-th largest
+    maxima: np.ndarray  # [n, j]: these documents' maxima; arbitrary if below the k-th largest

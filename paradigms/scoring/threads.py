@@ -5,11 +5,12 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
-Item, Result = TypeVar("Item"), TypeVar("Result")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 WORTH = 1 << 14  # tokens per thread, about .4 ms of work; with fewer, waking a thread does not pay
 
@@ -24,7 +25,7 @@ def worth(tokens: int) -> int:
 def shared(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> list[Result]:
     """Map `function`, which must release the GIL, over items in several threads, including this one."""
     items = list(items)
-    results: list[Result | None] = [None] * len(items)
+    results: list[Any] = [None] * len(items)
     places = iter(range(len(items)))  # each thread takes the next one; the interpreter lock makes this safe
     helpers = min(threads, len(items)) - 1
 

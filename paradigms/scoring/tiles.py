@@ -46,9 +46,10 @@ def registers(architecture: str, features: str, name: str | None = None) -> Regi
 
 
 def _host() -> Registers:
-    name, features = (getattr(config, setting) for setting in ("CPU_NAME", "CPU_FEATURES"))
-    features = get_host_cpu_features() if features is None else features
-    return registers(binding.get_process_triple(), features, name)
+    features = config.CPU_FEATURES  # type: ignore[attr-defined]
+    if features is None:
+        features = get_host_cpu_features()
+    return registers(binding.get_process_triple(), features, config.CPU_NAME)  # type: ignore[attr-defined]
 
 
 HOST = _host()
@@ -60,7 +61,10 @@ BLOCK = 24  # document tokens widened at once: a multiple of all ROWS
 LINE = 64  # bytes of a cache line
 UNROLLED = 4  # steps of h in one iteration of the loop
 
-_INDEX, _INT, _BYTE, _FLOAT = ir.IntType(64), ir.IntType(32), ir.IntType(8), ir.FloatType()
+_INDEX = ir.IntType(64)
+_INT = ir.IntType(32)
+_BYTE = ir.IntType(8)
+_FLOAT = ir.FloatType()
 _FLOATS = ir.VectorType(_FLOAT, GRAIN)
 
 
@@ -98,7 +102,8 @@ def _dot_tile(grains: int):
     def dot_tile(typing, rows, queries, out, width, count, ahead):
         def generate(context, builder, signature, arguments):
             rows, queries, out, width, count, ahead = arguments
-            queries, out = (builder.inttoptr(a, _FLOATS.as_pointer()) for a in (queries, out))
+            queries = builder.inttoptr(queries, _FLOATS.as_pointer())
+            out = builder.inttoptr(out, _FLOATS.as_pointer())
             rows = builder.inttoptr(rows, _FLOAT.as_pointer())
             groups = builder.udiv(builder.add(count, _INDEX(height - 1)), _INDEX(height))
             with cgutils.for_range(builder, groups) as group:
@@ -124,7 +129,8 @@ def _sums(builder, starts, queries, width, grains: int, turns, ahead):
     prefetch, evenly over all features.
     """
     before = builder.basic_block
-    loop, after = builder.append_basic_block("loop"), builder.append_basic_block("after")
+    loop = builder.append_basic_block("loop")
+    after = builder.append_basic_block("after")
     builder.branch(loop)
     builder.position_at_end(loop)
     at = builder.phi(_INDEX)
@@ -178,15 +184,17 @@ def raise_to(typing, best, products, count, grains):
 
     def generate(context, builder, signature, arguments):
         best, products, count, grains = arguments
-        best, products = (builder.inttoptr(a, _FLOATS.as_pointer()) for a in (best, products))
+        best = builder.inttoptr(best, _FLOATS.as_pointer())
+        products = builder.inttoptr(products, _FLOATS.as_pointer())
         with cgutils.for_range(builder, grains) as grain:
             place = builder.gep(best, [grain.index])
-            held = cgutils.alloca_once_value(builder, _load(builder, place, 4))
+            running = cgutils.alloca_once_value(builder, _load(builder, place, 4))
             with cgutils.for_range(builder, count) as row:
                 cell = builder.add(builder.mul(row.index, grains), grain.index)
-                value, old = _load(builder, builder.gep(products, [cell]), 4), builder.load(held)
-                builder.store(builder.select(builder.fcmp_ordered(">", value, old), value, old), held)
-            _store(builder, builder.load(held), place)
+                value = _load(builder, builder.gep(products, [cell]), 4)
+                old = builder.load(running)
+                builder.store(builder.select(builder.fcmp_ordered(">", value, old), value, old), running)
+            _store(builder, builder.load(running), place)
         return context.get_dummy_value()
 
     return _nothing(4), generate
@@ -194,24 +202,26 @@ def raise_to(typing, best, products, count, grains):
 
 @no_type_check
 @intrinsic
-def raise_with(typing, best, kept, products, salience, count, grains):
-    """Do the same as `raise_to`, and set kept[j] = salience[r] of the row r that last raised best[j]."""
+def raise_with(typing, best, aligned_salience, products, salience, count, grains):
+    """Do the same as `raise_to`, and set aligned_salience[j] = salience[r] if row r raises best[j]."""
 
     def generate(context, builder, signature, arguments):
-        best, kept, products, salience, count, grains = arguments
-        best, kept, products = (builder.inttoptr(a, _FLOATS.as_pointer()) for a in (best, kept, products))
+        best, aligned_salience, products, salience, count, grains = arguments
+        best = builder.inttoptr(best, _FLOATS.as_pointer())
+        aligned_salience = builder.inttoptr(aligned_salience, _FLOATS.as_pointer())
+        products = builder.inttoptr(products, _FLOATS.as_pointer())
         salience = builder.inttoptr(salience, _FLOAT.as_pointer())
         with cgutils.for_range(builder, grains) as grain:
-            places = [builder.gep(a, [grain.index]) for a in (best, kept)]
-            held = [cgutils.alloca_once_value(builder, _load(builder, place, 4)) for place in places]
+            places = [builder.gep(a, [grain.index]) for a in (best, aligned_salience)]
+            running = [cgutils.alloca_once_value(builder, _load(builder, place, 4)) for place in places]
             with cgutils.for_range(builder, count) as row:
                 cell = builder.add(builder.mul(row.index, grains), grain.index)
                 value = _load(builder, builder.gep(products, [cell]), 4)
                 share = _spread(builder, _load(builder, builder.gep(salience, [row.index]), 4), GRAIN)
-                above = builder.fcmp_ordered(">", value, builder.load(held[0]))
-                for new, old in zip((value, share), held, strict=True):
+                above = builder.fcmp_ordered(">", value, builder.load(running[0]))
+                for new, old in zip((value, share), running, strict=True):
                     builder.store(builder.select(above, new, builder.load(old)), old)
-            for old, place in zip(held, places, strict=True):
+            for old, place in zip(running, places, strict=True):
                 _store(builder, builder.load(old), place)
         return context.get_dummy_value()
 
@@ -219,18 +229,21 @@ def raise_with(typing, best, kept, products, salience, count, grains):
 
 
 def _shift(raises: bool):
-    """Make the intrinsic (out, products, near, centre, scale, grains); scale is a float32."""
+    """Make the intrinsic (out, products, base, centre, scale, grains); scale is a float32."""
 
     @intrinsic
-    def shift(typing, out, products, near, centre, scale, grains):
+    def shift(typing, out, products, base, centre, scale, grains):
         def generate(context, builder, signature, arguments):
-            scale, grains = _spread(builder, arguments[4], GRAIN), arguments[5]
+            scale = _spread(builder, arguments[4], GRAIN)
+            grains = arguments[5]
             pointers = [builder.inttoptr(a, _FLOATS.as_pointer()) for a in arguments[:4]]
             with cgutils.for_range(builder, grains) as grain:
                 places = [builder.gep(pointer, [grain.index]) for pointer in pointers]
-                product, near, centre = (_load(builder, place, 4) for place in places[1:])
+                product = _load(builder, places[1], 4)
+                base = _load(builder, places[2], 4)
+                centre = _load(builder, places[3], 4)
                 scaled = builder.fmul(scale, builder.fsub(product, centre), flags=("contract",))
-                total = builder.fadd(near, scaled, flags=("contract",))
+                total = builder.fadd(base, scaled, flags=("contract",))
                 if raises:
                     old = _load(builder, places[0], 4)
                     total = builder.select(builder.fcmp_ordered(">", total, old), total, old)
@@ -242,8 +255,8 @@ def _shift(raises: bool):
     return no_type_check(shift)
 
 
-shift = _shift(False)  # out[j] = near[j] + scale · (products[j] − centre[j]), for one row
-raise_shifted = _shift(True)  # out[j] = max(out[j], near[j] + scale · (products[j] − centre[j]))
+shift = _shift(False)  # out[j] = base[j] + scale · (products[j] − centre[j]), for one row
+raise_shifted = _shift(True)  # out[j] = max(out[j], base[j] + scale · (products[j] − centre[j]))
 
 
 @no_type_check
@@ -272,7 +285,8 @@ def unpack(typing, source, target, count, bits):
         source, target, count, bits = arguments
         source = builder.inttoptr(source, ir.VectorType(_BYTE, VECTOR).as_pointer())
         target = builder.inttoptr(target, ir.VectorType(_FLOAT, VECTOR).as_pointer())
-        step, bits = builder.udiv(count, _INDEX(VECTOR)), builder.trunc(bits, _INT)
+        step = builder.udiv(count, _INDEX(VECTOR))
+        bits = builder.trunc(bits, _INT)
         mask = _spread(builder, builder.sub(builder.shl(_INT(1), bits), _INT(1)), VECTOR)
         parts = builder.zext(builder.udiv(_INT(8), bits), _INDEX)
         with cgutils.for_range(builder, step) as chunk:
@@ -295,9 +309,9 @@ def at(typing, array, index):
     """Return the address of array[index], an element or a row."""
 
     def generate(context, builder, signature, arguments):
-        held = context.make_array(signature.args[0])(context, builder, arguments[0])
-        stride = builder.extract_value(held.strides, 0)
-        return builder.add(builder.ptrtoint(held.data, _INDEX), builder.mul(stride, arguments[1]))
+        view = context.make_array(signature.args[0])(context, builder, arguments[0])
+        stride = builder.extract_value(view.strides, 0)
+        return builder.add(builder.ptrtoint(view.data, _INDEX), builder.mul(stride, arguments[1]))
 
     return types.intp(array, types.intp), generate
 
@@ -327,7 +341,8 @@ def _nothing(count: int):
 
 def _widened(builder, bits):
     """Convert the bits of VECTOR finite float16 numbers to float32."""
-    floats, ints = ir.VectorType(_FLOAT, VECTOR), ir.VectorType(_INT, VECTOR)
+    floats = ir.VectorType(_FLOAT, VECTOR)
+    ints = ir.VectorType(_INT, VECTOR)
     if HOST.halves:
         return builder.fpext(builder.bitcast(bits, ir.VectorType(ir.HalfType(), VECTOR)), floats)
     # Move exponent and mantissa into place, and multiply by 2^112 for the different exponent bias: exact.

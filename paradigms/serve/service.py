@@ -193,8 +193,8 @@ class Service:
         else:
             self._check(system, costs)
             scores, _ = await self._batched(system, system.scores, request.documents, costs, request.query)
-        best = sorted(range(len(scores)), key=lambda n: -scores[n])[: request.top_n]
-        results: list[dict[str, Any]] = [{"index": n, "relevance_score": scores[n]} for n in best]
+        places = sorted(range(len(scores)), key=lambda n: -scores[n])[: request.top_n]
+        results: list[dict[str, Any]] = [{"index": n, "relevance_score": scores[n]} for n in places]
         if request.return_documents:
             for result in results:
                 result["document"] = {"text": request.documents[result["index"]]}

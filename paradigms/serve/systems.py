@@ -173,7 +173,8 @@ class ServedSystem:
         assert self.model is not None
         encoded = self.model.tokens(texts, side)
         labels = self.model.encoder.labels
-        masks, vectors = encoded.mask.flatten(0, 1), encoded.vectors.flatten(0, 1)
+        masks = encoded.mask.flatten(0, 1)
+        vectors = encoded.vectors.flatten(0, 1)
         ids = None if encoded.ids is None else encoded.ids.flatten(0, 1)
         salience = None if encoded.salience is None else encoded.salience.flatten(0, 1)
         rows = []

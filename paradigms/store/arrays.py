@@ -85,7 +85,8 @@ def to_arrow(store: Store) -> pyarrow.Table:
     """
     import pyarrow as pa
 
-    batches, names = [], [name for name in ("ids", "salience") if name in store.manifest["fields"]]
+    batches = []
+    names = [name for name in ("ids", "salience") if name in store.manifest["fields"]]
     living = np.flatnonzero(store.living)
     for rows in store.blocks(BLOCK, living) if len(living) else [living]:
         tokens = store.tokens(rows)

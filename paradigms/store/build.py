@@ -124,13 +124,14 @@ class Build:
 
         derive: function that writes the kind's derived files.
 
-        If more than HELD * SHARD documents are expected (`count`), process 0 encodes `sample` and trains the
+        If more than HELD * SHARD documents are expected, process 0 encodes `sample` and trains the
         quantiser on it. Otherwise the quantiser is trained on the first shards with as many documents, or on
         all shards if there are fewer; these are stored as float16. All other shards are quantised as they are
         encoded. A quantiser that was trained before an interruption is kept unless one of the documents that
         trained it has changed.
         """
-        manifest, launch = self.manifest, self.launch
+        manifest = self.manifest
+        launch = self.launch
         target = Path(os.path.realpath(folder))
         check_replaceable(target, store_files)
         hidden = ColumnFolder(target.with_name(f".{target.name}.building"))
@@ -151,10 +152,10 @@ class Build:
                 busy = locked(target) if target.exists() else nullcontext()
                 with busy, atomic_folder(target, store_files) as fresh:
                     table = ColumnFolder(fresh)
-                    with table.writing(lambda: table.begin(manifest)) as whole:
-                        counts = work.append(whole, sources)
-                        derive(whole)
-                        whole.commit(**counts)
+                    with table.writing(lambda: table.begin(manifest)) as table_writer:
+                        counts = work.append(table_writer, sources)
+                        derive(table_writer)
+                        table_writer.commit(**counts)
                 files.clear()
         launch.wait_for_everyone()
 
@@ -245,7 +246,8 @@ class Building:
 
         sources: the shards. documents: number of documents in them. count: total number, if known.
         """
-        quantiser, shards = self._quantiser, self._shards
+        quantiser = self._quantiser
+        shards = self._shards
         if quantiser is None or self._codec is not None:
             return
         self._build.launch.wait_for_everyone()
@@ -312,7 +314,8 @@ def encoded(codec: Codec, shard: Shard, manifest: Mapping[str, Any], place: str,
                 parts[n] = piece
         advance(len(places))
     columns = codec.encode({name: np.concatenate(parts) for name, parts in pieces.items()})
-    ids, keys = np.frombuffer(lines(shard.ids), np.uint8), np.concatenate([key_of(id) for id in shard.ids])
+    ids = np.frombuffer(lines(shard.ids), np.uint8)
+    keys = np.concatenate([key_of(id) for id in shard.ids])
     files = {f"{name}.bin": column for name, column in columns.items()}
     return files | {LENGTHS: lengths, DOCUMENTS: ids, KEYS: keys.view(np.uint8), TEXTS: shard.texts}
 

@@ -12,7 +12,8 @@ from paradigms.scoring.stored import Scanned
 from paradigms.store.kind import DTYPES, Rows
 
 # Keep 8 bits of a positive float16: 16 weights for each power of two, from 2^−8 (code 1) to 248.
-LOW, DROPPED = 7 << 4, 6
+LOW = 7 << 4
+DROPPED = 6
 LARGEST = 0x7BFF  # bits of the largest finite float16
 TERMS = 1 << 24  # maximum number of terms in a vocabulary
 
@@ -66,7 +67,8 @@ class Weights:
         return {"weights": "uint8" if self.bits == 8 else "uint16", "ids": "int32"}
 
     def encode(self, tokens: Rows) -> Rows:
-        weights, ids = tokens["vectors"][:, 0] + np.float16(0), tokens["ids"]  # -0 becomes 0
+        weights = tokens["vectors"][:, 0] + np.float16(0)  # -0 becomes 0
+        ids = tokens["ids"]
         if (weights < 0).any() or (ids < 0).any() or (ids >= TERMS).any():
             raise ValueError(f"an inverted index holds weights of at least 0 and ids from 0 to {TERMS - 1}")
         codes = weights.view(np.uint16)

@@ -37,7 +37,8 @@ class _FolderFiles:
     """The files in a folder, by column name. entries: each column's file name and number of bytes."""
 
     def __init__(self, folder: Path, entries: dict[str, dict[str, Any]]) -> None:
-        self.folder, self.entries = folder, entries
+        self.folder = folder
+        self.entries = entries
 
     def __str__(self) -> str:
         return str(self.folder)
@@ -99,7 +100,8 @@ class ColumnFolder(_FolderFiles):
         """
         settle(self.folder)
         with suppress(FileNotFoundError, NotADirectoryError):
-            folder, manifest = os.stat(self.folder), os.stat(self.folder / MANIFEST)
+            folder = os.stat(self.folder)
+            manifest = os.stat(self.folder / MANIFEST)
             return folder.st_ino, folder.st_ctime_ns, manifest.st_ino, manifest.st_ctime_ns
         return ()
 
@@ -155,7 +157,8 @@ class ColumnFolder(_FolderFiles):
         self._take(manifest)
 
     def _take(self, manifest: dict[str, Any]) -> None:
-        self.manifest, self.entries = manifest, manifest["files"]
+        self.manifest = manifest
+        self.entries = manifest["files"]
 
     def _manifest(self) -> dict[str, Any]:
         file = self.folder / MANIFEST
@@ -164,7 +167,8 @@ class ColumnFolder(_FolderFiles):
             format = manifest.get("format")
             if format == FORMAT:
                 for entry in manifest["files"].values():
-                    name, counts = entry["file"], [entry["bytes"], entry["crc32"], manifest["generation"]]
+                    name = entry["file"]
+                    counts = [entry["bytes"], entry["crc32"], manifest["generation"]]
                     if Path(name).name != name or any(type(n) is not int or n < 0 for n in counts):
                         raise ValueError(f"an entry that names {name!r:.200}, {counts!r:.200}")
         except (FileNotFoundError, NotADirectoryError) as error:
@@ -250,7 +254,8 @@ class ColumnMemory:
     """Columns in memory: `Files` and `Writer` at once. `writing` yields a copy that shares its columns."""
 
     def __init__(self, manifest: Mapping[str, Any], columns: Mapping[str, np.ndarray] | None = None) -> None:
-        self.manifest, self._columns = dict(manifest), dict(columns or {})
+        self.manifest = dict(manifest)
+        self._columns = dict(columns or {})
         self._pieces: dict[str, list[np.ndarray]] = {}  # appended to a column but not joined yet
 
     def __str__(self) -> str:
@@ -297,7 +302,8 @@ class ColumnMemory:
 
     def _joined(self, name: str) -> np.ndarray:
         """Return a column's bytes, starting on a memory page so that rows are aligned with cache lines."""
-        column, pieces = self._columns.get(name, np.zeros(0, np.uint8)), self._pieces.pop(name, [])
+        column = self._columns.get(name, np.zeros(0, np.uint8))
+        pieces = self._pieces.pop(name, [])
         if size := sum(piece.nbytes for piece in pieces):
             joined = np.frombuffer(mmap.mmap(-1, column.nbytes + size), np.uint8)
             start = column.nbytes

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 DOCUMENTS, LENGTHS = "documents.jsonl", "lengths.bin"
 DELETED, ERRORS = "deleted.bin", "errors.bin"
-KEYS, KEY = "keys.bin", np.dtype([("hash", "<u8"), ("bytes", "<u4")])  # one per line of DOCUMENTS
+KEYS = "keys.bin"  # one KEY per line of DOCUMENTS
+KEY = np.dtype([("hash", "<u8"), ("bytes", "<u4")])
 TEXTS = "texts.bin"  # int64, one per document: `shards.text_digest`, or 0 if its text is not known
 DTYPES = {"vectors": "float16", "ids": "int32", "salience": "float32"}
 WIDEST = 1 << 16  # maximum dimensions of a vector
@@ -125,7 +126,8 @@ class Kind:
 
     def check(self, manifest: Mapping[str, Any]) -> None:
         """Raise ValueError if a store of this kind cannot have these manifest entries."""
-        names, dim = manifest["fields"], manifest["dim"]
+        names = manifest["fields"]
+        dim = manifest["dim"]
         if type(dim) is not int or not 1 <= dim <= WIDEST:
             raise ValueError(f"dim must be a number from 1 to {WIDEST}, got {dim!r:.40}")
         if not isinstance(names, list) or names[:1] != ["vectors"] or not set(names) <= DTYPES.keys():

@@ -18,8 +18,11 @@ def encode(residuals, spread, bits, step, fineness, codes, scales):
     0.
     """
     count, width = residuals.shape
-    packed, parts, top = codes.shape[1], 8 // bits, np.float32((1 << bits) - 1)
-    size, inverse = np.float32(0), np.zeros(width, np.float32)
+    packed = codes.shape[1]
+    parts = 8 // bits
+    top = np.float32((1 << bits) - 1)
+    size = np.float32(0)
+    inverse = np.zeros(width, np.float32)
     for h in range(width):
         if spread[h] > 0:
             inverse[h] = np.float32(1) / spread[h]
@@ -31,7 +34,8 @@ def encode(residuals, spread, bits, step, fineness, codes, scales):
             square += residuals[t, h] * residuals[t, h]
         octaves = np.log2(max(np.sqrt(square / size), np.float32(1e-20)))
         unit = np.exp2(-np.rint(octaves * fineness) / fineness) / step
-        over, under = np.float32(0), np.float32(0)
+        over = np.float32(0)
+        under = np.float32(0)
         for h in range(width):
             value = residuals[t, h] * inverse[h] * unit
             level = np.floor(min(max(value + top / 2 + np.float32(0.5), np.float32(0)), top))

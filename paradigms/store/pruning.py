@@ -45,8 +45,8 @@ def most_salient(tokens: Tokens, ratio: float) -> Tokens:
                 "no salience says which of these to keep: words, and vectors of the whole text (BGE-M3, COIL)"
             )
     salience = torch.ones_like(tokens.mask, dtype=torch.float) if tokens.salience is None else tokens.salience
-    shown = salience.masked_fill(~tokens.mask, -1.0)  # a salience is at least 0
-    rank = shown.argsort(dim=-1, descending=True, stable=True).argsort(-1)
+    ranked = salience.masked_fill(~tokens.mask, -1.0)  # a salience is at least 0
+    rank = ranked.argsort(dim=-1, descending=True, stable=True).argsort(-1)
     stays = tokens.mask & (rank < token_budget(ratio, tokens.mask)[..., None])
     longest = int(stays.sum(-1).max()) if stays.numel() else 0
     place = (~stays).int().argsort(dim=-1, stable=True)[..., : max(1, longest)]
@@ -123,15 +123,17 @@ def _ward(vectors: Tensor, clusters: int) -> np.ndarray:
     return np.argsort(np.argsort(first))[cluster]
 
 
-def directed_distances(whole: Tokens, other: Tokens) -> Float[Tensor, "n 2"]:
+def directed_distances(documents: Tokens, reduced: Tokens) -> Float[Tensor, "n 2"]:
     """maxᵢ minᵢ′ ‖dᵢ − d′ᵢ′‖ and maxᵢ′ minᵢ ‖dᵢ − d′ᵢ′‖ for documents [1, n, i, h].
 
     The larger distance is the Hausdorff distance between D and D′. Both are 0 for documents without tokens.
     With the two distances a and b, maxᵢ dᵢᵀq − ‖q‖ · a ≤ maxᵢ′ d′ᵢ′ᵀq ≤ maxᵢ dᵢᵀq + ‖q‖ · b for every q.
     """
-    D, E = whole.vectors[0].double(), other.vectors[0].double()  # squares lose fewer digits in float64
+    D = documents.vectors[0].double()  # squares lose fewer digits in float64
+    E = reduced.vectors[0].double()
     far = torch.cdist(D, E, compute_mode="use_mm_for_euclid_dist")
-    both = whole.mask[0][:, :, None] & other.mask[0][:, None, :]
+    both = documents.mask[0][:, :, None] & reduced.mask[0][:, None, :]
     nearest = far.masked_fill(~both, torch.inf)
-    sides = [nearest.amin(axis).masked_fill(~t.mask[0], 0).amax(1) for axis, t in ((2, whole), (1, other))]
-    return torch.stack(sides, 1).float()
+    above = nearest.amin(2).masked_fill(~documents.mask[0], 0).amax(1)
+    below = nearest.amin(1).masked_fill(~reduced.mask[0], 0).amax(1)
+    return torch.stack([above, below], 1).float()

@@ -86,7 +86,8 @@ class Residuals:
     def train(self, writer: Writer, parts: Iterable[np.ndarray], vectors: int, tokens: int, dim: int) -> None:
         random = np.random.default_rng(self.seed)
         chosen = np.sort(random.choice(vectors, min(vectors, self.sample_size(tokens)), replace=False))
-        sample, first = [torch.zeros(0, dim)], 0
+        sample = [torch.zeros(0, dim)]
+        first = 0
         for part in parts:
             low, high = np.searchsorted(chosen, (first, first + len(part)))
             sample.append(torch.from_numpy(part[chosen[low:high] - first]).float())
@@ -115,7 +116,8 @@ class Centroids:
     """Centroids c [K, h], grouped in cells; cell n contains the centroids cells[n] to cells[n + 1] − 1."""
 
     def __init__(self, centroids: Float[Tensor, "K h"], cells: np.ndarray) -> None:
-        self.centroids, self.cells = centroids, cells
+        self.centroids = centroids
+        self.cells = cells
 
     def nearest(self, vectors: Float[Tensor, "t h"]) -> Int[Tensor, " t"]:
         """argmin_c ‖x − c‖² for each vector, over all centroids on a GPU, else in the nearest cells only."""
@@ -133,13 +135,16 @@ class Centroids:
         near_cells = near_cells.topk(CELLS, sorted=False).indices.flatten()
         ends = torch.bincount(near_cells, minlength=len(self.coarse)).cumsum(0).tolist()
         owners = near_cells.argsort(stable=True) // CELLS
-        best, nearest = vectors.new_full((len(vectors),), -torch.inf), torch.zeros(len(vectors)).long()
+        largest = vectors.new_full((len(vectors),), -torch.inf)
+        nearest = torch.zeros(len(vectors)).long()
         for cell, (low, high) in enumerate(pairwise((0, *ends))):
-            rows, members = owners[low:high], slice(cells[cell], cells[cell + 1])
+            rows = owners[low:high]
+            members = slice(cells[cell], cells[cell + 1])
             values, places = (vectors[rows] @ self.centroids[members].T).sub_(self.halves[members]).max(1)
-            nearer = values > best[rows]
+            nearer = values > largest[rows]
             rows = rows[nearer]
-            best[rows], nearest[rows] = values[nearer], places[nearer] + members.start
+            largest[rows] = values[nearer]
+            nearest[rows] = places[nearer] + members.start
         return nearest
 
     @cached_property
@@ -179,7 +184,9 @@ class Codec:
 
     def check(self) -> None:
         """Raise ValueError if the arrays do not fit vectors [dim], or have values that do not fit float16."""
-        count, width, most = len(self.packed), padded_width(self.dim, self.bits), np.finfo(np.float16).max
+        count = len(self.packed)
+        width = padded_width(self.dim, self.bits)
+        most = np.finfo(np.float16).max
         shapes = {"centroids": (count, width), "units": (count,), "spread": (width,)}
         kinds = {"centroids": np.int8, "units": np.float32, "spread": np.float32}
         for name, values in (("centroids", self.packed), ("units", self.units), ("spread", self.spread)):
@@ -202,7 +209,8 @@ class Codec:
         """
         if not len(sample):
             sample = sample.new_zeros((1, sample.shape[1]))
-        width, count = sample.shape[1], min(count, len(sample))
+        width = sample.shape[1]
+        count = min(count, len(sample))
         sample = padded(sample, bits)
         if count <= FLAT:
             parts = [_kmeans(sample, count, rounds, seed)]
@@ -217,7 +225,8 @@ class Codec:
                 _kmeans(sample[cell_of == cell], int(shares[cell]), rounds, seed)
                 for cell in np.flatnonzero(sizes).tolist()
             ]
-        centres, cells = torch.cat(parts), np.cumsum([0, *map(len, parts)])
+        centres = torch.cat(parts)
+        cells = np.cumsum([0, *map(len, parts)])
         for _ in range(REFINED if len(parts) > 1 else 0):  # across the edges of the cells
             assigned = Centroids(centres, cells).nearest(sample)
             count_of = torch.bincount(assigned, minlength=len(centres))[:, None]
@@ -262,7 +271,8 @@ class Codec:
 
         prefix = "" if coarse else list(self.codes)[-1]
         bits = self.codes[prefix]
-        codes, scales = columns[f"{prefix}codes"], columns[f"{prefix}scales"]
+        codes = columns[f"{prefix}codes"]
+        scales = columns[f"{prefix}scales"]
         coded = kernels.Stored(codes, bits, scales, levels(bits), columns["centroids"])
         return Scanned(coded, offsets, columns, Codes(self.spread, middle(bits), self.centroids.numpy()))
 

@@ -79,7 +79,8 @@ class Store(View):
         Raises ValueError if ids repeat, if a vector does not fit float16, or if several processes build
         without a folder. Raises BlockingIOError if a process outside the launch is writing to the folder.
         """
-        count, reduction = check_ids(ids, texts), TokenReduction(keep, pool, pooling)
+        count = check_ids(ids, texts)
+        reduction = TokenReduction(keep, pool, pooling)
         precision = resolved(paradigm.encoder.device, precision)
         encode = partial(
             text_shards, paradigm, reduction=reduction, batch_size=batch_size, precision=precision
@@ -155,7 +156,8 @@ class Store(View):
 
         keep, pool, pooling: see `build`, but applied to this store's tokens.
         """
-        reduction, before = TokenReduction(keep, pool, pooling), TokenReduction.from_manifest(self.manifest)
+        reduction = TokenReduction(keep, pool, pooling)
+        before = TokenReduction.from_manifest(self.manifest)
         living = np.flatnonzero(self.living)
 
         def shards(rows: np.ndarray) -> Iterator[Shard]:
@@ -182,19 +184,21 @@ class Store(View):
             build.kind.derived.write(writer, cls(writer, build.kind, writer.files.manifest), True)
 
         if folder is None:
-            return cls.opened(build.in_memory(derive), build.kind)
+            return cls.from_files(build.in_memory(derive), build.kind)
         build.in_folder(folder, derive)
         return _open(folder, lambda files: build.kind, verify=False)
 
     @classmethod
-    def opened(cls, files: Files, kind: Kind, codec: Codec | None = None) -> "Store":
+    def from_files(cls, files: Files, kind: Kind, codec: Codec | None = None) -> "Store":
         """Open the store in `files`. codec: that of the files, if it is open already.
 
         Raises ValueError, naming the file, if a file has invalid content.
         """
         store = cls(files, kind, files.manifest, codec)
-        count, total = files.manifest["documents"], files.manifest["tokens"]
-        lengths, deleted = np.diff(store.offsets), files.array(DELETED, "int64")
+        count = files.manifest["documents"]
+        total = files.manifest["tokens"]
+        lengths = np.diff(store.offsets)
+        deleted = files.array(DELETED, "int64")
         if len(lengths) != count or store.offsets[-1] != total or (lengths < 0).any():
             raise files.damaged(LENGTHS, f"not {count!r:.40} lengths of {total!r:.40} tokens")
         if ((deleted < 0) | (deleted >= count)).any():
@@ -235,7 +239,8 @@ class Store(View):
         unknown.
         """
         self.check(paradigm)
-        count, reduction = check_ids(ids, texts), TokenReduction.from_manifest(self.manifest)
+        count = check_ids(ids, texts)
+        reduction = TokenReduction.from_manifest(self.manifest)
         precision = resolved(paradigm.encoder.device, precision)
         shards = text_shards(
             paradigm, ids, texts, reduction=reduction, batch_size=batch_size, precision=precision
@@ -286,7 +291,7 @@ class Store(View):
             if len(deleted):
                 writer.append(DELETED, deleted)
             writer.commit(documents=counts["documents"], tokens=counts["tokens"], **state)
-            added = self.opened(writer.files, self.kind, now.codec)
+            added = self.from_files(writer.files, self.kind, now.codec)
             if files is not None:
                 files.clear()
         if added.outgrown:
@@ -317,7 +322,7 @@ class Store(View):
                     return now
                 now._derive(writer, anew=True)
                 writer.commit()
-                return self.opened(writer.files, self.kind)
+                return self.from_files(writer.files, self.kind)
             rows = np.flatnonzero(now.living)
             tokens = now._rewrite(writer, renewed)
             documents: dict[str, bytes | np.ndarray] = {
@@ -334,7 +339,7 @@ class Store(View):
             now._derive(writer, anew=True)
             state = {TRAINED: tokens} if renewed else {}
             writer.commit(documents=len(rows), tokens=tokens, **state)
-            return self.opened(writer.files, self.kind)
+            return self.from_files(writer.files, self.kind)
 
     def _rewrite(self, writer: Writer, renewed: bool) -> int:
         """Rewrite the columns with the tokens of living documents; return the number of tokens.
@@ -363,30 +368,30 @@ class Store(View):
                 writer.append(f"{name}.bin", values)
         return tokens
 
-    def certify(self, whole: "Store") -> "Store":
-        """Store the distances between each document's tokens here and in `whole`: `errors` [documents, 2].
+    def certify(self, original: "Store") -> "Store":
+        """Store the distances between each document's tokens here and in `original`: `errors` [documents, 2].
 
         The two columns are `pruning.directed_distances` plus an allowance for rounding, and bound the error
-        of a sum of maxima. `add` and `compact` remove the errors. Raises KeyError if `whole` lacks a
+        of a sum of maxima. `add` and `compact` remove the errors. Raises KeyError if `original` lacks a
         document.
         """
         with self._writing() as (now, writer):
             errors = np.zeros((len(now.ids), 2), np.float32)
             for rows in now.blocks(BLOCK, np.flatnonzero(now.living)):
-                parts = whole.tokens_of(now.names(rows)), now.tokens(rows)
+                parts = original.tokens_of(now.names(rows)), now.tokens(rows)
                 norms = [part.vectors.norm(dim=-1).where(part.mask, 0).amax(-1)[0] for part in parts]
                 longest = torch.maximum(*norms).clamp(min=1)[:, None]
                 errors[rows] = directed_distances(*parts) + ROUNDING * longest
             writer.remove(ERRORS)
             writer.append(ERRORS, errors)
             writer.commit()
-            return self.opened(writer.files, self.kind)
+            return self.from_files(writer.files, self.kind)
 
     def describe(self, **state: Any) -> "Store":
         """Set manifest entries of the caller, or remove those that are None, in a commit of its own."""
         with self._writing() as (_, writer):
             writer.commit(**state)
-            return self.opened(writer.files, self.kind)
+            return self.from_files(writer.files, self.kind)
 
     @contextmanager
     def _writing(self) -> Iterator[tuple["Store", Writer]]:
@@ -395,7 +400,7 @@ class Store(View):
             now = self.whole
             if now.files.manifest != writer.files.manifest:
                 same = self._codec_entry and self._codec_entry == writer.files.entries.get(CODEC)
-                now = self.opened(writer.files, self.kind, self.codec if same else None)
+                now = self.from_files(writer.files, self.kind, self.codec if same else None)
             yield now, writer
 
     def _derive(self, writer: Writer, anew: bool, codec: Codec | None = None) -> None:
@@ -425,14 +430,15 @@ def _open(folder: str | Path, kind: Callable[[ColumnFolder], Kind], verify: bool
         try:
             files.read()
             with naming(folder):
-                store = Store.opened(files, kind(files))
+                store = Store.from_files(files, kind(files))
             if verify is not False:
                 files.verify(None if verify else VERIFIED)
             if before[:1] == files.identity()[:1]:  # otherwise manifest and columns may come from two builds
                 return store
         except (FileNotFoundError, ValueError) as error:
             # A writer may have briefly moved the folder, or removed replaced files. Only damage persists.
-            previous, failure = failure, (before, files.identity(), str(error))
+            previous = failure
+            failure = (before, files.identity(), str(error))
             if before == failure[1] and failure == previous:
                 raise
 

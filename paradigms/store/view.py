@@ -46,17 +46,20 @@ class View:
     ) -> None:
         """Wrap files without checking them; use `open_store` to open a folder. codec: None opens it."""
         self.files = cast(Files, files)  # a writer while derived files are written
-        self.kind, self.manifest = kind, manifest
-        opened = codec or (kind.quantiser.open(files, self.dim) if kind.quantiser else None)
-        self.codec: Any = opened or kind.codec
+        self.kind = kind
+        self.manifest = manifest
+        chosen = codec or (kind.quantiser.open(files, self.dim) if kind.quantiser else None)
+        self.codec: Any = chosen or kind.codec
         self._codec_entry = dict(files.entries.get(CODEC, {}))
         dtypes = self.codec.columns(self.dim, manifest["fields"])
         self.columns = {name: files.array(f"{name}.bin", dtype) for name, dtype in dtypes.items()}
-        lengths, deleted = files.array(LENGTHS, "int32"), files.array(DELETED, "int64")
+        lengths = files.array(LENGTHS, "int32")
+        deleted = files.array(DELETED, "int64")
         self.offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         self.living = np.ones(len(lengths), bool)
         self.living[deleted[(deleted >= 0) & (deleted < len(lengths))]] = False
-        self.keys, self.lines = files.array(KEYS, KEY), files.array(DOCUMENTS, "uint8")
+        self.keys = files.array(KEYS, KEY)
+        self.lines = files.array(DOCUMENTS, "uint8")
         self.texts = files.array(TEXTS, "int64")
         self.errors = files.array(ERRORS, ("float32", (2,)))
         self._whole: View | None = None  # the store that this one restricts
@@ -250,7 +253,8 @@ class View:
             longest = max(longest, length)
             if n > start and (n + 1 - start) * longest > tokens:
                 yield rows[start:n]
-                start, longest = n, max(1, length)
+                start = n
+                longest = max(1, length)
         if start < len(lengths):
             yield rows[start:]
 
@@ -265,7 +269,9 @@ class View:
 
     def _restricted(self: AnyView, living: np.ndarray) -> AnyView:
         part = copy.copy(self)
-        part.living, part._computed, part._whole = living, {}, self.whole
+        part.living = living
+        part._computed = {}
+        part._whole = self.whole
         for name in ("rows_by_id", "living_tokens", "dead"):  # which depend on `living`
             part.__dict__.pop(name, None)
         return part
@@ -276,7 +282,8 @@ class View:
 
     def check(self, paradigm: Paradigm) -> None:
         """Raise ValueError if the paradigm cannot score these tokens, or encodes documents differently."""
-        name, maker = paradigm.recipe.name, self.manifest["paradigm"]
+        name = paradigm.recipe.name
+        maker = self.manifest["paradigm"]
         missing = [field for field in fields_of(paradigm) if field not in self.manifest["fields"]]
         if missing:
             raise ValueError(

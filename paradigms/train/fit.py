@@ -12,7 +12,7 @@ from paradigms.data import Collection, Corpus, Problems, Run, Split, hold_out
 from paradigms.data.identical import own_documents, without_own
 from paradigms.encoder.settings import Side
 from paradigms.evaluate import candidates, per_query
-from paradigms.io.terminal import shown
+from paradigms.io.terminal import printable
 from paradigms.model import Paradigm
 from paradigms.retrieve import AllProcesses, Reranking, Retriever
 from paradigms.train.contrastive import Contrastive, Listwise
@@ -84,12 +84,12 @@ def dev_measure(
     return DevMeasure(corpus, split, run, queries, accelerator.mixed_precision, launch)
 
 
-def training_splits(collection: Collection, seed: int, *measured: str) -> tuple[Split, Split]:
-    """Choose (train, dev) splits that have judgements and are not `measured` (by default, test).
+def training_splits(collection: Collection, seed: int, *excluded: str) -> tuple[Split, Split]:
+    """Choose (train, dev) splits that have judgements and are not `excluded` (by default, test).
 
     Without a dev split, a tenth of the training queries is held out.
     """
-    splits = {name: split for name, split in collection.splits.items() if name not in (measured or ("test",))}
+    splits = {name: split for name, split in collection.splits.items() if name not in (excluded or ("test",))}
     judged = {name: split for name, split in splits.items() if any(split.judgements.values())}
     train = judged.get("train", Split({}, {}))
     return (train, judged["dev"]) if "dev" in judged else hold_out(train, share=0.1, seed=seed)
@@ -141,7 +141,7 @@ def fit(
         problems=problems,
     )
     if suspects is not None:
-        accelerator.print(shown(problems or "No hard negative scores as high as a relevant document."))
+        accelerator.print(printable(problems or "No hard negative scores as high as a relevant document."))
     objective: Objective
     if isinstance(paradigm, Paradigm):
         objective = Contrastive(paradigm, corpus, examples)

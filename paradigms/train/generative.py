@@ -28,7 +28,7 @@ from paradigms.generative.pairs import (
     span_pairs,
 )
 from paradigms.generative.small import small_t5
-from paradigms.io.terminal import shown
+from paradigms.io.terminal import printable
 from paradigms.train.examples import draw
 from paradigms.train.fit import dev_measure, training_splits
 from paradigms.train.loop import Dev, TrainingSettings, train
@@ -222,7 +222,7 @@ def fit_pairs(
     """
     for report in (model.identifiers.problems, problems):
         if report:
-            accelerator.print(shown(f"{model.name}: {report}"))
+            accelerator.print(printable(f"{model.name}: {report}"))
     objective = Likelihood(model, corpus, pairs).configure(training)
     stored = model.settings.frozen and accelerator.device.type == "cpu"
     temporary = stored and states is None

@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from paradigms.encoder.text import TextEncoder
 from paradigms.io.checks import Range
 from paradigms.io.progress import progress_bar
 from paradigms.train.checkpoints import append_history, checkpoint_folder
-from paradigms.train.losses import AtLeast0, AtLeast1, LossSettings, Objective, Positive, PositiveOrNone
+from paradigms.train.losses import LossSettings, Objective
 from paradigms.train.order import mixed_batches
 from paradigms.train.parallel import (
     adapted,
@@ -41,6 +41,7 @@ from paradigms.train.parallel import (
     unwrap,
     waiting_at_most,
 )
+from paradigms.train.settings import AtLeast0, AtLeast1, Positive, PositiveOrNone, RunOptions
 from paradigms.train.state import RunState, note_moved, signature
 from paradigms.trainable import Trainable
 
@@ -52,8 +53,8 @@ STEP = timedelta(minutes=30)  # how long a process waits for the others within a
 CHECKED = 1000  # batches whose examples must have negatives
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingSettings(LossSettings):
+@dataclass(kw_only=True)
+class TrainingSettings(LossSettings, RunOptions):
     """Settings for one training run. Batch sizes are per process.
 
     A run resumes with another number of processes if their batches add up to as many examples, and with more
@@ -71,31 +72,12 @@ class TrainingSettings(LossSettings):
     max_grad_norm: Positive = 1.0
     # trained upper layers of each encoder; lower layers are frozen (`freeze`); 0 = all
     trained_layers: AtLeast0 = 0
-    # Encode a batch in at least this many parts of similar length, each padded to its longest text: less
-    # padding; on GPUs for two waits a step, for the lengths. CPUs choose more parts by themselves.
-    parts: AtLeast1 = 1
-    recompute: bool = False  # recompute activations in the backward pass: less memory, more time
-    # Weights that shards gather for each layer: bf16 sends half the bytes. It rounds biases, norms' weights
-    # and gradients besides the factors of products, which precision bf16 rounds anyway.
-    gathered_weights: Literal["float32", "bf16"] = "float32"
-    # Weights below adapters (`lora_rank`), which are not trained: bf16 takes half the memory and rounds them.
-    adapted_weights: Literal["float32", "bf16"] = "float32"
-    # transformers' implementation of attention; "" = its choice, sdpa in most models. With flash attention,
-    # a training of all layers computes no padding.
-    attention: Literal["", "eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3"] = ""
-    # torch.set_float32_matmul_precision during training: "high" multiplies float32 as TF32 on GPUs with
-    # TF32, which the kernels of `scoring.fused` need. "" = leave the process's setting unchanged.
-    matmul_precision: Literal["", "highest", "high", "medium"] = ""
     seed: int = 0
     evaluate_every: AtLeast0 = 0  # steps between dev measures; 0 = only at the end
     evaluate_at: list[int] = field(default_factory=list)  # numbers of steps after which dev is also measured
-    patience: AtLeast0 = 0  # end after this many dev measures in a row without a better one; 0 = never
     # raise `Paused` at the first step that ends later, with a checkpoint; 0 = never
     minutes: Annotated[float, Range(0, math.inf)] = 0.0
-    save_every: AtLeast0 = 0  # steps between checkpoints; 0 = with every dev measure
-    keep: AtLeast1 = 2  # checkpoints to keep; a run resumes from the newest intact one
     log_every: AtLeast1 = 10
-    workers: AtLeast0 = 0  # processes that tokenise ahead; 0 = in the training process
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -163,10 +145,10 @@ def train(
             note_moved(paradigm, folder, run.state.signature["weights"])
     if dev is None and not isinstance(paradigm, FSDPModule):
         return paradigm
-    best = folder / "best" if dev is not None else checkpoint_folder(folder, settings.steps)
+    place = folder / "best" if dev is not None else checkpoint_folder(folder, settings.steps)
     empty = isinstance(paradigm, FSDPModule) and not accelerator.is_main_process
     with without_weights() if empty else nullcontext():
-        return type(paradigm).from_pretrained(best)
+        return type(paradigm).from_pretrained(place)
 
 
 class _Run:
@@ -188,8 +170,8 @@ class _Run:
         self.accelerator = accelerator
         self.dev = dev
         fixed = {name: value for name, value in asdict(s).items() if name not in FREE}
-        measured = getattr(dev, "digest", "")
-        signed = signature(paradigm, fixed, objective.digest(), folder, accelerator, measured)
+        dev_digest = getattr(dev, "digest", "")
+        signed = signature(paradigm, fixed, objective.digest(), folder, accelerator, dev_digest)
         if accelerator.scaler is not None:  # do not start with the scale at which an earlier run ended
             accelerator.scaler.load_state_dict(torch.amp.GradScaler(accelerator.device.type).state_dict())
         accelerator.gradient_accumulation_steps = 1  # more would divide the loss
@@ -375,10 +357,10 @@ class _Run:
         self.read()
         model = self.state.full_model()
 
-        def measured() -> Dev:
+        def evaluate() -> Dev:
             return dev(model.to(self.accelerator.device))
 
-        values = by_main(measured, self.accelerator) if self.state.shards else measured()
+        values = by_main(evaluate, self.accelerator) if self.state.shards else evaluate()
 
         def save_best() -> None:
             mean = float(values.mean())

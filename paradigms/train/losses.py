@@ -13,11 +13,7 @@ from torch import Tensor, nn
 
 from paradigms.core import Tokens
 from paradigms.io.checks import Range, check_types
-
-AtLeast0 = Annotated[int, Range(0, math.inf)]
-AtLeast1 = Annotated[int, Range(1, math.inf)]
-Positive = Annotated[float, Range(0, math.inf, above=True)]
-PositiveOrNone = Annotated[float | None, Range(0, math.inf, above=True)]
+from paradigms.train.settings import LossOptions, Positive
 
 
 def contrastive(
@@ -124,26 +120,19 @@ class Distillation:
         return torch.lerp(supervised, DISTILLATIONS[self.loss](student, teacher), self.weight)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LossSettings:
-    """Settings of a loss. `TrainingSettings` inherits them, and `train` gives them to the objective."""
+@dataclass(kw_only=True)
+class LossSettings(LossOptions):
+    """Settings of a loss. `TrainingSettings` inherits them, and `train` gives them to the objective.
 
-    # texts per part with cached gradients (`batches.in_parts`), for batches of any size; 0 = no caching
-    chunk: AtLeast0 = 0
-    score_bytes: AtLeast1 = 1 << 30  # bound of what in-batch scoring keeps (`in_batch_rel`)
-    temperature: PositiveOrNone = None  # τ; None = the paradigm's τ
+    Values are checked when the object is made: `dataclasses.replace` makes one with changes.
+    """
+
     # whether other queries' documents are negatives, unlike in ColBERTv1 (Khattab and Zaharia 2020, §3.4)
     in_batch: bool = True
-    # Numbers h′ < h: the losses on the first h′ coordinates, renormalised, are added (Kusupati et al. 2022,
-    # arXiv:2205.13147, Eq. 1 with weights 1).
-    matryoshka: list[int] = field(default_factory=list)
     # Dataclasses that are functions of D, such as `store.pruning.TokenReduction`; the losses on these
     # documents are added. pool=4 trains vectors that an index will cluster (CRISP, Veneroso et al. 2025,
     # arXiv:2505.11471); several numbers are nested, as in MetaEmbed (arXiv:2509.18095).
     reductions: list[Callable[[Tokens], Tokens]] = field(default_factory=list)
-    # Train with documents coded as a compressed index of so many bits codes them
-    # (`contrastive.straight_through`); 0 = uncoded.
-    coded_bits: int = 0
     distillation: Distillation | None = None  # learn a teacher's scores; None = labels only
 
     def __post_init__(self) -> None:

@@ -20,13 +20,14 @@ from rich.console import Console
 
 from paradigms.data import Collection, check_collection, load_collection
 from paradigms.data.trec import check_ids
-from paradigms.encoder.backbone import cached, check_backbone
+from paradigms.encoder.backbone import check_backbone
 from paradigms.encoder.precision import choose_precision, native_precision
+from paradigms.encoder.sources import cached
 from paradigms.io.checks import differences, read_json
 from paradigms.io.device import chosen_device
-from paradigms.io.files import held, sha256, write_json, write_text
+from paradigms.io.files import lock_until_exit, sha256, write_json, write_text
 from paradigms.io.plugins import LOADED
-from paradigms.io.terminal import Terminal, shown
+from paradigms.io.terminal import Terminal, printable
 from paradigms.train.heartbeat import start_heartbeat
 from paradigms.train.parallel import by_main, check_shared, sharded
 from paradigms.train.states import STATES, sweep_states
@@ -78,7 +79,7 @@ def check_names(settings: Any) -> None:
             if name and name != "small":
                 check_backbone(name)
     except (OSError, ValueError, ImportError) as error:
-        raise SystemExit(shown(error)) from error
+        raise SystemExit(printable(error)) from error
 
 
 def keep_settings(settings: dict[str, Any], folder: Path, free: Names[str]) -> None:
@@ -152,7 +153,7 @@ def open_collection(name: str, documents: int | None, console: Console) -> Colle
             for split in collection.splits.values():
                 check_ids(split.queries, "query id")
         except (OSError, ValueError, ImportError) as error:
-            raise SystemExit(shown(error)) from error
+            raise SystemExit(printable(error)) from error
         return collection
 
     collection = by_main(read, PartialState())
@@ -180,7 +181,7 @@ def environment(accelerator: Accelerator) -> dict[str, Any]:
 
 def lock_output(folder: Path, accelerator: Accelerator) -> None:
     """Lock the results folder. All processes raise SystemExit if it is locked or one does not see it."""
-    by_main(lambda: held(folder), accelerator)
+    by_main(lambda: lock_until_exit(folder), accelerator)
     try:
         check_shared(folder, accelerator)
     except FileNotFoundError as error:

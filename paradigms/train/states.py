@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 
 from paradigms.encoder.batches import Batch
-from paradigms.encoder.frozen import KEPT, LowerStates
+from paradigms.encoder.frozen import WRITTEN, LowerStates
 from paradigms.encoder.precision import autocast
 from paradigms.encoder.settings import SIDES, Side
 from paradigms.encoder.towers import TwoTowers
@@ -51,7 +51,7 @@ def deleted_after(folder: Path, accelerator: Accelerator) -> Iterator[Path]:
                 check_locks(folder / "states")
                 if accelerator.is_main_process and not (folder / PAUSED).is_file():
                     try:
-                        remove_folder(folder, KEPT)
+                        remove_folder(folder, WRITTEN)
                     except FileExistsError as error:
                         warnings.warn(f"{folder} is not removed: {error}", RuntimeWarning, stacklevel=2)
 
@@ -70,7 +70,7 @@ def sweep_states(output: Path) -> list[Path]:
         with suppress(OSError):  # gone, in use, owned by another user, or with foreign files
             if any(place.iterdir()):
                 with locked(place):
-                    remove_folder(place, KEPT)
+                    remove_folder(place, WRITTEN)
                 swept.append(place)
     return swept
 

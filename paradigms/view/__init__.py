@@ -92,10 +92,10 @@ def framed(explanations: Sequence[Explanation], query: str = "", document: str =
 
 def explanations_of(interaction: Interaction) -> list[Explanation]:
     """Explain the first `PAIRS` pairs of an interaction, with numbers in place of the tokens' texts."""
-    S, A, Z, rel = (
-        t.detach().cpu()
-        for t in (interaction.similarity, interaction.alignment, interaction.normaliser, interaction.rel)
-    )
+    S = interaction.similarity.detach().cpu()
+    A = interaction.alignment.detach().cpu()
+    Z = interaction.normaliser.detach().cpu()
+    rel = interaction.rel.detach().cpu()
     explanations = []
     query = [f"q{j}" for j in range(A.shape[3])]
     document = [f"d{i}" for i in range(A.shape[2])]

@@ -139,13 +139,13 @@ def recall_picture(curves: dict[str, dict[int, float]], measure: str = "Recall")
     """Draw Recall@k, or another measure, over log k: one line per system, the highest first in the legend."""
     from matplotlib.figure import Figure
 
-    drawn = {system: curve for system, curve in curves.items() if curve}
-    if not drawn:
+    plotted = {system: curve for system, curve in curves.items() if curve}
+    if not plotted:
         raise ValueError("no recall curve to draw")
-    figure = Figure(figsize=(7.5, max(4.0, 0.5 + 0.24 * len(drawn))), dpi=110, layout="constrained")
+    figure = Figure(figsize=(7.5, max(4.0, 0.5 + 0.24 * len(plotted))), dpi=110, layout="constrained")
     axes = figure.add_subplot()
     lines = []
-    for index, (system, curve) in enumerate(drawn.items()):
+    for index, (system, curve) in enumerate(plotted.items()):
         ks = sorted(curve)
         colour = PALETTE[index % len(PALETTE)]
         dashes = DASHES[index // len(PALETTE) % len(DASHES)]
@@ -154,7 +154,7 @@ def recall_picture(curves: dict[str, dict[int, float]], measure: str = "Recall")
     lines.sort(key=lambda row: -row[0])
     names = [f"{last:.3f} {name}" for last, name, _ in lines]
     _legend(axes, [line for *_, line in lines], names, loc="center left", bbox_to_anchor=(1, 0.5))
-    cutoffs = sorted({k for curve in drawn.values() for k in curve})
+    cutoffs = sorted({k for curve in plotted.values() for k in curve})
     axes.set_xscale("log")
     axes.set_xticks(cutoffs, [str(k) for k in cutoffs])
     axes.minorticks_off()
@@ -183,30 +183,30 @@ def cost_picture(
     height = max(3.2 * len(quality), 0.5 + 0.21 * len(names))
     figure = Figure(figsize=(4.4 * len(costs) + 1.6, height), dpi=110, layout="constrained")
     panels = figure.subplots(len(quality), len(costs), squeeze=False, sharex="col", sharey="row")
-    drawn = {}
+    plotted = {}
     for axes, cost in zip(panels[-1], costs, strict=True):
         axes.set_xlabel(cost)
     for row, (kind, systems) in zip(panels, quality.items(), strict=True):
         for axes, values in zip(row, costs.values(), strict=True):
             points = sorted((value, name) for name in systems if (value := values.get(name)))
             means = [systems[name].mean for _, name in points]
-            best = best_so_far(means)
-            cheapest = [points[n][0] for n in best]
-            axes.step(cheapest, [means[n] for n in best], where="post", color="0.8", zorder=0)
+            improving = best_so_far(means)
+            cheapest = [points[n][0] for n in improving]
+            axes.step(cheapest, [means[n] for n in improving], where="post", color="0.8", zorder=0)
             for value, name in points:
                 mean, low, high = systems[name]
                 colour, marker = looks[name]
                 bars = [[mean - low], [high - mean]]
-                drawn[name] = axes.errorbar(
+                plotted[name] = axes.errorbar(
                     value, mean, bars, color=colour, marker=marker, ms=6, elinewidth=0.8, linestyle="none"
                 )
             axes.set_xscale("log")
             axes.grid(color="0.92")
             axes.set_title(shortened(kind, 60), fontsize=9, loc="left", parse_math=False)
         row[0].set_ylabel(measure)
-    shown = [name for name in names if name in drawn]
-    labels = [shortened(name, 24) for name in shown]
-    _legend(figure, [drawn[name] for name in shown], labels, loc="outside right center", fontsize=9)
+    present = [name for name in names if name in plotted]
+    labels = [shortened(name, 24) for name in present]
+    _legend(figure, [plotted[name] for name in present], labels, loc="outside right center", fontsize=9)
     return figure
 
 

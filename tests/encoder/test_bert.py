@@ -10,9 +10,10 @@ import torch
 from transformers import AutoTokenizer, BertConfig, BertModel
 
 from paradigms import PARADIGMS, load
-from paradigms.encoder.backbone import load_tokenizer, packaged
+from paradigms.encoder.backbone import load_tokenizer
 from paradigms.encoder.bert import Light, fast_forward, last_hidden
 from paradigms.encoder.precision import autocast
+from paradigms.encoder.sources import packaged
 from paradigms.encoder.tokenizing import LightTokenizer, token_rows
 from paradigms.identity import differing, identity
 from tests.near import assert_same, assert_within_rounding

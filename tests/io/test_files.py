@@ -18,7 +18,7 @@ from paradigms.io.files import (
     atomic_folder,
     atomic_text,
     contents,
-    held,
+    lock_until_exit,
     locked,
     settle,
     sweep,
@@ -74,7 +74,7 @@ def test_a_file_system_without_locks_is_written_with_a_warning(tmp_path, monkeyp
 
     monkeypatch.setattr(files.fcntl, "flock", without)
     with pytest.warns(UserWarning, match="results is on a file system without locks"):
-        folder = held(tmp_path / "results")
+        folder = lock_until_exit(tmp_path / "results")
     write_text(folder / "a", "text")
     with atomic_folder(folder, contents("a")) as fresh:
         (fresh / "a").write_text("other")
@@ -318,7 +318,9 @@ def test_many_writers_and_readers_at_once_see_whole_outputs_only(tmp_path):
 
 def test_a_folder_has_one_writer(tmp_path):
     """Who holds it may ask again; another process may not."""
-    assert held(tmp_path / "results") == held(tmp_path / "results") == tmp_path / "results"
+    assert (
+        lock_until_exit(tmp_path / "results") == lock_until_exit(tmp_path / "results") == tmp_path / "results"
+    )
     with (
         pytest.raises(BlockingIOError, match="results is being written by another process"),
         locked(tmp_path / "results"),

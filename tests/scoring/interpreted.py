@@ -54,7 +54,7 @@ def counted(fused: ModuleType, patch: pytest.MonkeyPatch) -> list[Any]:
 def small(fused: ModuleType, patch: pytest.MonkeyPatch) -> None:
     """Tiles of 16, and each program takes as many documents as it may."""
     triton = sys.modules["triton"]
-    for name in ("_best", "_to_queries", "_to_documents"):
+    for name in ("_maxima_kernel", "_to_queries", "_to_documents"):
         kernel = getattr(fused, name)
         own = {axis: size for axis, size in SMALL.items() if axis in kernel.arg_names}
         patch.setattr(kernel, "configs", [triton.Config(own)])

@@ -128,7 +128,7 @@ def test_what_the_kernels_do_not_do_is_done_without_them(
 def test_kernels_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiles for GPUs that are not here: the interpreter accepts code that the compiler rejects."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    types = {"lengths": "*i32", "best": "*fp32", "place": "*i16", "g": "*fp32"}
+    types = {"lengths": "*i32", "maxima": "*fp32", "place": "*i16", "g": "*fp32"}
     types |= dict.fromkeys(("d_mask", "q_mask"), "*u8") | dict.fromkeys(("d_ids", "q_ids"), "*i64")
     types |= dict.fromkeys(("D", "Q", "out"), "*bf16")
     constants = {"FEATURES": 128, "BLOCK": 128, "BLOCKS": 1, "PRECISION": "ieee", "WIDEN": False}
@@ -138,7 +138,7 @@ def test_kernels_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         from triton.compiler import ASTSource
 
         for name, capability, product in (
-            ("_best", 90, "wgmma"),
+            ("_maxima_kernel", 90, "wgmma"),
             ("_to_documents", 80, "mma.sync"),
             ("_to_queries", 90, "fma"),
         ):

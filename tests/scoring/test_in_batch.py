@@ -9,7 +9,7 @@ from studies.counted import Living
 from paradigms.align import PoolTopK, QueryToDocument, TopK
 from paradigms.core import rel
 from paradigms.recipe import Recipe
-from paradigms.scoring.in_batch import KEPT, in_batch_rel
+from paradigms.scoring.in_batch import PAIR_BYTES, in_batch_rel
 from tests.scoring.table import RECIPES, gradients, label, texts
 
 EVERY = pytest.mark.parametrize("recipe", [r for r in RECIPES if r.normalise == "total"], ids=label)
@@ -78,7 +78,7 @@ def test_memory_stays_under_the_bound(recipe: Recipe) -> None:
         scores = 4 * queries * sizes[1]
         own = sum(t.nbytes for t in fields if t.requires_grad) + 2 * scores
         peaks.append(living.peak - 2 * own)
-    assert 4 * bound < KEPT * 32 * 128 * 8  # cut into pieces
+    assert 4 * bound < PAIR_BYTES * 32 * 128 * 8  # cut into pieces
     whole = "pool" in recipe.align.reads and not isinstance(recipe.align, PoolTopK)
     assert max(peaks) < bound + 8 * 4 * 128 * 24 * 8 * whole  # such an A is given all of a query's S
 

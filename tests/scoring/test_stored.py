@@ -27,7 +27,7 @@ def probed(corpus: Corpus, chosen: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """The result of `probe` for the documents at `rows`."""
     starts, stops = corpus.offsets[rows], corpus.offsets[rows + 1]
     documents = kernels.Documents(starts, stops, frozen(np.zeros(0, np.float32)))
-    best = np.empty((len(rows), corpus.query.near.shape[1]), np.float32)
+    best = np.empty((len(rows), corpus.query.centroid_products.shape[1]), np.float32)
     kernels.probe(corpus.coded, corpus.query, documents, corpus.width, chosen, best)
     return best
 
@@ -96,7 +96,7 @@ def in_lists(offsets: np.ndarray, centroids: np.ndarray, listed: int) -> tuple[n
 @pytest.mark.parametrize("listed", [0, 6, 13])
 def test_bounds_are_sums_over_probed_lists_in_lists_or_not(listed: int) -> None:
     corpus = Corpus(4, 128, 7, (*LENGTHS, 90, 0, 40))
-    near, centroids, offsets = corpus.query.near, corpus.coded.centroids, corpus.offsets
+    near, centroids, offsets = corpus.query.centroid_products, corpus.coded.centroids, corpus.offsets
     least, alive = np.sort(near[:, :7], axis=0)[-2].copy(), np.arange(13) % 4 > 0
     entries, begins = in_lists(offsets, centroids, listed)
     weights = np.random.default_rng(3).random(16).astype(np.float32)

@@ -55,8 +55,8 @@ def searching(
         body: dict[str, Any] = {"queries": {"q": texts[n]}, "k": K, "systems": [name]}
         ranked = post(connection, "/search", body)["systems"][name]["run"]["q"]
         scores = [score for _, score in ranked]
-        best = expected[name][n]
-        right = len(scores) == len(best) and np.allclose(scores, best, rtol=WRONG, atol=WRONG)
+        exact = expected[name][n]
+        right = len(scores) == len(exact) and np.allclose(scores, exact, rtol=WRONG, atol=WRONG)
         if ranked and generator.random() < explained:
             body = {"query": texts[n], "document": ranked[0][0], "systems": [name]}
             answered = post(connection, "/explain", body)["systems"][name]
@@ -102,7 +102,8 @@ def straining(names: list[str], texts: list[str]) -> Ask:
         if kind == 4:
             body |= {"align": generator.choice(COSTLY)} if system != "dpr" else {"k": 10**4000}
         else:
-            path, body = "/encode", {"system": system, "texts": [text * 50] * 256, "side": "document"}
+            path = "/encode"
+            body = {"system": system, "texts": [text * 50] * 256, "side": "document"}
         try:
             post(connection, path, body)
         except ConnectionError as error:

@@ -100,9 +100,9 @@ class Composed:
             both = np.stack([one, other], 1).ravel()
             values, lengths = self._documents(both)
             owners = np.repeat(np.repeat(np.arange(len(one)), 2), lengths)
-            kept = random.random(len(values)) < 0.5
-            values = values[kept]
-            owners = owners[kept]
+            mask = random.random(len(values)) < 0.5
+            values = values[mask]
+            owners = owners[mask]
             _, firsts = np.unique(owners * (1 << 32) + values["id"], return_index=True)
             return values[firsts], np.bincount(owners[firsts], minlength=len(one))
         if self.form == "pooled":
@@ -175,9 +175,9 @@ def cells_of(values: np.ndarray, count: int, seed: int) -> dict[str, np.ndarray]
     centres = np.zeros((count, values.shape[1]), np.float64)
     for start in range(0, len(values), 1 << 16):
         part = values[start : start + (1 << 16)].astype(np.float32)
-        found = kmeans.index.search(part, 1)[1][:, 0]
-        cells[start : start + len(part)] = found
-        np.add.at(centres, found, part)
+        rows = kmeans.index.search(part, 1)[1][:, 0]
+        cells[start : start + len(part)] = rows
+        np.add.at(centres, rows, part)
     sizes = np.bincount(cells, minlength=count)
     begins = np.concatenate([[0], np.cumsum(sizes)])
     means = (centres / np.maximum(sizes, 1)[:, None]).astype(np.float32)

@@ -54,9 +54,9 @@ class Stages:
         """
         words = folder_name(name), str(job["documents"]), job["stage"], number
         file = self.folder / "stages" / f"{'-'.join(filter(None, words))}.json"
-        asked = job | {"vectors": self.facts}
+        request = job | {"vectors": self.facts}
         saved = json_or_empty(file)
-        if saved.get("job") == asked:
+        if saved.get("job") == request:
             self.seconds[file] = saved["CPU s"]
             return saved["answer"]
         if self.report:
@@ -67,17 +67,17 @@ class Stages:
             for old in (place, place.with_name(f".{place.name}.building")):
                 remove_folder(old, ANY)
         threads = self.settings.threads
-        whole = {"k": self.k, "real": None} | job | {"seed": self.settings.seed, "threads": threads}
-        whole |= {"vectors": str(self.vectors), "folder": str(place)}
+        arguments = {"k": self.k, "real": None} | job | {"seed": self.settings.seed, "threads": threads}
+        arguments |= {"vectors": str(self.vectors), "folder": str(place)}
         python = self.pythons.get(job["system"], sys.executable)
         before = sum(os.times()[2:4])
         try:
-            answer = in_worker("systems", whole, threads, python, self.limit)
+            answer = in_worker("systems", arguments, threads, python, self.limit)
         except subprocess.TimeoutExpired:
             answer = {"failed": f"not ended after {self.limit} s"}
         except WorkerError as error:  # the next run tries this stage again
             self.console.print(str(error))
             return {"failed": str(error)}
         self.seconds[file] = sum(os.times()[2:4]) - before
-        write_json(file, {"job": asked, "answer": answer, "CPU s": self.seconds[file]})
+        write_json(file, {"job": request, "answer": answer, "CPU s": self.seconds[file]})
         return answer

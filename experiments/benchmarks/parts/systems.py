@@ -65,7 +65,7 @@ class System:
         ranked = []
         for n in queries:
             candidates = self.job["candidates"][n] if "rerank" in self.setting else None
-            places = best(self.scores(n, candidates), self.job["k"])
+            places = top_rows(self.scores(n, candidates), self.job["k"])
             ranked.append(places if candidates is None else [candidates[place] for place in places])
         return ranked
 
@@ -74,7 +74,7 @@ class System:
         raise NotImplementedError
 
 
-def best(scores: np.ndarray, k: int) -> list[int]:
+def top_rows(scores: np.ndarray, k: int) -> list[int]:
     """Return the positions of the k largest scores, best first."""
     chosen = np.argpartition(-scores, min(k, len(scores)) - 1)[:k]
     return [int(n) for n in chosen[np.argsort(-scores[chosen], kind="stable")]]
@@ -243,7 +243,7 @@ def build(system: System) -> dict[str, Any]:
 
 
 def search(system: System) -> dict[str, Any]:
-    opened, _ = timed(system.open)
+    index, _ = timed(system.open)
     every = range(len(system.documents.query_arrays))
     rows = []
     for setting in system.job["settings"]:
@@ -261,7 +261,7 @@ def search(system: System) -> dict[str, Any]:
             row["seconds"].append(seconds)
             row["found"].append(ranked)
         rows.append(row)
-    return {"open": opened, "memory": memory("VmHWM"), "rows": rows}
+    return {"open": index, "memory": memory("VmHWM"), "rows": rows}
 
 
 def truth(system: Ours) -> dict[str, Any]:
@@ -274,10 +274,10 @@ def truth(system: Ours) -> dict[str, Any]:
     kind = kinds.inverted(16) if "ids" in documents.fields else kinds.exact()
     for first in range(0, count, 16 * BLOCK):
         parts = documents.parts(first, min(first + 16 * BLOCK, count))
-        found = Index(system.stored(kind, parts)).search_tokens(
+        scores = Index(system.stored(kind, parts)).search_tokens(
             system.recipe, documents.queries, system.job["k"]
         )
-        ranked = [best_first(one | more, system.job["k"]) for one, more in zip(ranked, found, strict=True)]
+        ranked = [best_first(one | more, system.job["k"]) for one, more in zip(ranked, scores, strict=True)]
     return {"best": [[int(id) for id in row] for row in ranked]}
 
 

@@ -50,13 +50,13 @@ def prepare(
     random = np.random.default_rng(seed)
     stores: list[Store] = []
     corpora: list[Corpus] = []
-    asked: list[str] = []
+    query_texts: list[str] = []
     relevant: list[tuple[int, str]] = []
     for n, (name, most) in enumerate(collections.items()):
         collection = load_collection(name)
         test = collection.split("test")
-        drawn = random.permutation(list(test.queries))[: queries // len(collections)].tolist()
-        good = {d for query in drawn for d, grade in test.judgements[query].items() if grade > 0}
+        sample = random.permutation(list(test.queries))[: queries // len(collections)].tolist()
+        good = {d for query in sample for d, grade in test.judgements[query].items() if grade > 0}
         others = random.permutation([id for id in collection.corpus.ids if id not in good])
         corpus = collection.corpus.only(good | set(others[: max(0, most - len(good))] if most else others))
         place = folder / "encoded" / folder_name(name)
@@ -66,14 +66,14 @@ def prepare(
         stores.append(open_index(place).store)
         stores[n].check(model)
         corpora.append(corpus)
-        asked += [test.queries[query] for query in drawn]
+        query_texts += [test.queries[query] for query in sample]
         relevant += [(n, id) for id in sorted(good)]
     rest = sorted({(n, id) for n, corpus in enumerate(corpora) for id in corpus.ids} - {*relevant})
     order = relevant + [rest[place] for place in random.permutation(len(rest))]
     sources = np.array([n for n, _ in order], np.int32)
     texts = [corpora[n][corpora[n].position(id)] for n, id in order]
     with torch.inference_mode():
-        query_rows, query_lengths = counted(model.encode_queries(asked))
+        query_rows, query_lengths = counted(model.encode_queries(query_texts))
     with atomic_folder(target, ANY) as fresh:
         values, lengths, axes, means = states(stores, order, tokens, random)
         query_states = unit(query_rows @ axes).astype(np.float32), query_lengths
@@ -81,12 +81,12 @@ def prepare(
         if "pooled" in forms:
             starts = np.concatenate([[0], np.cumsum(query_lengths)[:-1]])
             pooled = unit(np.add.reduceat(query_rows, starts)).astype(np.float32)
-            ones = np.ones(len(asked), np.int64)
+            ones = np.ones(len(query_texts), np.int64)
             write(fresh, "pooled", (means, np.ones(len(order), np.int64)), sources, (pooled, ones), seed)
         if "words" in forms:
-            write(fresh, "words", *words(texts, asked, sources), seed)
+            write(fresh, "words", *words(texts, query_texts, sources), seed)
         if "splade" in forms:
-            write(fresh, "splade", *splade(texts[:splade_documents], asked, sources), seed)
+            write(fresh, "splade", *splade(texts[:splade_documents], query_texts, sources), seed)
         counts = {"documents": len(order), "relevant": len(relevant), "tokens": len(values)}
         write_json(fresh / "vectors.json", {"settings": settings} | counts)
     return target
@@ -108,11 +108,11 @@ def states(
     places = [(stores[n], stores[n].position(id)) for n, id in order]
     spans = [(store, *store.offsets[row : row + 2].tolist()) for store, row in places]
     sample = random.permutation(len(spans))[: (1 << 17) // tokens]
-    drawn = [
+    blocks = [
         store.columns["vectors"][low : min(high, low + tokens)]
         for store, low, high in map(spans.__getitem__, sample)
     ]
-    axes = principal(np.concatenate(drawn).astype(np.float32), DIM)
+    axes = principal(np.concatenate(blocks).astype(np.float32), DIM)
     lengths = np.array([min(high - low, tokens) for _, low, high in spans])
     ends = np.cumsum(lengths)
     means = np.zeros((len(spans), stores[0].dim), np.float16)
@@ -125,24 +125,28 @@ def states(
     return values, lengths, axes, means
 
 
-def words(texts: Sequence[str], asked: Sequence[str], sources: np.ndarray) -> tuple[Any, np.ndarray, Any]:
+def words(
+    texts: Sequence[str], query_texts: Sequence[str], sources: np.ndarray
+) -> tuple[Any, np.ndarray, Any]:
     """Return BM25's weights for documents, their sources, and the counts of queries' terms."""
     bm25 = BM25(Corpus([str(n) for n in range(len(texts))], texts))
     matrix = bm25.matrix()
     documents = entries(matrix.indices, matrix.data), np.diff(matrix.indptr).astype(np.int64)
-    terms = [[bm25.vocabulary[w] for w in bm25.terms(text) if w in bm25.vocabulary] for text in asked]
+    terms = [[bm25.vocabulary[w] for w in bm25.terms(text) if w in bm25.vocabulary] for text in query_texts]
     counts = [np.unique(np.array(row, np.int64), return_counts=True) for row in terms]
     joined = entries(*(np.concatenate(part) for part in zip(*counts, strict=True)))
     return documents, sources, (joined, np.array([len(numbers) for numbers, _ in counts]))
 
 
-def splade(texts: Sequence[str], asked: Sequence[str], sources: np.ndarray) -> tuple[Any, np.ndarray, Any]:
+def splade(
+    texts: Sequence[str], query_texts: Sequence[str], sources: np.ndarray
+) -> tuple[Any, np.ndarray, Any]:
     """Return SPLADE's weights for documents, their sources, and those for queries."""
     model = PARADIGMS["splade"]("offline-splade").eval()
     store = Store.build(kinds.inverted(16), model, map(str, range(len(texts))), texts, progress=True)
     rows = store.decoded(slice(None))
     with torch.inference_mode():
-        queries = model.encode_queries(list(asked))
+        queries = model.encode_queries(list(query_texts))
     assert queries.ids is not None
     weights, lengths = counted(queries)
     ids = queries.ids[:, 0][queries.mask[:, 0]].numpy()

@@ -49,8 +49,8 @@ class Corpus:
 
     def only(self, rows: Int[np.ndarray, " n"]) -> "Corpus":
         """Return a corpus of the documents at `rows`."""
-        kept = np.isin(self.owners, rows)
-        return Corpus(self.vectors[torch.from_numpy(kept)], self.owners[kept])
+        mask = np.isin(self.owners, rows)
+        return Corpus(self.vectors[torch.from_numpy(mask)], self.owners[mask])
 
     @cached_property
     def starts(self) -> Int[np.ndarray, " n"]:
@@ -195,6 +195,6 @@ def estimates_of(
 def chosen(dev: Mapping[str, Sequence[float]], start: str) -> Floor:
     """Return the floor of the best system on dev queries whose name begins with `start`."""
     names = [name for name in dev if name.startswith(start)]
-    best = max(names, key=lambda name: np.mean(dev[name]))
-    parts = dict(part.split(" = ") for part in best.split(", ") if " = " in part)
+    choice = max(names, key=lambda name: np.mean(dev[name]))
+    parts = dict(part.split(" = ") for part in choice.split(", ") if " = " in part)
     return Floor(int(parts["k'"]), float(parts.get("edge", 0)))

@@ -52,7 +52,9 @@ class TokenStudy:
         bm25: PerQuery,
     ) -> None:
         same_queries([*results, {"queries": bm25.queries}])
-        self.search_tokens, self.table_tokens, self.bm25 = search_tokens, table_tokens, bm25
+        self.search_tokens = search_tokens
+        self.table_tokens = table_tokens
+        self.bm25 = bm25
         self.size = next(result["batch_size"] for result in results if result["k_train"] is None)
         self.models: dict[str, list[Measured]] = {}
         self.sizes = sorted({result["batch_size"] for result in results if result["k_train"]})
@@ -110,10 +112,10 @@ class TokenStudy:
 
     def sections(self) -> dict[str, Section]:
         values = self.study.values
-        shown = ["ColBERT", *self.xtrs]
+        names = ["ColBERT", *self.xtrs]
         ranks = [int(side.rpartition(" ")[2]) for side in values[f"{GOLD_AT} at rank r"] if "ColBERT" in side]
         by_rank = {
-            measure: {name: [values[measure][f"{name}, r = {r}"] for r in ranks] for name in shown}
+            measure: {name: [values[measure][f"{name}, r = {r}"] for r in ranks] for name in names}
             for measure in (f"{GOLD_AT} at rank r", f"{LEXICAL_AT} at rank r")
         }
         recall = {
@@ -121,7 +123,7 @@ class TokenStudy:
             for way in ("imputing", "gathering")
             for name in ("ColBERT", self.xtr)
         }
-        by_k = {name: self.scores("RR@10", name, "imputing") for name in shown}
+        by_k = {name: self.scores("RR@10", name, "imputing") for name in names}
         by_size = {
             label(k): [self.scores("nDCG@10", self.of_size(k, n), "imputing")[-1] for n in self.sizes]
             for k in self.k_train

@@ -58,7 +58,7 @@ class Retrieved:
     scores: Float[Tensor, "j k"]
     rows: Int[np.ndarray, "j k"]  # positions of the retrieved tokens in the index
     owners: Int[np.ndarray, "j k"]  # positions of the tokens' documents
-    whole: Float[np.ndarray, " n"]  # f_ColBERT of every document, if `gather` is set
+    gathered: Float[np.ndarray, " n"]  # f_ColBERT of every document, if `gather` is set
 
 
 def token_search(
@@ -69,7 +69,7 @@ def token_search(
     gather: whether to also score every document with all of its tokens.
     """
     names = list(queries)
-    whole = np.zeros(0, np.float32)
+    gathered = np.zeros(0, np.float32)
     recipe = gathering(paradigm)
     for start in range(0, len(names), QUERIES):
         part = names[start : start + QUERIES]
@@ -84,12 +84,13 @@ def token_search(
         owners = index.store.owners(rows)
         stop = 0
         for n, (name, length) in enumerate(zip(part, mask.sum(1).tolist(), strict=True)):
-            part, stop = slice(stop, stop + length), stop + length
+            part = slice(stop, stop + length)
+            stop = stop + length
             ids = encoded.ids[n, 0][mask[n]].cpu().numpy()
             if gather:
-                whole = np.empty(len(index.store.ids), np.float32)
-                whole[index.store.positions(everything[n])] = list(everything[n].values())
-            yield Retrieved(name, encoded[n : n + 1], ids, scores[part], rows[part], owners[part], whole)
+                gathered = np.empty(len(index.store.ids), np.float32)
+                gathered[index.store.positions(everything[n])] = list(everything[n].values())
+            yield Retrieved(name, encoded[n : n + 1], ids, scores[part], rows[part], owners[part], gathered)
 
 
 Scored = tuple[Int[np.ndarray, " n"], Float[np.ndarray, " n"]]  # positions and scores of documents
@@ -107,17 +108,17 @@ def imputed(retrieved: Retrieved, index: Index, k: int, imputation: str = "kth")
 def gathered(retrieved: Retrieved, k: int) -> Scored:
     """Return f_ColBERT, computed from all document tokens, for the documents with a retrieved token."""
     places = np.unique(retrieved.owners[:, :k])
-    return places, retrieved.whole[places]
+    return places, retrieved.gathered[places]
 
 
 def best_documents(
     index: Index, places: np.ndarray, scores: np.ndarray, depth: int = DEPTH
 ) -> dict[str, float]:
     """Return the `depth` best documents, best first; ties go to the smaller id."""
-    best = np.arange(len(places))
+    order = np.arange(len(places))
     if len(places) > depth:  # sort only documents at least as good as the depth-th
-        best = np.flatnonzero(scores >= np.partition(scores, -depth)[-depth])
-    ranked = sorted((-float(scores[n]), index.store.ids[places[n]]) for n in best)[:depth]
+        order = np.flatnonzero(scores >= np.partition(scores, -depth)[-depth])
+    ranked = sorted((-float(scores[n]), index.store.ids[places[n]]) for n in order)[:depth]
     return {id: -score for score, id in ranked}
 
 
@@ -203,7 +204,7 @@ def token_values(
     gold_tokens = max(1, np.diff(index.store.offsets)[relevant].sum())
     # f_ColBERT of a document is the mean, over query tokens, of its best token's cosine (Figure 2).
     others = retrieved.scores.numpy()[:, :TOP][~from_gold]
-    apart = _mean(retrieved.whole[relevant]) - _mean(others) if others.size else 0.0
+    apart = _mean(retrieved.gathered[relevant]) - _mean(others) if others.size else 0.0
     values: Conditions = {
         (GOLD, ""): _mean(from_gold),
         (LEXICAL, ""): _mean(equal[:, :TOP]),

@@ -38,7 +38,10 @@ class CapacityStudy:
         predictions: Mapping[int, Any],
         sizes: Mapping[str, int],
     ) -> None:
-        self.task, self.lengths, self.predictions, self.sizes = task, lengths, predictions, sizes
+        self.task = task
+        self.lengths = lengths
+        self.predictions = predictions
+        self.sizes = sizes
         self.measures = {stage: f"{MEASURES[task]}, {name}" for stage, name in STAGES.items()}
         self.trainings: dict[str, list[Measured]] = {}
         seeds: dict[str, dict[str, list[Any]]] = {}  # measure -> side -> values of each seed
@@ -166,10 +169,10 @@ class CapacityStudy:
         for stage in STAGES:
             sections[f"table_{stage}"] = self.table(stage, name)
         if FIRST in self.systems:
-            drawn = [
+            curves = [
                 name for name in self.systems[FIRST] if name in (UNI, INIT) or name.startswith("DE-BERT")
             ]
-            series = {system: self.by_length(FIRST, system) for system in drawn}
+            series = {system: self.by_length(FIRST, system) for system in curves}
             sections["figure1"] = Curves(name, self.lengths, {FIRST: series}).section(
                 "Recall@1 by passage length (Figure 1)",
                 "The passage with the query, first of all passages. BERT-INIT: the encoder as it comes.",

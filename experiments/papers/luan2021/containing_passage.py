@@ -67,10 +67,15 @@ class Source:
     def __init__(
         self, corpus: Corpus, length: int, group: int, reserve: bool, tokenizer: Any, seed: int
     ) -> None:
-        self.corpus, self.length, self.group, self.reserve = corpus, length, group, reserve
-        self.tokenizer, self.seed = tokenizer, seed
+        self.corpus = corpus
+        self.length = length
+        self.group = group
+        self.reserve = reserve
+        self.tokenizer = tokenizer
+        self.seed = seed
         vocabulary: dict[str, int] = {}
-        self.words, self.units = array("i"), list[Unit]()  # words of all texts, as indices into `names`
+        self.words = array("i")
+        self.units = list[Unit]()  # words of all texts, as indices into `names`
         for number, (text, runs) in enumerate(read_runs(corpus, tokenizer)):
             self.words.extend(vocabulary.setdefault(word, len(vocabulary)) for word in words_of(text))
             self.units += [Unit(number, *unit) for unit in units(runs, length, group=group, least=MOST)]
@@ -168,10 +173,10 @@ def _draw_queries(source: Source, count: int) -> list[Query]:
                 f"{len(unique):,} queries that occur only once. Ask for fewer queries, or add text"
             )
         read = read_runs((source.text(unit, unit) for unit in batch), source.tokenizer)
-        drawn = [_query(source, unit, *row) for unit, row in zip(batch, read, strict=True)]
-        phrases = list({query.words for query in drawn if query})
+        queries = [_query(source, unit, *row) for unit, row in zip(batch, read, strict=True)]
+        phrases = list({query.words for query in queries if query})
         times = Counter(phrases[place] for place, _ in occurrences(phrases, map(words_of, source.corpus)))
-        unique += [query for query in drawn if query and times[query.words] == 1]
+        unique += [query for query in queries if query and times[query.words] == 1]
     return unique[:count]
 
 
@@ -203,7 +208,7 @@ def _collection(
         gold |= {query_of[unit]: id for unit in members if unit in query_of}
         if source.reserved(members[0]):
             hosts.append(id)
-    ids = _kept(source, list(texts), set(gold.values()), passages, name)
+    ids = _shared_documents(source, list(texts), set(gold.values()), passages, name)
     changed = _distractors(source, texts, length, hosts, list(query_of.values()), distractors, name)
     return assemble(
         name,
@@ -213,7 +218,9 @@ def _collection(
     )
 
 
-def _kept(source: Source, ids: list[str], golds: set[str], passages: int | None, name: str) -> list[str]:
+def _shared_documents(
+    source: Source, ids: list[str], golds: set[str], passages: int | None, name: str
+) -> list[str]:
     """Return the ids of a collection's passages: all ids, or `golds` and others, `passages` in total."""
     if passages is None:
         return ids
@@ -241,8 +248,8 @@ def _distractors(
     missing = [(query, n) for query in queries for n in range(count)]
     distractors: list[tuple[int, str, str]] = []
     for attempt in range(ATTEMPTS if hosts else 0):
-        drawn = [source.draw(len(hosts), "host", query.id, n, attempt) for query, n in missing]
-        read = read_runs((passages[hosts[host]] for host in drawn), source.tokenizer)
+        drawn_hosts = [source.draw(len(hosts), "host", query.id, n, attempt) for query, n in missing]
+        read = read_runs((passages[hosts[host]] for host in drawn_hosts), source.tokenizer)
         parts = read_runs((_changed(source, *place, attempt) for place in missing), source.tokenizer)
         texts = []
         for (query, n), (host, runs), (part, part_runs) in zip(missing, read, parts, strict=True):
@@ -251,7 +258,7 @@ def _distractors(
         wrong = {row for _, row in occurrences(phrases, map(words_of, texts))}
         tokens = (runs.upto[-1] for _, runs in read_runs(texts, source.tokenizer))
         wrong |= {row for row, count in enumerate(tokens) if count > length}
-        rows = zip(drawn, missing, texts, strict=True)
+        rows = zip(drawn_hosts, missing, texts, strict=True)
         placed = [(host, f"{query.id}:{n}", text) for host, (query, n), text in rows]
         distractors += [place for row, place in enumerate(placed) if row not in wrong]
         missing = [missing[row] for row in sorted(wrong)]
@@ -289,7 +296,8 @@ def _changed(source: Source, query: Query, n: int, attempt: int) -> str:
         new = query.words[i]
         tries = 0
         while new == query.words[i]:
-            drawn = source.draw(len(source.words), "word", *what, i, tries)
-            new, tries = source.names[source.words[drawn]], tries + 1
+            place = source.draw(len(source.words), "word", *what, i, tries)
+            new = source.names[source.words[place]]
+            tries = tries + 1
         text = text[: places[i][0]] + new + text[places[i][1] :]
     return text

@@ -6,7 +6,7 @@ from typing import Any
 from studies.claims import Study, Values, printed
 from studies.curves import Curves, at_path
 from studies.gains import LEARNED, same_queries, training_section
-from studies.pages import Measured, Rows, Section, shown
+from studies.pages import Measured, Rows, Section, interval_text
 
 from paradigms.evaluate import seeds_interval
 
@@ -139,7 +139,7 @@ class HybridStudy:
             for round in trained:
                 after, before = (self.values("rounds", system, r, RR) for r in (round, "first"))
                 row = {"system": system, "round": round, RR: after}
-                rows.append(row | {f"{RR} − first": shown(seeds_interval(after - before), "+")})
+                rows.append(row | {f"{RR} − first": interval_text(seeds_interval(after - before), "+")})
         return rows
 
     def retrieve_rows(self) -> Rows:

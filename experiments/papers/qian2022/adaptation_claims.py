@@ -11,7 +11,7 @@ from jaxtyping import Float
 from studies.claims import Study, Values, printed
 from studies.curves import Curves
 from studies.gains import training_section, unlearned
-from studies.pages import Measured, Rows, Section, shown
+from studies.pages import Measured, Rows, Section, interval_text
 
 from paradigms.evaluate import seeds_interval
 from paradigms.evaluate.adaptation import LEVEL, Adaptation, Rule, adapt, best, best_if_significant
@@ -24,12 +24,12 @@ BM25 = PRINTED["bm25"]
 BY_KIND = sorted(MEASURED, key=lambda name: "kpe".index(name[0]))  # k, p, eps, each ascending
 SOFT = [name for name in MEASURED if name.startswith("eps=")]
 DENSE = ("k=8", "k=16", "p=2%", "p=5%")
-BEST = ("k=1", "p=0.5%")  # in training, according to the paper
+PRINTED_BEST = ("k=1", "p=0.5%")  # in training, according to the paper
 OTHER = "scifact"  # whose printed values are drawn beside a collection that is not in the paper
 POINT = 0.01  # printed differences of nDCG@10 below this are not claims
 CAREFUL = f"careful (test ≤ {LEVEL:g})"
 RULES: dict[str, Rule] = {"best": best, CAREFUL: best_if_significant}
-ASKED = (8, 16, 32)  # numbers of judged queries for `answer`
+JUDGED_QUERIES = (8, 16, 32)  # numbers of judged queries for `answer`
 # origins of a given checkpoint
 ZERO_SHOT = "zero-shot"
 IN_DOMAIN = "in-domain, other queries"
@@ -46,15 +46,19 @@ class Task:
     def __init__(self, models: Sequence[Measured], shots: Sequence[int]) -> None:
         first = models[0]
         # origin: ZERO_SHOT or IN_DOMAIN of a given checkpoint; "" if the study trained the models
-        self.name, self.own, self.origin = (first[k] for k in ("collection", "trained_with", "origin"))
-        self.models, self.shots, self.strategies = models, sorted(shots), list(first["values"])
+        self.name = first["collection"]
+        self.trained_with = first["trained_with"]
+        self.origin = first["origin"]
+        self.models = models
+        self.shots = sorted(shots)
+        self.strategies = list(first["values"])
         self.values: Float[np.ndarray, "seeds strategies queries"] = np.array(
             [[model["values"][name] for name in self.strategies] for model in models]
         )
         # strategy -> share of documents in which it aligns more than one token
         self.several = {s: float(np.mean([m["several"][s] for m in models])) for s in first["several"]}
         self.bm25: Float[np.ndarray, " queries"] = np.array(first["bm25"])
-        self.label = ", ".join(filter(None, (self.name, self.origin, f"trained with {self.own}")))
+        self.label = ", ".join(filter(None, (self.name, self.origin, f"trained with {self.trained_with}")))
         # the collection's name in the paper's tables, or ""
         self.paper = next((name for name in BM25 if name in self.name.lower()), "")
 
@@ -63,14 +67,14 @@ class Task:
 
     def printed(self, paper: str = "") -> dict[str, float]:
         """Return the paper's nDCG@10 of each strategy. paper: another collection in the paper's tables."""
-        table = TABLES.get(self.own, {"strategies": []})
+        table = TABLES.get(self.trained_with, {"strategies": []})
         percents = zip(table["strategies"], table.get(paper or self.paper, ()), strict=False)
         return {strategy: percent / 100 for strategy, percent in percents}
 
     @cached_property
     def candidates(self) -> Float[np.ndarray, "seeds strategies queries"]:
         """Return nDCG@10 of the default strategy and of the paper's candidate strategies."""
-        names = [self.own, *(name for name in STRATEGIES if name != self.own)]
+        names = [self.trained_with, *(name for name in STRATEGIES if name != self.trained_with)]
         return self.values[:, [self.strategies.index(name) for name in names]]
 
     @cached_property
@@ -89,7 +93,7 @@ class Task:
     def sides(self) -> dict[str, Values]:
         """Return the values of each strategy and of BM25, and the gains by adapting with few examples."""
         sides = {strategy: self.of(strategy) for strategy in self.strategies}
-        sides |= {"default": self.of(self.own), "BM25": np.tile(self.bm25, (len(self.models), 1))}
+        sides |= {"default": self.of(self.trained_with), "BM25": np.tile(self.bm25, (len(self.models), 1))}
         gains = {shots: self.gain(shots) for shots in self.shots}
         named = {f"gain by adapting with {n} examples": gain for n, gain in gains.items()}
         return sides | {name: gain for name, gain in named.items() if gain is not None}
@@ -99,9 +103,10 @@ class Mean:
     """Tasks of one training alignment on several collections: means over collections."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
-        self.tasks, self.own = tasks, tasks[0].own
+        self.tasks = tasks
+        self.trained_with = tasks[0].trained_with
         names = ", ".join(dict.fromkeys(task.name for task in tasks))
-        self.label = f"the average of {names}, trained with {self.own}"
+        self.label = f"the average of {names}, trained with {self.trained_with}"
 
     def sides(self) -> dict[str, Values]:
         each = [task.sides() for task in self.tasks]
@@ -124,9 +129,10 @@ def average(contrasts: Sequence[Values]) -> Values:
 
 def means_of(tasks: Sequence[Task]) -> list[Mean]:
     """Return the mean over collections for each training alignment that has several."""
-    owns = dict.fromkeys(task.own for task in tasks)
-    groups = [[task for task in tasks if task.own == own] for own in owns]
-    return [Mean(group) for group in groups if len(group) > 1]
+    groups: dict[str, list[Task]] = {}
+    for task in tasks:
+        groups.setdefault(task.trained_with, []).append(task)
+    return [Mean(group) for group in groups.values() if len(group) > 1]
 
 
 def study(tasks: Sequence[Task]) -> Study:
@@ -145,25 +151,30 @@ def study(tasks: Sequence[Task]) -> Study:
         return [of.label for of in among if condition(of)]
 
     groups = {
-        "k=1": named(lambda of: of.own == "k=1", tasks),
-        "squad": named(lambda of: of.own == "k=1" and of.paper == "squad", tasks),
-        "scifact": named(lambda of: of.own == "k=1" and of.paper == "scifact", tasks),
-        "zero-shot": named(lambda of: of.own == "k=1" and of.origin == ZERO_SHOT and of.paper, tasks),
-        "soft": named(lambda of: of.own in SOFT, everything),
-        "hard": named(lambda of: of.own not in SOFT and not getattr(of, "origin", ""), everything),
+        "k=1": named(lambda of: of.trained_with == "k=1", tasks),
+        "squad": named(lambda of: of.trained_with == "k=1" and of.paper == "squad", tasks),
+        "scifact": named(lambda of: of.trained_with == "k=1" and of.paper == "scifact", tasks),
+        "zero-shot": named(
+            lambda of: of.trained_with == "k=1" and of.origin == ZERO_SHOT and of.paper, tasks
+        ),
+        "soft": named(lambda of: of.trained_with in SOFT, everything),
+        "hard": named(lambda of: of.trained_with not in SOFT and not getattr(of, "origin", ""), everything),
         "dense": [name for name in DENSE if any(task.several.get(name, 1.0) > 0 for task in tasks)],
         "most": [str(max(tasks[0].shots))],
         "best − other training": [
             f"{better.label}, default − {worse.label}, default"
             for better, worse in product(everything, everything)
-            if better.own in BEST and worse.own not in BEST and places_of(better) == places_of(worse)
+            if better.trained_with in PRINTED_BEST and worse.trained_with not in PRINTED_BEST
+            if places_of(better) == places_of(worse)
         ],
-        "table order": [order for task in trained if task.own != "k=1" for order in table_order(task)],
+        "table order": [
+            order for task in trained if task.trained_with != "k=1" for order in table_order(task)
+        ],
     }
 
     def undecided(sides: Sequence[str]) -> dict[str, str]:
         for task in (task for task in tasks if any(task.label in side for side in sides)):
-            means = {f"ALIGNER ({task.label})": float(task.of(task.own).mean())}
+            means = {f"ALIGNER ({task.label})": float(task.of(task.trained_with).mean())}
             if poor := unlearned(means, float(task.bm25.mean()), task.models):
                 return {"unlearned": poor}
         return {}
@@ -187,8 +198,11 @@ def table_order(task: Task) -> list[str]:
     paper = task.printed()
     orders = list[str]()
     for name, value in paper.items():
-        if abs(paper[task.own] - value) >= POINT and (task.of(task.own) - task.of(name)).any():
-            better, worse = sorted((task.own, name), key=lambda one: -paper[one])
+        if (
+            abs(paper[task.trained_with] - value) >= POINT
+            and (task.of(task.trained_with) - task.of(name)).any()
+        ):
+            better, worse = sorted((task.trained_with, name), key=lambda one: -paper[one])
             orders.append(f"{task.label}, {better} − {task.label}, {worse}")
     return orders
 
@@ -200,13 +214,13 @@ def answer(tasks: Sequence[Task]) -> Rows:
     follow.
     """
     rows: Rows = []
-    for of, shots in product([*means_of(tasks), *tasks], ASKED):
+    for of, shots in product([*means_of(tasks), *tasks], JUDGED_QUERIES):
         row: dict[str, Any] = {"collection": of.label, "judged queries": shots}
         for rule in RULES:
             if (values := of.gain(shots, rule)) is not None:
                 gain = seeds_interval(values)
                 word = "pays" if gain.low > 0 else "costs" if gain.high < 0 else "not decided"
-                row[rule] = f"{word}: {shown(gain, '+')}"
+                row[rule] = f"{word}: {interval_text(gain, '+')}"
         rows += [row] if len(row) > 2 else []
     return rows
 
@@ -223,7 +237,7 @@ def describe(tasks: Sequence[Task]) -> dict[str, Section]:
         {"measure": "nDCG@10 in the paper", "system": task.label}
         | {s: f"{values[s]:.3f}" if s in values else "–" for s in strategies}
         for task in tasks
-        if task.own in (values := task.printed())
+        if task.trained_with in (values := task.printed())
     ]
     shots = [n for n in tasks[0].shots if all(task.gain(n) is not None for task in tasks)]
     gains: Any = {
@@ -263,7 +277,7 @@ def describe(tasks: Sequence[Task]) -> dict[str, Section]:
         ),
         "table13": Section(
             "Trained with an entropic alignment, by ε (Table 13)",
-            rows=_by_strategy([task for task in tasks if task.own in SOFT], SOFT).rows,
+            rows=_by_strategy([task for task in tasks if task.trained_with in SOFT], SOFT).rows,
         ),
     }
 
@@ -274,7 +288,7 @@ def _by_strategy(tasks: Sequence[Task], strategies: Sequence[str]) -> Curves:
     for task in tasks:
         numbers = task.printed(task.paper or OTHER)
         if any(name in numbers for name in strategies):
-            name = f"{task.paper or OTHER}, trained with {task.own}"
+            name = f"{task.paper or OTHER}, trained with {task.trained_with}"
             printed[name] = [numbers.get(strategy) for strategy in strategies]
     return Curves("strategy", strategies, {"nDCG@10": series}, printed={"nDCG@10": printed}, joined=False)
 
@@ -284,9 +298,9 @@ def _shots(task: Task) -> Rows:
     for (rule, shots), adaptations in sorted(task.adapted.items(), key=lambda item: item[0][1]):
         scores = np.concatenate([adaptation.adapted for adaptation in adaptations])
         row: dict[str, Any] = {"collection": task.label, "shots": shots, "rule": rule}
-        row |= {"default": f"{task.of(task.own).mean():.3f}"}
+        row |= {"default": f"{task.of(task.trained_with).mean():.3f}"}
         row |= {"best, chosen on all these queries": f"{task.candidates.mean(axis=(0, 2)).max():.3f}"}
         row |= {"nDCG@10": f"{scores.mean():.3f} ± {scores.std():.3f}"}
-        row |= {"gain": shown(seeds_interval(np.stack([a.gain for a in adaptations])), "+")}
+        row |= {"gain": interval_text(seeds_interval(np.stack([a.gain for a in adaptations])), "+")}
         rows.append(row | {"changed": f"{np.mean([a.chosen != 0 for a in adaptations]):.0%}"})
     return rows

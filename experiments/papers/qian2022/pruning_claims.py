@@ -41,7 +41,9 @@ class PruningStudy:
     """Measurements of all models, and the pruning ratios used in training."""
 
     def __init__(self, results: Sequence[Measured], trained: Pair, bm25: PerQuery) -> None:
-        self.results, self.trained, self.bm25 = results, trained, bm25
+        self.results = results
+        self.trained = trained
+        self.bm25 = bm25
         self.models: dict[str, list[Measured]] = {}  # by label
         for result in results:
             self.models.setdefault(label(result["method"]), []).append(result)
@@ -125,7 +127,7 @@ class PruningStudy:
             )
         return counts
 
-    def curves(self, side: int, symbol: str, kept: str) -> Section:
+    def curves(self, side: int, symbol: str, what: str) -> Section:
         """Plot RR@10 against β^q (side 0) or β^d (side 1)."""
         line = self.along(side)
         panels = {
@@ -136,7 +138,7 @@ class PruningStudy:
         }
         theirs = {next(iter(panels)): {"MS MARCO": [RR_PRINTED.get(pair) for pair in line]}}
         return Curves(symbol, [pair[side] for pair in line], panels, printed=theirs).section(
-            f"RR@10 against the share of {kept} (Figure 6)",
+            f"RR@10 against the share of {what} (Figure 6)",
             "Without salience the first tokens are kept; IDF and random keep other tokens of the same model.",
         )
 

@@ -93,7 +93,8 @@ def optimised(name: str, tokens: int, dimension: int, n: int, settings: Any) -> 
     with scores divided by a falling temperature. Scores are `core.rel` with Z = 1; all seeds train in
     parallel.
     """
-    (align, shape), where = FREE[name], DEVICE
+    align, shape = FREE[name]
+    where = DEVICE
     sets = torch.from_numpy(capacity.all_sets(n, settings.relevant)).to(where)
     queries = len(sets)
     query_tokens = tokens if shape == "M × M" else 1
@@ -119,8 +120,8 @@ def optimised(name: str, tokens: int, dimension: int, n: int, settings: Any) -> 
         rels = every_seed(*vectors)
         if step % LOOK == 0 or step == settings.free_steps:
             worst = rels.detach().masked_fill(~mine, torch.inf).amin(-1)
-            best = rels.detach().masked_fill(mine, -torch.inf).amax(-1)
-            answered |= (worst > best).all(-1)
+            highest = rels.detach().masked_fill(mine, -torch.inf).amax(-1)
+            answered |= (worst > highest).all(-1)
             if answered.all() or step == settings.free_steps:
                 break
         done = step / settings.free_steps
@@ -152,7 +153,7 @@ def fits(rows: Rows) -> Rows:
     return fitted
 
 
-def drawn(rows: Rows, settings: Any) -> Figure:
+def draw_picture(rows: Rows, settings: Any) -> Figure:
     """Plot the critical n against h, beside the paper's fit for one vector and another optimiser.
 
     A dotted line shows the n that random projections guarantee.

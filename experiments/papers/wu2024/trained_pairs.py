@@ -27,8 +27,9 @@ from transformers import AutoConfig
 from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm
 from paradigms.data import Collection, Problems, Split
 from paradigms.data.within import learned_share, most_asked, within_documents
-from paradigms.encoder.backbone import packaged, pretrained
+from paradigms.encoder.backbone import pretrained
 from paradigms.encoder.precision import autocast
+from paradigms.encoder.sources import packaged
 from paradigms.evaluate import per_query
 from paradigms.generative.pairs import Pair, indexing_pairs, retrieval_pairs
 from paradigms.retrieve import Reranking
@@ -79,7 +80,7 @@ def trained(name: str, seed: int, data: StudyData, console: Console) -> Paradigm
     settings: PairSettings = data.settings
     accelerator = data.accelerator
     kind, *variants = name.split("-")
-    whole = data.collection.corpus
+    documents = data.collection.corpus
     half = "half" in variants
     data = half_of(data) if half else data
     models = Path(settings.models)
@@ -104,20 +105,33 @@ def trained(name: str, seed: int, data: StudyData, console: Console) -> Paradigm
             pairs = pairs_of(model, data, problems)
             corpus = data.collection.corpus
             dev = dev_measure(corpus, data.dev, data.dev_run, DEV_QUERIES, accelerator)
-            how = training_settings(settings.generative_steps, seed, settings)
-            kept: dict[str, Any] = {"states": models / STATES, "problems": problems, "dev": dev}
-            return fit_pairs(model, corpus, pairs, how, training, accelerator, **kept)
-        changes: dict[str, Any] = {"in_batch": not paired, "trained_layers": settings.trained_layers}
-        if second:
-            changes["learning_rate"] = min(SECOND_RATE, settings.learning_rate)
-        training_steps = training_settings(settings.steps, seed, settings, **changes)
-        return data.fit(model, training_steps, training, int(paired), dev_queries=DEV_QUERIES)
+            chosen = training_settings(settings.generative_steps, seed, settings)
+            return fit_pairs(
+                model,
+                corpus,
+                pairs,
+                chosen,
+                training,
+                accelerator,
+                states=models / STATES,
+                problems=problems,
+                dev=dev,
+            )
+        chosen = training_settings(
+            settings.steps,
+            seed,
+            settings,
+            in_batch=not paired,
+            trained_layers=settings.trained_layers,
+            learning_rate=min(SECOND_RATE, settings.learning_rate) if second else settings.learning_rate,
+        )
+        return data.fit(model, chosen, training, int(paired), dev_queries=DEV_QUERIES)
 
     if "untrained" in variants:
         return make().to(accelerator.device).eval()
     model = model_runs.trained_once(models / f"seed-{seed}" / name, seed, make, train, accelerator)
     learned = {*data.collection.corpus.ids}
-    return model.add(whole.only(id for id in whole.ids if id not in learned)) if half else model
+    return model.add(documents.only(id for id in documents.ids if id not in learned)) if half else model
 
 
 def half_ids(data: StudyData) -> Sequence[str]:
@@ -137,8 +151,8 @@ def half_of(data: StudyData) -> StudyData:
 
     collection = replace(data.collection, corpus=corpus)
     bm25 = model_runs.shared_bm25(corpus, Path(data.settings.output, "bm25-half"))
-    splits = {"train": answered(data.train), "dev": answered(data.dev)}
-    return replace(data, collection=collection, bm25=bm25, **splits)
+    train = answered(data.train)
+    return replace(data, collection=collection, bm25=bm25, train=train, dev=answered(data.dev))
 
 
 def training_settings(steps: int, seed: int, settings: PairSettings, **more: Any) -> TrainingSettings:
@@ -180,8 +194,8 @@ def pairs_of(model: Generative, data: StudyData, problems: Problems) -> list[Pai
     if ids.kind == "text":
         return training_pairs(model, corpus, data.train, problems, seed=0)
     settings: PairSettings = data.settings
-    size: dict[str, Any] = {"words": settings.passage_words, "passages": settings.passages}
-    return retrieval_pairs(data.train, ids) + indexing_pairs(corpus, ids, problems, **size)
+    passages = indexing_pairs(corpus, ids, problems, words=settings.passage_words, passages=settings.passages)
+    return retrieval_pairs(data.train, ids) + passages
 
 
 TaskResults = dict[str, list[Measured]]  # task -> measurements of each seed
@@ -216,7 +230,7 @@ def run_study(
     by_main(lambda: keep_settings(of_models, models, free=()), accelerator)
     model_runs.bind(settings, accelerator, ("systems", "seeds", "models"), **of_models)
 
-    def measured(task: str, seed: int, models: list[Any]) -> Measured:
+    def measure_models(task: str, seed: int, models: list[Any]) -> Measured:
         lower = half and any(name.partition("-")[0] in GENERATIVE for name in tasks[task])
         # nullcontext: inside a disabled autocast, training would keep the weights from its first cast.
         with autocast(accelerator.device, accelerator.mixed_precision) if lower else nullcontext():
@@ -238,7 +252,7 @@ def run_study(
             f"{data.collection.name}, seed {seed}, {task}",
             Path(settings.output) / f"seed-{seed}" / f"{task}.json",
             lambda: [trained(name, seed, data, console) for name in tasks[task]],
-            partial(measured, task, seed),
+            partial(measure_models, task, seed),
             models / STATES,
         )
 
