@@ -82,3 +82,20 @@ def test_training_from_files_is_training_from_memory_and_resumes(tiny_bert: Path
 def test_a_permutation_is_that_of_64_bits(monkeypatch):
     (batch,) = step_batches(10, 10, 1, seed=3)
     assert batch == torch.randperm(10, generator=torch.Generator().manual_seed(3 * 1_000_003)).tolist()
+
+
+@pytest.mark.parametrize(("count", "size", "world"), [(11, 4, 2), (12, 4, 4), (8, 8, 1)])
+def test_steps_repeat_no_example_in_an_epoch_and_are_the_same_in_any_number_of_processes(count, size, world):
+    def batches(start: int = 0, rank: int = 0, world: int = 1) -> list[list[int]]:
+        size_of_one = size // world
+        return list(step_batches(count, size_of_one, 9, start=start, rank=rank, world=world, seed=3))
+
+    steps = batches()
+    assert [len(step) for step in steps] == [size] * 9
+    epoch = count // size
+    epochs = [sum(steps[n : n + epoch], []) for n in range(0, 9 - epoch + 1, epoch)]
+    assert all(len(set(examples)) == epoch * size for examples in epochs)
+    assert len({tuple(examples) for examples in epochs}) == len(epochs)  # each in another order
+    processes = [batches(rank=rank, world=world) for rank in range(world)]
+    assert [sum(shares, []) for shares in zip(*processes, strict=True)] == steps
+    assert all(batches(start=start) == steps[start:] for start in range(10))
