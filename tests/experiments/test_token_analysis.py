@@ -10,6 +10,7 @@ import torch
 from papers.lee2023 import token_measures
 from papers.lee2023.token_claims import TokenStudy
 from papers.lee2023.token_measures import APART, COST, GOLD, GOLD_AT, LEXICAL, LEXICAL_AT
+from torch.nn.utils.rnn import pad_sequence
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.align import QueryToDocument
@@ -109,9 +110,7 @@ def test_gathered_runs_score_the_candidates_in_full(made: tuple[Paradigm, Index]
 
 
 @pytest.mark.parametrize("imputation", IMPUTATIONS)
-def test_imputed_scores_are_those_of_the_whole_corpus(
-    made: tuple[Paradigm, Index], imputation: str
-) -> None:
+def test_imputed_scores_are_those_of_the_whole_corpus(made: tuple[Paradigm, Index], imputation: str) -> None:
     """Eq. 4 for documents with a token among the k' best of a query token."""
     paradigm, index = made
     lengths = np.diff(index.store.offsets)
@@ -120,11 +119,11 @@ def test_imputed_scores_are_those_of_the_whole_corpus(
     for retrieved in token_measures.token_search(paradigm, index, queries, len(owners)):
         scores = retrieved.scores.double()
         P = torch.empty_like(scores).scatter_(1, torch.from_numpy(retrieved.rows), scores)
-        valid = torch.zeros(1, len(lengths), int(lengths.max()), len(P), dtype=torch.bool)
-        S = torch.zeros(valid.shape, dtype=torch.float64)
-        for document in range(len(lengths)):
-            valid[0, document, : lengths[document]] = True
-            S[0, document, : lengths[document]] = P[:, owners == document].T
+        documents = P.T.split(lengths.tolist())
+        S = pad_sequence(documents, batch_first=True)[None]
+        valid = pad_sequence([d.isfinite() for d in documents], batch_first=True)[
+            None
+        ]
         for k in (1, 6, 20):
             places, found = token_measures.imputed(replace(retrieved, scores=scores), index, k, imputation)
             expected = imputed_rel(S, valid, k, imputation)[0].numpy()

@@ -86,16 +86,17 @@ def test_a_permutation_is_that_of_64_bits(monkeypatch):
 
 @pytest.mark.parametrize(("count", "size", "world"), [(11, 4, 2), (12, 4, 4), (8, 8, 1)])
 def test_steps_repeat_no_example_in_an_epoch_and_are_the_same_in_any_number_of_processes(count, size, world):
-    def batches(start: int = 0, rank: int = 0, world: int = 1) -> list[list[int]]:
-        size_of_one = size // world
-        return list(step_batches(count, size_of_one, 9, start=start, rank=rank, world=world, seed=3))
+    def batches(start: int = 0, rank: int = 0, world: int = 1) -> np.ndarray:
+        share = size // world
+        return np.array(list(step_batches(count, share, 9, start=start, rank=rank, world=world, seed=3)))
 
     steps = batches()
-    assert [len(step) for step in steps] == [size] * 9
+    assert steps.shape == (9, size)
     epoch = count // size
-    epochs = [sum(steps[n : n + epoch], []) for n in range(0, 9 - epoch + 1, epoch)]
-    assert all(len(set(examples)) == epoch * size for examples in epochs)
-    assert len({tuple(examples) for examples in epochs}) == len(epochs)  # each in another order
+    for begin in range(0, 10 - epoch, epoch):
+        assert len(np.unique(steps[begin : begin + epoch])) == epoch * size
+    assert not np.array_equal(steps[:epoch], steps[epoch : 2 * epoch])  # in another order
     processes = [batches(rank=rank, world=world) for rank in range(world)]
-    assert [sum(shares, []) for shares in zip(*processes, strict=True)] == steps
-    assert all(batches(start=start) == steps[start:] for start in range(10))
+    assert np.array_equal(np.concatenate(processes, axis=1), steps)
+    for start in range(9):
+        assert np.array_equal(batches(start), steps[start:])
