@@ -121,9 +121,7 @@ def test_imputed_scores_are_those_of_the_whole_corpus(made: tuple[Paradigm, Inde
         P = torch.empty_like(scores).scatter_(1, torch.from_numpy(retrieved.rows), scores)
         documents = P.T.split(lengths.tolist())
         S = pad_sequence(documents, batch_first=True)[None]
-        valid = pad_sequence([d.isfinite() for d in documents], batch_first=True)[
-            None
-        ]
+        valid = pad_sequence([d.isfinite() for d in documents], batch_first=True)[None]
         for k in (1, 6, 20):
             places, found = token_measures.imputed(replace(retrieved, scores=scores), index, k, imputation)
             expected = imputed_rel(S, valid, k, imputation)[0].numpy()

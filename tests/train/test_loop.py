@@ -204,8 +204,10 @@ def norms_of_steps() -> Iterator[list[float]]:
         norms.append(float(torch.stack([g.norm() for g in gradients if g is not None]).norm()))
 
     hook = register_optimizer_step_pre_hook(note)
-    yield norms
-    hook.remove()
+    try:
+        yield norms
+    finally:
+        hook.remove()
 
 
 @pytest.mark.parametrize("most", [0.01, 1e9])
