@@ -23,21 +23,21 @@ from paradigms.core import Tokens
 SAME = 1e-9
 
 
-def assert_same(found: Any, expected: Any, scale: float | None = None) -> None:
+def assert_same(actual: Any, expected: Any, scale: float | None = None) -> None:
     """Check that two computations in float64 agree to 1e-9 of their scale.
 
-    found, expected: tensors, arrays, numbers, or lists and dicts of these. scale: the largest term that was
+    actual, expected: tensors, arrays, numbers, or lists and dicts of these. scale: the largest term that was
     added up; by default the largest finite value in `expected`, so give it where terms cancel.
 
-    Raises AssertionError if they differ, or if a tensor or an array in `found` is float32 or narrower.
+    Raises AssertionError if they differ, or if a tensor or an array in `actual` is float32 or narrower.
     """
-    for _, value, _ in _pairs("", found, expected):
+    for _, value, _ in _pairs("", actual, expected):
         assert value.dtype == torch.float64 or not value.is_floating_point(), f"{value.dtype}, not float64"
-    _check(found, expected, SAME, scale)
+    _check(actual, expected, SAME, scale)
 
 
 def assert_within_rounding(
-    found: Any, expected: Any, dtype: torch.dtype, terms: int, scale: float | None = None
+    actual: Any, expected: Any, dtype: torch.dtype, terms: int, scale: float | None = None
 ) -> None:
     """Check that two sums of `terms` numbers, rounded to `dtype`, agree to terms · ε · scale.
 
@@ -45,7 +45,7 @@ def assert_within_rounding(
     terms: in a network, the sum of the lengths of the products that follow each other (`tiny.TERMS`).
     scale: Σ |x|; by default the largest finite value in `expected`.
     """
-    _check(found, expected, terms * torch.finfo(dtype).eps, scale)
+    _check(actual, expected, terms * torch.finfo(dtype).eps, scale)
 
 
 def compute_throughout_in_float64(patch: pytest.MonkeyPatch) -> None:
@@ -80,8 +80,8 @@ def _rotation(rounded: Callable[..., Any]) -> Callable[..., Any]:
     return rotate
 
 
-def _check(found: Any, expected: Any, share: float, scale: float | None) -> None:
-    pairs = list(_pairs("", found, expected))
+def _check(actual: Any, expected: Any, share: float, scale: float | None) -> None:
+    pairs = list(_pairs("", actual, expected))
     if scale is None:
         scale = max((_size(value) for _, _, value in pairs), default=0.0)
     for name, a, b in pairs:
@@ -100,24 +100,24 @@ def _size(values: Tensor) -> float:
     return float(wide[wide.isfinite()].max()) if wide.isfinite().any() else 0.0
 
 
-def _pairs(name: str, found: Any, expected: Any) -> Iterable[tuple[str, Tensor, Tensor]]:
-    """(name, found, expected) of each tensor in two nested structures."""
+def _pairs(name: str, actual: Any, expected: Any) -> Iterable[tuple[str, Tensor, Tensor]]:
+    """(name, actual, expected) of each tensor in two nested structures."""
     if isinstance(expected, Mapping):
-        assert found.keys() == expected.keys(), name
-        if _are_numbers(found.values(), expected.values()):  # together: one by one is 20 times slower
-            yield name, *(_tensor([each[key] for key in expected]) for each in (found, expected))
+        assert actual.keys() == expected.keys(), name
+        if _are_numbers(actual.values(), expected.values()):  # together: one by one is 20 times slower
+            yield name, *(_tensor([each[key] for key in expected]) for each in (actual, expected))
             return
         for key in expected:
-            yield from _pairs(f"{name} {key}".strip(), found[key], expected[key])
+            yield from _pairs(f"{name} {key}".strip(), actual[key], expected[key])
     elif isinstance(expected, list | tuple):
-        assert len(found) == len(expected), name
-        if _are_numbers(found, expected):
-            yield name, *map(_tensor, (found, expected))
+        assert len(actual) == len(expected), name
+        if _are_numbers(actual, expected):
+            yield name, *map(_tensor, (actual, expected))
             return
-        for n, pair in enumerate(zip(found, expected, strict=True)):
+        for n, pair in enumerate(zip(actual, expected, strict=True)):
             yield from _pairs(f"{name} {n}".strip(), *pair)
     else:
-        yield name, *(_tensor(each) for each in (found, expected))
+        yield name, *(_tensor(each) for each in (actual, expected))
 
 
 def _are_numbers(*values: Iterable[Any]) -> bool:
@@ -137,30 +137,30 @@ SCORES = {"dtype": torch.float32, "terms": 48 + 128}
 TOLERANCE = SCORES["terms"] * torch.finfo(SCORES["dtype"]).eps
 
 
-def same_scores(found: Iterable[dict[str, float]], expected: Iterable[dict[str, float]]) -> None:
+def assert_same_scores(actual: Iterable[dict[str, float]], expected: Iterable[dict[str, float]]) -> None:
     """Check that two computations in float32 of the best documents of each query and their scores agree.
 
     Near ties may swap, also at the end, where one of the two has a document that the other left out.
     """
-    for scores, wanted in zip(found, expected, strict=True):
+    for scores, best in zip(actual, expected, strict=True):
         assert list(scores) == sorted(scores, key=lambda id: (-scores[id], id))
-        both = scores.keys() & wanted.keys()
-        scale = max((abs(s) for s in wanted.values() if np.isfinite(s)), default=1.0)
+        common = scores.keys() & best.keys()
+        scale = max((abs(s) for s in best.values() if np.isfinite(s)), default=1.0)
         assert_within_rounding(
-            {i: scores[i] for i in both}, {i: wanted[i] for i in both}, **SCORES, scale=scale
+            {i: scores[i] for i in common}, {i: best[i] for i in common}, **SCORES, scale=scale
         )
-        ends = [sorted(each.values()) for each in (scores, wanted)]
+        ends = [sorted(each.values()) for each in (scores, best)]
         assert_within_rounding(*ends, **SCORES, scale=scale)
-        for id in scores.keys() ^ wanted.keys():  # as good as the last
-            assert_within_rounding((scores | wanted)[id], ends[1][0], **SCORES, scale=scale)
+        for id in scores.keys() ^ best.keys():  # as good as the last
+            assert_within_rounding((scores | best)[id], ends[1][0], **SCORES, scale=scale)
 
 
-def same_run(found: Mapping[str, dict[str, float]], expected: Mapping[str, dict[str, float]]) -> None:
-    """`same_scores` of every query of two runs."""
-    assert list(found) == list(expected)
-    same_scores(found.values(), expected.values())
+def assert_same_run(actual: Mapping[str, dict[str, float]], expected: Mapping[str, dict[str, float]]) -> None:
+    """`assert_same_scores` of every query of two runs."""
+    assert list(actual) == list(expected)
+    assert_same_scores(actual.values(), expected.values())
 
 
-def placed(scores: Tensor, documents: Tokens) -> Tensor:
+def index_scores(scores: Tensor, documents: Tokens) -> Tensor:
     """rel as an index has it: −∞ of documents without a token."""
     return scores.masked_fill(~documents.mask.any(-1), -torch.inf)

@@ -13,7 +13,7 @@ from paradigms.data import Run
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.retrieve import Indexed
 from paradigms.scoring import in_batch
-from tests.near import same_run
+from tests.near import assert_same_run
 from tests.scoring.table import RECIPES, gradients, label, texts
 from tests.tiny import built
 from tests.tiny_generative import generative, named
@@ -126,4 +126,4 @@ def test_a_paradigm_encodes_indexes_and_searches(tiny_bert, tmp_path, name):
 def test_a_generative_model_searches(seq2seq, settings):
     model = generative(seq2seq["t5"], named([[5, 6], [7], [5, 6, 8, 9], [300]]), beams=10, **settings)
     slow = GenerativeRetriever(model.cpu()).search(QUERIES, k=4)
-    same_run(GenerativeRetriever(model.cuda()).search(QUERIES, k=4), slow)
+    assert_same_run(GenerativeRetriever(model.cuda()).search(QUERIES, k=4), slow)

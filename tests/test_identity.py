@@ -16,7 +16,7 @@ from paradigms.identity import differing, identity
 from paradigms.io.checks import differences
 from paradigms.retrieve import Indexed
 from paradigms.train.state import note_moved, start_of
-from tests.near import same_run
+from tests.near import assert_same_run
 from tests.tiny import FAMILIES, write_checkpoint
 
 TEXTS = {"cat": "a cat is an animal", "bank": "the bank of a river", "tea": "drink green water"}
@@ -107,7 +107,7 @@ def test_an_index_is_searched_and_grown_by_what_made_it(maker, other, tiny_bert,
         ):
             use()
     again = Indexed.build(made, TEXTS).search(QUERIES, 3)
-    same_run(Indexed.open(tmp_path / "index", made).search(QUERIES, 3), again)
+    assert_same_run(Indexed.open(tmp_path / "index", made).search(QUERIES, 3), again)
 
 
 def test_the_start_of_a_training_is_what_files_hold(tiny_bert, tmp_path):

@@ -14,7 +14,7 @@ from paradigms.encoder.text import SIDES
 from paradigms.relax import entropic_topk, hard_topk, token_budget
 from paradigms.retrieve import Indexed
 from paradigms.train.contrastive import Contrastive, mean_salience
-from tests.near import assert_same, same_scores
+from tests.near import assert_same, assert_same_scores
 from tests.train.test_loop import CORPUS, EXAMPLES
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -108,7 +108,7 @@ def test_texts_without_salience_train_and_search(tiny_bert, tmp_path, variant, a
     found = index.search({"q": "the sea"}, 16)["q"]
     documents, queries = index.index.store.tokens_of(CORPUS.ids), paradigm.encode_queries(["the sea"])
     scores = paradigm.score(documents, queries)[0].tolist()
-    same_scores([found], [dict(zip(CORPUS.ids, scores, strict=True))])
+    assert_same_scores([found], [dict(zip(CORPUS.ids, scores, strict=True))])
     assert {d for d, score in found.items() if score == 0} >= set(dead)
 
 

@@ -34,7 +34,7 @@ from paradigms.recipe import Recipe
 from paradigms.retrieve import Indexed
 from tests import needs
 from tests.engines.test_engines import LENGTHS, texts, top
-from tests.near import assert_same, same_run
+from tests.near import assert_same, assert_same_run
 from tests.test_laws import CASES, B, H
 from tests.test_laws import texts as tokens_of
 
@@ -113,9 +113,9 @@ def test_it_answers_as_exact_search_does(tiny_bert, engine_of, name):
     queries = texts(4, 1)
     exact = Indexed(Index(store), model)
     ranked = retriever.search(queries, 10)
-    same_run(ranked, exact.search(queries, 10))
+    assert_same_run(ranked, exact.search(queries, 10))
     run = {query: dict.fromkeys(list(scores)[2:6], 0.0) for query, scores in ranked.items()}
-    same_run(retriever.rerank(queries, run), exact.rerank(queries, run))
+    assert_same_run(retriever.rerank(queries, run), exact.rerank(queries, run))
 
 
 @pytest.mark.parametrize("align", [EqualIds(), PositiveEqualIds()])
@@ -163,7 +163,7 @@ def test_term_weights_choose_candidates(tiny_bert, engine_of):
     queries = texts(3, 1)
     store = Store.build(kinds.exact(), colbert, documents.ids, documents)
     expected = Indexed(Index(store), colbert).rerank(queries, first.search(queries, 8))
-    same_run(retriever.search(queries, 8), expected)
+    assert_same_run(retriever.search(queries, 8), expected)
     assert all(kinds_of[id] == {"kind": "1"} for run in expected.values() for id in run)
     assert all(len(run) == 8 for run in expected.values())
     assert [len(run) for run in retriever.search(queries, 3).values()] == [3] * 3
@@ -418,6 +418,6 @@ def test_three_shards_answer_as_one(tiny_bert, servers, engine_of, name):
     one.delete(["0/1"])
     queries = texts(3, 1)
     expected = EngineRetriever(one, model).search(queries, 10)
-    same_run(EngineRetriever(three, model).search(queries, 10), expected)
+    assert_same_run(EngineRetriever(three, model).search(queries, 10), expected)
     three.where = {"kind": "a"}
     assert EngineRetriever(three, model).search({"q": "fish"}, 10)["q"].keys() <= {"0/2"}

@@ -26,7 +26,7 @@ from paradigms.find import Index, Store, kinds
 from paradigms.recipe import Recipe
 from paradigms.retrieve import Indexed
 from tests import needs
-from tests.near import SCORES, assert_within_rounding, same_run
+from tests.near import SCORES, assert_same_run, assert_within_rounding
 from tests.tiny import WORDS
 
 LENGTHS = {"query_length": 12, "document_length": 20}
@@ -73,7 +73,7 @@ def top(engine, query, k, among=None):
 
 def assert_same_answers(found, wanted):
     """Scores of two runs agree, and their documents but for ties and near ties at the end."""
-    same_run(found, wanted)
+    assert_same_run(found, wanted)
     for query, scores in found.items():
         assert len(scores.keys() & wanted[query].keys()) >= len(scores) - 1
 
@@ -222,7 +222,7 @@ def test_an_engine_follows_a_corpus(tiny_bert, engine_of, name, monkeypatch):
     assert index_corpus(engine, model, Corpus.of(after)) == (3, 2)
     assert index_corpus(engine, model, Corpus.of(after)) == (1, 0)  # the empty document, which is not stored
     assert engine.stored().keys() == after.keys() - {"0/3"}
-    same_run(
+    assert_same_run(
         EngineRetriever(engine, model, Corpus.of(after)).search({"q": "bird"}, 9),
         Indexed.build(model, after).search({"q": "bird"}, 9),
     )

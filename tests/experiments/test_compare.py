@@ -2,22 +2,31 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import compare
 import pytest
+import torch
 from studies import model_runs
 from studies.system_runs import write_runs
+from studies.system_settings import SystemSettings
+from studies.systems import opened
 from transformers import BertForSequenceClassification
 
-from paradigms import PARADIGMS
-from paradigms.data import read_run
-from paradigms.retrieve import Indexed
+from paradigms import PARADIGMS, Paradigm, load
+from paradigms.align import NORMALISERS, as_alignment
+from paradigms.core import rel
+from paradigms.data import load_collection, read_run
+from paradigms.retrieve import Indexed, retriever_of
 from tests.experiments import scripts
 from tests.experiments.scripts import SMALL
 from tests.forks import fork_group
+from tests.near import assert_same, assert_within_rounding
 from tests.serve.served import needed
 from tests.tiny import write_headed
+from tests.train.test_loop import history
 
 SYSTEMS = [*PARADIGMS, "dsi"]
 SEEN = "dsi (unseen documents)"
@@ -156,6 +165,80 @@ def same_runs(folder: Path, finished: Path, *names: str) -> None:
         for stage in ("retrieve", "rerank"):
             file = f"runs/{name}.{stage}.run"
             assert (folder / file).read_bytes() == (finished / file).read_bytes()
+
+
+@pytest.fixture
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spare the report, which takes most of a small run's time."""
+    monkeypatch.setattr(compare, "make_report", lambda *_: None)
+    monkeypatch.setattr(compare, "show", lambda *_: None)
+
+
+def test_a_run_of_few_minutes_pauses_and_ends_as_one_that_did_not(
+    finished: Path, words: Path, tiny_bert: Path, tmp_path: Path, no_report, capsys
+):
+    """Each call does the least that it can: measure an untrained system, take a step, take another step."""
+    flags = settings(words, tiny_bert, tmp_path, systems="[dpr]", minutes=1e-9)
+    for place, status in (("before dpr", 75), ("dpr after 1 of 2 steps", 75), ("", 0)):
+        assert compare.main(scripts.settings("compare", **flags)) == status
+        output = capsys.readouterr().out
+        assert ("Paused: " in output) == (status == 75)
+        assert not place or f"{place}. The same command resumes." in output
+    same_runs(tmp_path, finished, "dpr", "dpr.untrained")
+
+
+def test_a_system_learns_from_another_one(
+    finished: Path, words: Path, tiny_bert: Path, tmp_path: Path, no_report
+):
+    """The teacher scores each query's relevant document and hard negative, and the loss grows by a term."""
+    output = shutil.copytree(finished, tmp_path / "out", ignore=shutil.ignore_patterns("wandb"))
+    taught = {"paradigm": "dpr", "teacher": "colbert", "distil": {"loss": "margin_mse", "weight": 1}}
+    run(settings(words, tiny_bert, output, systems=systems("dpr", "colbert", taught=taught)))
+    scores = read_run(output / "taught" / "training" / "teacher.run")
+    assert {len(documents) for documents in scores.values()} == {2}
+    collection = load_collection(words)
+    teacher = retriever_of(load(output / "colbert" / "checkpoint"), collection.corpus, precision="no")
+    expected = teacher.rerank(collection.split("train").queries, scores)
+    assert_within_rounding(scores, expected, torch.float16, 1, scale=1)  # in which vectors are stored
+    alone, both = (history(output / name / "training")[0]["loss"] for name in ("dpr", "taught"))
+    assert both > alone
+
+
+@pytest.mark.parametrize(
+    ("name", "align", "normalise"),
+    [
+        ("colbert", "DocumentToQuery", "document_tokens"),
+        ("colbert", "TopK(k=2)", "total"),
+        ("xtr", "QueryToDocument", "query_tokens"),
+    ],
+)
+def test_a_checkpoint_opens_with_another_alignment(finished: Path, name: str, align: str, normalise: str):
+    """Its scores are rel of the saved model's tokens with this A and Z, and no search imputes."""
+    checkpoint = str(finished / name / "checkpoint")
+    other = opened(SystemSettings(checkpoint=checkpoint, options={"align": align, "normalise": normalise}))
+    saved = Paradigm.from_pretrained(checkpoint).double()
+    tokens = saved.encode_documents(["the sea", "a bird over the river"]), saved.encode_queries(["sea bird"])
+    expected = rel(*tokens, as_alignment(align), NORMALISERS[normalise])
+    assert_same(other.double().score(*tokens), expected)
+    assert not torch.equal(expected, saved.score(*tokens))
+    assert other.recipe.search == "gather"
+
+
+@pytest.mark.parametrize(
+    ("name", "system", "message"),
+    [
+        ("colbert", {"paradigm": "dpr"}, "holds colbert, not dpr"),
+        ("colbert", {"options": {"dim": 8}}, "unknown settings: 'dim'"),
+        ("colbert", {"options": {"align": "TopK(x=2)"}}, "TopK"),
+        ("xtr", {"options": {"align": "TopK(k=2)", "search": "impute"}}, "search of xtr is 'impute'"),
+        ("dsi", {"options": {"align": "TopK(k=2)"}}, "its options are fixed by training"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_opened_so_is_refused(
+    finished: Path, name: str, system: dict[str, Any], message: str
+):
+    with pytest.raises(ValueError, match=message):
+        opened(SystemSettings(checkpoint=str(finished / name / "checkpoint"), **system))
 
 
 def test_a_reranker_searches_what_bm25_finds(words: Path, tiny_bert: Path, tmp_path: Path):

@@ -12,7 +12,7 @@ from paradigms.engines import Engine, EngineRetriever, LanceEngine, QdrantEdgeEn
 from paradigms.retrieve import Indexed
 from tests import needs
 from tests.experiments.scripts import run
-from tests.near import same_run
+from tests.near import assert_same_run
 from tests.tiny import WORDS
 
 TEXTS = {f"d{n}": " ".join(WORDS.split()[(5 * n + w) % 200] for w in range(n % 5)) for n in range(40)}
@@ -38,7 +38,7 @@ def given(tiny_bert: Path, tmp_path: Path) -> tuple[Paradigm, dict[str, Any]]:
 
 def check(model: Paradigm, engine: Engine) -> None:
     wanted = Indexed.build(model, TEXTS)
-    same_run(EngineRetriever(engine, model).search(QUERIES, 50), wanted.search(QUERIES, 50))
+    assert_same_run(EngineRetriever(engine, model).search(QUERIES, 50), wanted.search(QUERIES, 50))
     engine.close()
 
 

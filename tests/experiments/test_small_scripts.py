@@ -1,7 +1,11 @@
 """Scripts that are no studies, and small ones: each end to end, and what its results promise."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
+from types import SimpleNamespace
+from typing import Any
 
 import average
 import build_paper
@@ -18,6 +22,7 @@ from paradigms import PARADIGMS
 from paradigms.data import load_collection
 from paradigms.io.checks import read_json
 from paradigms.io.command_line import folder_name
+from paradigms.train.losses import contrastive
 from tests import needs
 from tests.experiments.scripts import published, run
 from tests.tiny import WORDS, write_collection
@@ -184,6 +189,51 @@ def test_cheap_checks_pass_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setitem(checks, name, broken)
     assert gpu.main(settings) == 1
     assert calls == ["broken"] * 2
+
+
+def other_dropout(encode: Callable[..., Any], *parts: torch.Tensor, **_: Any) -> Any:
+    """`checkpoint` without the state of the random generator."""
+    return torch.utils.checkpoint.checkpoint(encode, *parts, use_reentrant=False, preserve_rng_state=False)
+
+
+def read_loss(*arguments: Any) -> torch.Tensor:
+    loss = contrastive(*arguments)
+    assert loss.item() > 0
+    return loss
+
+
+def other_rounds(place: gpu.Place, **changes: Any) -> SimpleNamespace:
+    """Trainings of which the first value of a setting has a last loss of 1, and another value 6% more."""
+    first = {"precision": "no", "workers": 0, "parts": 1, "kernels": False}
+    return SimpleNamespace(last=1.0 if changes.items() & first.items() else 1.06, rate=1.0, peak=0)
+
+
+def other_losses(place: gpu.Place, name: str, config: str = "", *flags: str) -> list[float]:
+    """Losses of which the last differs by 1% under fsdp.yaml."""
+    return [1.0, 0.5 + 0.005 * (config == "fsdp.yaml")]
+
+
+FAILED_TESTS = CompletedProcess("", 1, "1 failed, 8 passed in 2 s", "")
+SABOTAGED: dict[str, tuple[str, str, Any, str]] = {  # check: device, what is replaced, by what, the error
+    "kernels": ("cuda", "subprocess.run", lambda *_, **__: FAILED_TESTS, "1 failed, 8 passed"),
+    "dropout_replay": ("cpu", "paradigms.encoder.batches.checkpoint", other_dropout, "no: states differ by"),
+    "host_waits": ("cpu", "paradigms.train.contrastive.contrastive", read_loss, "1 waits in"),
+    "fp16_scaler": ("cuda", "gpu.Place.train", other_rounds, "losses differ by 6.0e-02"),
+    "workers": ("cpu", "gpu.Place.train", other_rounds, "losses differ by 6.0e-02"),
+    "parts": ("cpu", "gpu.Place.train", other_rounds, "losses differ by 6.0e-02"),
+    "triton_in_training": ("cuda", "gpu.Place.train", other_rounds, "losses differ by 6.0e-02"),
+    "launches": ("cpu", "gpu.Place.losses", other_losses, "losses differ by 1.0e-02"),
+}
+
+
+@pytest.mark.parametrize("check", SABOTAGED)
+def test_a_wrong_computation_fails_its_check(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, replaced, wrong, message = SABOTAGED[check]
+    monkeypatch.setattr(replaced, wrong)
+    monkeypatch.setattr(gpu, "ROOT", gpu.ROOT / "tests")  # so that what this file reads counts as ours
+    outcome, _, section = gpu.outcome(check, torch.device(device))
+    assert outcome == "failed"
+    assert message in section.rows[0]["error"]
 
 
 def test_all_documents_are_measured_with_quality_and_once(

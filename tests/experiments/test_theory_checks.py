@@ -31,13 +31,14 @@ SHIPPED = {
 }
 
 
-def run(**flags):
-    return checks.main(settings("theory_checks", samples=100, **flags))
+def run(samples=100, **flags):
+    return checks.main(settings("theory_checks", samples=samples, **flags))
 
 
-def test_everything_holds_as_shipped(tmp_path):
-    assert run(output=tmp_path) == 0
+def test_everything_holds_as_shipped_with_two_seeds(tmp_path):
+    assert run(output=tmp_path, samples=25, seeds=2) == 0
     report = json.loads((tmp_path / "checks.json").read_text())
+    assert report["summary"].startswith(f"{len(checks.THEOREMS)} claims, seeds 0 to 1: ")
     verdicts = {row["name"]: row["verdict"] for row in report["theorems"]}
     assert list(verdicts) == list(checks.THEOREMS)
     assert set(verdicts.values()) == {"holds", "holds with correction", "false as printed"}
@@ -71,6 +72,26 @@ def test_a_broken_statement_of_ours_fails(monkeypatch, tmp_path, module, functio
     monkeypatch.setattr(module, function, lambda *a, **k: change(original(*a, **k)))
     assert run(output=tmp_path, only=theorem) == 1
     assert json.loads((tmp_path / "checks.json").read_text())["theorems"][0]["verdict"] == "FAILS"
+
+
+@pytest.mark.parametrize(("tolerance", "verdict"), [(1.0, "holds"), (0.5, "FAILS")])
+def test_of_several_seeds_the_worst_counts(monkeypatch, tmp_path, capsys, tolerance, verdict):
+    drawn = []
+
+    def once(rng, samples):
+        drawn.append(float(rng.random()))
+        return checks.Evidence(drawn[-1], samples, tolerance=tolerance)
+
+    monkeypatch.setitem(checks.THEOREMS, "lemma_1", checks.Theorem("s", "source", "none", "", once))
+    assert run(output=tmp_path, only="lemma_1", seed=7, seeds=3) == (verdict == "FAILS")
+    assert min(drawn) < 0.5 < max(drawn)
+    report = json.loads((tmp_path / "checks.json").read_text())
+    assert "1 claims, seeds 7 to 9: " in report["summary"]
+    assert f"1 {verdict}" in report["summary"]
+    (row,) = report["theorems"]
+    worst = 7 + drawn.index(max(drawn))
+    assert (row["violation"], row["samples"], row["seed"]) == (max(drawn), 300, worst)
+    assert (f"off by {max(drawn):.3g} (seed {worst})" in capsys.readouterr().out) == (verdict == "FAILS")
 
 
 def test_verdicts():

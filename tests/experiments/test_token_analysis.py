@@ -1,5 +1,6 @@
 """experiments/token_retrieval.py: its measures against slow twins, its claims."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import pytest
 import torch
 from papers.lee2023 import token_measures
 from papers.lee2023.token_claims import TokenStudy
-from papers.lee2023.token_measures import APART, GOLD, GOLD_AT, LEXICAL, LEXICAL_AT
+from papers.lee2023.token_measures import APART, COST, GOLD, GOLD_AT, LEXICAL, LEXICAL_AT
+from torch.nn.utils.rnn import pad_sequence
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.align import QueryToDocument
@@ -16,10 +18,11 @@ from paradigms.data import Corpus, Split
 from paradigms.evaluate import PerQuery
 from paradigms.evaluate.claims import REPRODUCED, UNDECIDED
 from paradigms.find import Index, Store, kinds
-from paradigms.impute import IMPUTATIONS
+from paradigms.impute import IMPUTATIONS, imputed_rel
 from tests.experiments import scripts
-from tests.near import SCORES, assert_within_rounding
+from tests.near import SCORES, assert_same, assert_within_rounding
 from tests.tiny import WORDS
+from theory.token_retrieval import imputed_scores
 
 WORD = WORDS.split()
 TEXTS = [" ".join(WORD[(11 * n + 5 * w) % len(WORD)] for w in range(4 + n % 7)) for n in range(30)]
@@ -104,6 +107,47 @@ def test_gathered_runs_score_the_candidates_in_full(made: tuple[Paradigm, Index]
                 scores = full.score(index.store.tokens_of(candidates), query)
                 assert_within_rounding(run, dict(zip(candidates, scores[0].tolist(), strict=True)), **SCORES)
                 assert list(run.values()) == sorted(run.values(), reverse=True)
+
+
+@pytest.mark.parametrize("imputation", IMPUTATIONS)
+def test_imputed_scores_are_those_of_the_whole_corpus(made: tuple[Paradigm, Index], imputation: str) -> None:
+    """Eq. 4 for documents with a token among the k' best of a query token."""
+    paradigm, index = made
+    lengths = np.diff(index.store.offsets)
+    owners = np.repeat(np.arange(len(lengths)), lengths)
+    queries = {name: text for name, text in QUERIES.items() if text.strip()}
+    for retrieved in token_measures.token_search(paradigm, index, queries, len(owners)):
+        scores = retrieved.scores.double()
+        P = torch.empty_like(scores).scatter_(1, torch.from_numpy(retrieved.rows), scores)
+        documents = P.T.split(lengths.tolist())
+        S = pad_sequence(documents, batch_first=True)[None]
+        valid = pad_sequence([d.isfinite() for d in documents], batch_first=True)[None]
+        for k in (1, 6, 20):
+            places, found = token_measures.imputed(replace(retrieved, scores=scores), index, k, imputation)
+            expected = imputed_rel(S, valid, k, imputation)[0].numpy()
+            if imputation == "kth":
+                assert_same(expected, imputed_scores(P.numpy(), owners, k))
+            assert places.tolist() == sorted({int(n) for n in retrieved.owners[:, :k].flatten()})
+            assert_same(found, expected[places])
+
+
+def test_costs_count_the_candidates_and_their_tokens(
+    made: tuple[Paradigm, Index], measured: dict[str, Any]
+) -> None:
+    paradigm, index = made
+    costs = measured["values"][COST]
+    for place, query in enumerate(list(QUERIES.values())[:2]):
+        rows = everything(paradigm, index, query)
+        candidates = {document for row in rows for _, document, _ in row[:6]}
+        tokens = sum(int(index.store.tokens_of([document]).mask.sum()) for document in candidates)
+        additions = len(candidates) * len(rows)
+        expected = {
+            "candidates": len(candidates),
+            "gather FLOPs": len(rows) * tokens * (2 * 16 + 1) + additions,
+            "impute FLOPs": len(rows) * 6 + additions,
+            "gathered bytes": 4 * 16 * tokens,
+        }
+        assert_same({name: float(costs[name][place]) for name in expected}, expected)
 
 
 def level(value: float) -> list[float]:

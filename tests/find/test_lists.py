@@ -31,7 +31,7 @@ from paradigms.recipe import Recipe
 from paradigms.store import build as store_build
 from paradigms.store import residuals, shards, view
 from tests.forks import fork
-from tests.near import SCORES, assert_within_rounding, same_scores
+from tests.near import SCORES, assert_same_scores, assert_within_rounding
 from tests.store import test_storage
 from tests.store.test_storage import contents, names, other
 
@@ -82,18 +82,18 @@ def documents(lengths: list[int] = LENGTHS, size: int = 4) -> Documents:
 def build(
     folder: Path | None = None, given: Any = None, fields: list[str] = FIELDS, keep: float = 1.0, **kind: int
 ) -> Index:
-    how: dict[str, Any] = {"paradigm": "colbert", "dim": DIM, "fields": fields, "keep": keep}
+    common: dict[str, Any] = {"paradigm": "colbert", "dim": DIM, "fields": fields, "keep": keep}
     given = documents() if given is None else given
-    return Index(Store.build_from(kinds.compressed(**{"lists": 6} | kind), given, folder, **how))
+    return Index(Store.build_from(kinds.compressed(**{"lists": 6} | kind), given, folder, **common))
 
 
 def queries(*lengths: int, salience: bool = False) -> Tokens:
     """Queries whose padding lies anywhere, and would change every score."""
-    made = tokens(*lengths, seed=50).map(lambda t: t.transpose(0, 1))
-    order = torch.randperm(made.mask.shape[-1], generator=torch.Generator().manual_seed(0))
-    made = made.map(lambda t: t[:, :, order])
-    vectors = made.vectors.where(made.mask[..., None], torch.tensor(1e3))
-    return replace(made, vectors=vectors, salience=made.salience if salience else None)
+    padded = tokens(*lengths, seed=50).map(lambda t: t.transpose(0, 1))
+    order = torch.randperm(padded.mask.shape[-1], generator=torch.Generator().manual_seed(0))
+    padded = padded.map(lambda t: t[:, :, order])
+    vectors = padded.vectors.where(padded.mask[..., None], torch.tensor(1e3))
+    return replace(padded, vectors=vectors, salience=padded.salience if salience else None)
 
 
 def everything(index: Index) -> Index:
@@ -105,37 +105,37 @@ def with_tokens(index: Index) -> list[str]:
     return index.store.names(index.store.with_tokens())
 
 
-def near(index: Index, vectors: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def token_search(index: Index, vectors: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return index.finder.token_search(index.store, vectors, k)
 
 
-def gathered(index: Index, recipe: Recipe, asked: Tokens) -> list[dict[str, float]]:
+def gathered(index: Index, recipe: Recipe, Q: Tokens) -> list[dict[str, float]]:
     """core.rel of all documents with a token, on what codes stand for; nothing for a query without tokens."""
     ids = with_tokens(index)
-    scores = rel(index.store.tokens_of(ids), asked, recipe.align, NORMALISERS[recipe.normalise])
-    there = asked.mask[:, 0].any(-1).tolist()
+    scores = rel(index.store.tokens_of(ids), Q, recipe.align, NORMALISERS[recipe.normalise])
+    filled = Q.mask[:, 0].any(-1).tolist()
     return [
-        dict(zip(ids, row.tolist(), strict=True)) if t else {} for row, t in zip(scores, there, strict=True)
+        dict(zip(ids, row.tolist(), strict=True)) if t else {} for row, t in zip(scores, filled, strict=True)
     ]
 
 
-def imputed(index: Index, k: int | None, asked: Tokens) -> list[dict[str, float]]:
+def imputed(index: Index, k: int | None, query_tokens: Tokens) -> list[dict[str, float]]:
     """f(d, q) = 1/N Σⱼ max(mⱼ, maxᵢ x̂ᵢᵀqⱼ) of each document with a probed token.
 
     mⱼ is the similarity above which k tokens are expected, and i runs over all tokens of d. With k None,
     mⱼ is that of the last probed list, and i runs over the probed tokens.
     """
-    found: list[dict[str, float]] = []
+    by_query: list[dict[str, float]] = []
     codec, nearest = index.store.codec, np.array(index.store.columns["centroids"])
     alive = np.repeat(index.store.living, np.diff(index.store.offsets))
     sizes = np.bincount(nearest[alive], minlength=len(codec.packed))
     owners = np.repeat(np.arange(len(index.store.ids)), np.diff(index.store.offsets))
     decoded = torch.from_numpy(index.store.decoded(np.arange(len(nearest)))["vectors"])
-    for vectors, mask in zip(asked.vectors[:, 0], asked.mask[:, 0], strict=True):
+    for vectors, mask in zip(query_tokens.vectors[:, 0], query_tokens.mask[:, 0], strict=True):
         Q, S = vectors[mask], decoded @ vectors[mask].T
-        near = codec.centroids[:, :DIM] @ Q.T
-        probed, missing = np.zeros(len(near), bool), []
-        for column, q in zip(near.T, Q, strict=True):
+        centroid_scores = codec.centroids[:, :DIM] @ Q.T
+        probed, missing = np.zeros(len(centroid_scores), bool), []
+        for column, q in zip(centroid_scores.T, Q, strict=True):
             order = column.argsort(descending=True)[: index.finder.probes]
             probed[order] = True
             levels = torch.linspace(float(column.min()), float(2 * column.max() - column.min()), 9999)[
@@ -147,19 +147,19 @@ def imputed(index: Index, k: int | None, asked: Tokens) -> list[dict[str, float]
             missing.append(
                 float(column[order[-1]] if k is None else reached.max() if len(reached) else levels[0])
             )
-        found.append({})
+        by_query.append({})
         for n in np.unique(owners[alive & probed[nearest]]).tolist() if len(Q) else []:
             mine = torch.from_numpy((owners == n) & (probed[nearest] if k is None else True))
             best = S[mine].amax(0).maximum(torch.tensor(missing))
-            found[-1][index.store.ids[n]] = float(best.mean())
-    return found
+            by_query[-1][index.store.ids[n]] = float(best.mean())
+    return by_query
 
 
 def assert_ranked(
-    found: list[dict[str, float]], expected: list[dict[str, float]], k: int, abs: float
+    results: list[dict[str, float]], expected: list[dict[str, float]], k: int, abs: float
 ) -> None:
     """The k best, whose scores may differ by `abs`."""
-    for scores, all_scores in zip(found, expected, strict=True):
+    for scores, all_scores in zip(results, expected, strict=True):
         assert scores == pytest.approx({id: all_scores[id] for id in scores}, abs=abs)
         best = sorted(all_scores.values(), reverse=True)[:k]
         assert list(scores.values()) == pytest.approx(best, abs=abs)
@@ -168,8 +168,8 @@ def assert_ranked(
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory):
-    made = build(tmp_path_factory.mktemp("compressed") / "index", fields=["vectors", "ids"])
-    return Index(made.store.delete(["d3", "d12"]))
+    built = build(tmp_path_factory.mktemp("compressed") / "index", fields=["vectors", "ids"])
+    return Index(built.store.delete(["d3", "d12"]))
 
 
 # tests/scoring has all bits
@@ -177,16 +177,18 @@ def index(tmp_path_factory):
     ("bits", "fine_bits", "fields"), [(1, 0, FIELDS[:2]), (4, 0, FIELDS), (2, 8, FIELDS)]
 )
 def test_gathering_is_rel_on_what_codes_stand_for(tmp_path, bits, fine_bits, fields):
-    made = everything(build(tmp_path / "index", fields=fields, bits=bits, fine_bits=fine_bits))
-    made = Index(made.store.delete(["d4", "d9"]))
+    index = everything(build(tmp_path / "index", fields=fields, bits=bits, fine_bits=fine_bits))
+    index = Index(index.store.delete(["d4", "d9"]))
     for salience in (False, True):
-        asked = queries(5, 0, 17, 33, 1, salience=salience)
+        Q = queries(5, 0, 17, 33, 1, salience=salience)
         for recipe in GATHERING.values():
-            expected = gathered(made, recipe, asked)
-            found = made.search_tokens(recipe, asked, 100)
-            assert [set(scores) for scores in found] == [set(scores) for scores in expected]
-            same_scores(found, [best_first(scores, 100) for scores in expected])
-            same_scores(made.search_tokens(recipe, asked, 3), [best_first(scores, 3) for scores in expected])
+            expected = gathered(index, recipe, Q)
+            results = index.search_tokens(recipe, Q, 100)
+            assert [set(scores) for scores in results] == [set(scores) for scores in expected]
+            assert_same_scores(results, [best_first(scores, 100) for scores in expected])
+            assert_same_scores(
+                index.search_tokens(recipe, Q, 3), [best_first(scores, 3) for scores in expected]
+            )
 
 
 @pytest.mark.parametrize("k", [1, 7, 20, 10**6])
@@ -194,31 +196,31 @@ def test_gathering_is_rel_on_what_codes_stand_for(tmp_path, bits, fine_bits, fie
 def test_imputing_is_the_formula(index, k, probes):
     """Equal up to the bins of `loops.select`: m lies at most one bin below; a bin's lists are all probed."""
     index = index.with_finder(probes=probes)
-    asked = queries(5, 0, 17, 33)
-    expected = imputed(index, k, asked)
-    found = index.search_tokens(replace(XTR, search_tokens=k), asked, 100)
-    assert [set(scores) for scores in found] == [set(scores) for scores in expected]
-    assert_ranked(found, expected, 100, 2.5 / 1023)
+    Q = queries(5, 0, 17, 33)
+    expected = imputed(index, k, Q)
+    results = index.search_tokens(replace(XTR, search_tokens=k), Q, 100)
+    assert [set(scores) for scores in results] == [set(scores) for scores in expected]
+    assert_ranked(results, expected, 100, 2.5 / 1023)
 
 
 def test_fine_codes_score_the_best_candidates_again(tmp_path):
-    given, asked = documents(LENGTHS * 9), queries(5, 17)
+    given, Q = documents(LENGTHS * 9), queries(5, 17)
     build(tmp_path / "index", given, ["vectors"], bits=1, fine_bits=8)
     fine = everything(open_index(tmp_path / "index"))
     vectors = torch.cat([part.vectors[part.mask] for _, part in given])
     decoded = fine.store.tokens_of(fine.store.ids)
     assert float((decoded.vectors[decoded.mask] - vectors).square().mean().sqrt()) < 1e-2
     for recipe, count in ((COLBERT, 10), (replace(XTR, search_tokens=10**6), 10)):
-        expected = gathered(fine, COLBERT, asked) if recipe is COLBERT else imputed(fine, 10**6, asked)
-        assert_ranked(fine.search_tokens(recipe, asked, count), expected, count, 2.5 / 1023)
-    few = fine.with_finder(candidates=80).search_tokens(COLBERT, asked, 100)
+        expected = gathered(fine, COLBERT, Q) if recipe is COLBERT else imputed(fine, 10**6, Q)
+        assert_ranked(fine.search_tokens(recipe, Q, count), expected, count, 2.5 / 1023)
+    few = fine.with_finder(candidates=80).search_tokens(COLBERT, Q, 100)
     assert [len(scores) for scores in few] == [100, 100], "no fewer than k are scored"
     # One candidate in four is scored: those with the best coarse codes, of tokens in other lists, too.
     coarse = build(given=given, fields=["vectors"], bits=1)
-    first, found = (
-        one.with_finder(probes=1, candidates=80).search_tokens(COLBERT, asked, 20) for one in (coarse, fine)
+    first, second = (
+        one.with_finder(probes=1, candidates=80).search_tokens(COLBERT, Q, 20) for one in (coarse, fine)
     )
-    assert [scores.keys() for scores in found] == [scores.keys() for scores in first]
+    assert [scores.keys() for scores in second] == [scores.keys() for scores in first]
     with pytest.raises(ValueError, match="fine_bits must be 0, or 2, 4 or 8 and above bits, got 4"):
         kinds.compressed(bits=4, fine_bits=4)
 
@@ -227,68 +229,68 @@ def test_fine_codes_score_the_best_candidates_again(tmp_path):
 def test_a_small_k_is_eq_4_of_the_probed_tokens(index, k, monkeypatch):
     monkeypatch.setattr(lists, "SMALL", k)
     index = index.with_finder(probes=99)
-    asked, ids = queries(5, 17), with_tokens(index)
-    S, valid = similarity(index.store.tokens_of(ids), asked)
-    owned = (retrieved_tokens(S, valid, k).any(-1).any(-1)).tolist()
-    found = index.search_tokens(replace(XTR, search_tokens=k), asked, 100)
-    for row, own, scores in zip(imputed_rel(S, valid, k).tolist(), owned, found, strict=True):
-        expected = {id: score for id, score, there in zip(ids, row, own, strict=True) if there}
+    Q, ids = queries(5, 17), with_tokens(index)
+    S, valid = similarity(index.store.tokens_of(ids), Q)
+    retrieved = (retrieved_tokens(S, valid, k).any(-1).any(-1)).tolist()
+    results = index.search_tokens(replace(XTR, search_tokens=k), Q, 100)
+    for row, candidates, scores in zip(imputed_rel(S, valid, k).tolist(), retrieved, results, strict=True):
+        expected = {id: score for id, score, candidate in zip(ids, row, candidates, strict=True) if candidate}
         assert_within_rounding(scores, expected, **SCORES)
 
 
 def test_salience_of_queries_plays_no_part_in_imputing(index):
-    asked = queries(5, 9, salience=True)
-    assert index.search_tokens(XTR, asked) == index.search_tokens(XTR, replace(asked, salience=None))
+    Q = queries(5, 9, salience=True)
+    assert index.search_tokens(XTR, Q) == index.search_tokens(XTR, replace(Q, salience=None))
     with pytest.raises(ValueError, match="the imputation zero needs an exact index"):
-        index.search_tokens(replace(XTR, imputation="zero"), asked)
+        index.search_tokens(replace(XTR, imputation="zero"), Q)
 
 
 def test_candidates_are_those_with_the_largest_f(index):
     index = index.with_finder(probes=2)
-    asked = queries(5, 9)
+    Q = queries(5, 9)
     for count in (1, 4):
         index = index.with_finder(candidates=count)
-        f = [best_first(scores, count) for scores in imputed(index, None, asked)]
-        expected = gathered(index, COLBERT, asked)
-        found = index.search_tokens(COLBERT, asked, 1 if count == 1 else 3)
-        for scores, ranked, all_scores in zip(found, f, expected, strict=True):
+        f = [best_first(scores, count) for scores in imputed(index, None, Q)]
+        expected = gathered(index, COLBERT, Q)
+        results = index.search_tokens(COLBERT, Q, 1 if count == 1 else 3)
+        for scores, ranked, all_scores in zip(results, f, expected, strict=True):
             best = best_first({id: all_scores[id] for id in ranked}, len(scores))
             assert_within_rounding(scores, best, **SCORES)
     for candidates in (0, 2):  # as many as are asked for at least
         index = index.with_finder(candidates=candidates)
-        assert len(index.search_tokens(COLBERT, asked, 5)[0]) == 5
+        assert len(index.search_tokens(COLBERT, Q, 5)[0]) == 5
 
 
 def test_threads_and_batches_change_no_result(tmp_path, monkeypatch):
     """Only the order of torch's sums depends on threads and batches."""
     given = [*documents(), *[([f"{id}'" for id in ids], part) for ids, part in documents()]]  # all twice
-    made = build(tmp_path / "index", given, ["vectors", "ids"])
+    built = build(tmp_path / "index", given, ["vectors", "ids"])
     monkeypatch.setattr("paradigms.scoring.threads.WORTH", 1)  # however little there is to share
-    asked = queries(5, 17, 0, 9, salience=True)
-    made = made.with_finder(probes=3)
+    Q = queries(5, 17, 0, 9, salience=True)
+    built = built.with_finder(probes=3)
     for recipe, candidates in itertools.product((XTR, *GATHERING.values()), (3, 1 << 20)):
-        index, found = made.with_finder(candidates=candidates), []
+        index, results = built.with_finder(candidates=candidates), []
         for count in (1, 2):
             torch.set_num_threads(count)
-            found.append(index.search_tokens(recipe, asked, 10))  # no pair is cut
-            found.append([index.search_tokens(recipe, asked[n : n + 1], 10)[0] for n in range(4)])
-        for again in found[1:]:
-            same_scores(again, found[0])
+            results.append(index.search_tokens(recipe, Q, 10))  # no pair is cut
+            results.append([index.search_tokens(recipe, Q[n : n + 1], 10)[0] for n in range(4)])
+        for again in results[1:]:
+            assert_same_scores(again, results[0])
 
 
 def test_token_search_finds_the_nearest_of_the_lists(index):
     vectors = queries(6).vectors[0, 0]
-    rows = np.flatnonzero(np.repeat(index.store.living, np.diff(index.store.offsets)))
-    S = vectors @ torch.from_numpy(index.store.decoded(rows)["vectors"]).T
+    living = np.flatnonzero(np.repeat(index.store.living, np.diff(index.store.offsets)))
+    S = vectors @ torch.from_numpy(index.store.decoded(living)["vectors"]).T
     index = index.with_finder(probes=99)
-    scores, found = near(index, vectors, 10)
+    scores, rows = token_search(index, vectors, 10)
     assert_within_rounding(scores.sort(descending=True).values, S.topk(10).values, **SCORES)
-    assert all(set(row) <= set(rows.tolist()) for row in found.tolist())
+    assert all(set(row) <= set(living.tolist()) for row in rows.tolist())
     index = index.with_finder(probes=1)
-    few, found = near(index, vectors, 10**6)
+    few, rows = token_search(index, vectors, 10**6)
     assert few.shape == (6, index.store.offsets[-1])
-    assert torch.equal(few == -torch.inf, found == -1)
-    for row in found:
+    assert torch.equal(few == -torch.inf, rows == -1)
+    for row in rows:
         assert len(set(index.store.columns["centroids"][row[row >= 0].numpy()].tolist())) == 1
     with pytest.raises(ValueError, match="a number of lists"):
         index.with_finder(probes=-1)
@@ -360,12 +362,12 @@ def killed(folder: Path) -> None:
 @pytest.mark.slow
 def test_a_build_killed_while_it_codes_goes_on_to_the_same_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "SHARD", 8)
-    whole = contents(build(tmp_path / "whole").store.folder)
+    expected = contents(build(tmp_path / "whole").store.folder)
     target = tmp_path / "index"
     assert fork(tmp_path / "log", killed, target).ended()[0] == -signal.SIGKILL
     assert ".index.building" in names(tmp_path)
     monkeypatch.setattr(residuals.Codec, "fit", None)  # it is there
-    assert contents(build(target).store.folder) == whole
+    assert contents(build(target).store.folder) == expected
     assert names(tmp_path) == ["index", "whole"]
 
 
@@ -373,25 +375,25 @@ def test_a_build_killed_while_it_codes_goes_on_to_the_same_bytes(tmp_path, monke
 def test_what_is_added_is_found_in_lists_or_not(tmp_path, monkeypatch, unlisted):
     """Documents outside the lists have the scores that they have in them, in every kind of search."""
     monkeypatch.setattr(lists, "UNLISTED", unlisted)
-    given, asked = documents(size=1), queries(5, 9)
-    made = build(tmp_path / "index", given[:10]).store
-    made = made.add_from(given[10:14]).delete(["d3", "d11"]).add_from([given[3], *given[14:]])
-    assert len(made.derived.entries) == (sum(LENGTHS[:10]) if unlisted else made.offsets[-1])
-    compacted = made.compact()
+    given, Q = documents(size=1), queries(5, 9)
+    changed = build(tmp_path / "index", given[:10]).store
+    changed = changed.add_from(given[10:14]).delete(["d3", "d11"]).add_from([given[3], *given[14:]])
+    assert len(changed.derived.entries) == (sum(LENGTHS[:10]) if unlisted else changed.offsets[-1])
+    compacted = changed.compact()
     assert len(compacted.derived.entries) == compacted.offsets[-1]
-    found = []
+    results = []
     for store in (
-        made,
+        changed,
         compacted,
         build(tmp_path / "b", given[:10]).store.add_from(given[10:]).delete(["d11"]),
     ):
         index = Index(store).with_finder(probes=2)
-        scores, rows = near(index, asked.vectors[0, 0], 3)
+        scores, rows = token_search(index, Q.vectors[0, 0], 3)
         owners = [store.names(row) for row in store.owners(rows.numpy())]
         tokens = [dict(zip(*pair, strict=True)) for pair in zip(owners, scores.tolist(), strict=True)]
-        found.append([*index.search_tokens(COLBERT, asked, 5), *index.search_tokens(XTR, asked, 5), *tokens])
-    same_scores(found[0], found[1])
-    same_scores(found[0], found[2])
+        results.append([*index.search_tokens(COLBERT, Q, 5), *index.search_tokens(XTR, Q, 5), *tokens])
+    assert_same_scores(results[0], results[1])
+    assert_same_scores(results[0], results[2])
     again = build(tmp_path / "c", given[:10]).store.add_from(given[10:]).compact()  # nothing was deleted
     assert len(again.derived.entries) == again.offsets[-1]
     assert contents(again.compact().folder) == contents(again.folder)
@@ -401,17 +403,17 @@ def test_an_index_that_has_outgrown_its_build_says_so_and_is_renewed(tmp_path, m
     """Centroids of one document are those of all documents after `compact`; ids and tokens stay."""
     monkeypatch.setattr(view, "FEW", 1)
     given = documents(size=1)
-    made = build(tmp_path / "index", given[:1], bits=8, lists=0).store
-    made = made.add_from(given[1:9])  # 40 tokens: 8 times as many
+    store = build(tmp_path / "index", given[:1], bits=8, lists=0).store
+    store = store.add_from(given[1:9])  # 40 tokens: 8 times as many
     with pytest.warns(UserWarning, match="was built of 5 tokens and has 63 now"):
-        made = made.add_from(given[9:14]).delete(["d13"])
-    assert len(made.codec.packed) == 5
-    compacted = made.compact()
+        store = store.add_from(given[9:14]).delete(["d13"])
+    assert len(store.codec.packed) == 5
+    compacted = store.compact()
     assert compacted.manifest["trained"] == 59
     assert not compacted.outgrown
     assert len(compacted.codec.packed) == residuals.centroids_for(59) == 32
     assert compacted.ids == [f"d{n}" for n in range(13)]
-    before, after = made.tokens_of(compacted.ids), compacted.tokens_of(compacted.ids)
+    before, after = store.tokens_of(compacted.ids), compacted.tokens_of(compacted.ids)
     assert torch.equal(before.ids, after.ids)
     assert torch.equal(before.salience, after.salience)
     assert float((before.vectors - after.vectors).norm(dim=-1).max()) < 0.02  # unit vectors, in 8 bits
@@ -433,26 +435,26 @@ def test_a_large_build_is_coded_while_it_is_encoded(tmp_path, monkeypatch, folde
         return fit(sample, *rest, **options)
 
     monkeypatch.setattr(residuals.Codec, "fit", fitting)
-    how: dict[str, Any] = {"paradigm": "colbert", "dim": DIM, "fields": FIELDS, "count": len(given)}
+    common: dict[str, Any] = {"paradigm": "colbert", "dim": DIM, "fields": FIELDS, "count": len(given)}
     sample = given[::-1][:5] if way == "sampled" else None
     place = tmp_path / "index" if folder else None
-    made = Store.build_from(kinds.compressed(bits=8), given, place, sample=sample, **how)
+    store = Store.build_from(kinds.compressed(bits=8), given, place, sample=sample, **common)
     tokens = {"sampled": sum(LENGTHS[-5:]), "first": sum(LENGTHS[:6]), "all": sum(LENGTHS)}[way]
     documents_of = {"sampled": 5, "first": 6, "all": len(LENGTHS)}[way]
     assert trained == [tokens]
-    assert made.manifest["trained"] == tokens * len(LENGTHS) // documents_of
+    assert store.manifest["trained"] == tokens * len(LENGTHS) // documents_of
     for (id,), part in given:
-        stored = made.tokens_of([id])
+        stored = store.tokens_of([id])
         off = (stored.vectors - part.vectors[:, :, : stored.mask.shape[-1]])[stored.mask]
         assert float(off.norm(dim=-1).max() if len(off) else 0) < 0.1
     monkeypatch.setattr(residuals.Codec, "fit", None)  # what is added has the codec of the build
-    copied = made.add_from([(["x"], given[0][1])])
-    assert torch.equal(copied.tokens_of(["x"]).vectors, made.tokens_of(["d0"]).vectors)
+    copied = store.add_from([(["x"], given[0][1])])
+    assert torch.equal(copied.tokens_of(["x"]).vectors, store.tokens_of(["d0"]).vectors)
 
 
 def test_numbers_that_a_damaged_file_names_are_passed_over(sound, tmp_path):
     """Lists and centroids are checked where they are read, so that opening takes no time."""
-    asked = queries(5, 9)
+    Q = queries(5, 9)
     for name, dtype in (("entries.bin", np.uint32), ("centroids.bin", np.uint16)):
         folder = shutil.copytree(sound, tmp_path / name)
         values = np.fromfile(folder / name, dtype)
@@ -463,10 +465,10 @@ def test_numbers_that_a_damaged_file_names_are_passed_over(sound, tmp_path):
         index = everything(open_index(folder, verify=False))
         index = Index(index.store.delete(["d2"]), index.finder)  # which counts the lists' tokens
         for recipe in (XTR, *GATHERING.values()):
-            for scores in index.search_tokens(recipe, asked, 10):
+            for scores in index.search_tokens(recipe, Q, 10):
                 assert scores.keys() <= set(index.store.rows_by_id)
                 assert np.isfinite(list(scores.values())).all()
-        assert near(index, asked.vectors[0, 0][asked.mask[0, 0]], 3)[0].shape == (5, 3)
+        assert token_search(index, Q.vectors[0, 0][Q.mask[0, 0]], 3)[0].shape == (5, 3)
         index.store.compact()
 
 
@@ -486,26 +488,26 @@ def test_a_search_that_was_interrupted_leaves_nothing_to_the_next_one(index, mon
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, 1e38])
 def test_salience_of_queries_that_is_not_finite_is_refused(index, wrong):
-    asked = queries(5, 9, salience=True)
-    asked.salience[1] *= wrong
+    Q = queries(5, 9, salience=True)
+    Q.salience[1] *= wrong
     with pytest.raises(ValueError, match="query 1 of 2 has salience values that are not finite"):
-        index.search_tokens(COLBERT, asked)
+        index.search_tokens(COLBERT, Q)
 
 
 def test_small_and_empty_indexes(tmp_path):
-    asked = queries(5, 0)
+    Q = queries(5, 0)
     for n, lengths in enumerate(([], [0, 0], [1], [3, 0])):
-        made = build(tmp_path / str(n), documents(lengths))
-        for index in (made, open_index(made.store.folder)):
+        built = build(tmp_path / str(n), documents(lengths))
+        for index in (built, open_index(built.store.folder)):
             for recipe in (XTR, COLBERT):
                 ids = {f"d{n}" for n, length in enumerate(lengths) if length}
-                assert [set(scores) for scores in index.search_tokens(recipe, asked, 10)] == [ids, set()]
+                assert [set(scores) for scores in index.search_tokens(recipe, Q, 10)] == [ids, set()]
 
 
 class Changes(test_storage.Changes):
     """Any changes of an index against the twins."""
 
-    def made(self, given: Documents) -> Store:
+    def build_store(self, given: Documents) -> Store:
         return build(self.root / "index", given, bits=8, lists=3, rounds=1).store
 
     def tokens(self, seed: int) -> Tokens:
@@ -523,13 +525,13 @@ class Changes(test_storage.Changes):
             off = stored.vectors[0, 0, :length] - given.vectors[0, 0, :length]
             assert float(off.norm(dim=-1).max() if length else 0.0) < 0.5
             assert torch.equal(stored.ids[stored.mask], given.ids[given.mask])
-        asked, index = queries(4, 2), everything(Index(self.store))
+        Q, index = queries(4, 2), everything(Index(self.store))
         if not with_tokens(index):
-            assert index.search_tokens(COLBERT, asked) == [{}, {}]
+            assert index.search_tokens(COLBERT, Q) == [{}, {}]
             return
-        expected = [best_first(scores, 5) for scores in gathered(index, COLBERT, asked)]
-        same_scores(index.search_tokens(COLBERT, asked, 5), expected)
-        assert_ranked(index.search_tokens(XTR, asked, 5), imputed(index, 20, asked), 5, 2.5 / 1023)
+        expected = [best_first(scores, 5) for scores in gathered(index, COLBERT, Q)]
+        assert_same_scores(index.search_tokens(COLBERT, Q, 5), expected)
+        assert_ranked(index.search_tokens(XTR, Q, 5), imputed(index, 20, Q), 5, 2.5 / 1023)
 
 
 TestChanges = Changes.TestCase

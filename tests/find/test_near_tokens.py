@@ -12,7 +12,7 @@ from paradigms.align import PoolTopK, QueryToDocument
 from paradigms.core import Tokens
 from paradigms.find import Index, Store, kinds, nearest, open_index
 from paradigms.recipe import Recipe
-from tests.near import SCORES, assert_within_rounding, same_scores
+from tests.near import SCORES, assert_same_scores, assert_within_rounding
 
 DIM = 16
 RECIPE = Recipe("colbert", QueryToDocument(), "one", search_tokens=60)
@@ -51,7 +51,7 @@ def build(folder: Path | None, factory: str = "Flat", count: int = 200, probes: 
     return Index(Store.build_from(kind, documents(0, count), folder, paradigm="colbert", dim=DIM))
 
 
-def near(index: Index, vectors: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def token_search(index: Index, vectors: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The index's token search."""
     return index.finder.token_search(index.store, vectors, k)
 
@@ -66,17 +66,19 @@ def owners(index: Index, tokens: torch.Tensor) -> set[str]:
     return set(index.store.names(index.store.owners(tokens.flatten().numpy())))
 
 
-def overlap(found: list[dict[str, float]], expected: list[dict[str, float]]) -> float:
-    return float(np.mean([len(a.keys() & b.keys()) / len(b) for a, b in zip(found, expected, strict=True)]))
+def overlap(results: list[dict[str, float]], expected: list[dict[str, float]]) -> float:
+    return float(np.mean([len(a.keys() & b.keys()) / len(b) for a, b in zip(results, expected, strict=True)]))
 
 
 def test_a_flat_index_imputes_and_retrieves_exactly(exact, tmp_path):
     index = build(tmp_path / "index")
-    same_scores(index.search_tokens(IMPUTING, queries(), 10), exact.search_tokens(IMPUTING, queries(), 10))
+    assert_same_scores(
+        index.search_tokens(IMPUTING, queries(), 10), exact.search_tokens(IMPUTING, queries(), 10)
+    )
     every = replace(RECIPE, search_tokens=10_000)
-    same_scores(index.search_tokens(every, queries(), 10), exact.search_tokens(every, queries(), 10))
+    assert_same_scores(index.search_tokens(every, queries(), 10), exact.search_tokens(every, queries(), 10))
     vectors = queries().vectors.flatten(0, 2)
-    mine, theirs = near(index, vectors, 7), near(exact, vectors, 7)
+    mine, theirs = token_search(index, vectors, 7), token_search(exact, vectors, 7)
     assert_within_rounding(mine[0].sort().values, theirs[0].sort().values, **SCORES)
     assert torch.equal(mine[1].sort().values, theirs[1].sort().values)
     empty = replace(queries(), mask=torch.zeros(6, 1, 5) > 0)  # no token retrieves anything
@@ -88,35 +90,35 @@ def test_gathered_scores_are_rel_of_the_owners_of_retrieved_tokens(exact, tmp_pa
     few = replace(RECIPE, search_tokens=3)
     for row, scores in enumerate(index.search_tokens(few, queries(), 200)):
         query = queries()[row : row + 1]
-        tokens = near(index, query.vectors[0, 0], 3)[1]
+        tokens = token_search(index, query.vectors[0, 0], 3)[1]
         assert scores.keys() == owners(index, tokens)
-        same_scores([scores], exact.rerank_tokens([few], query, [list(scores)])[0])
+        assert_same_scores([scores], exact.rerank_tokens([few], query, [list(scores)])[0])
 
 
 @pytest.mark.parametrize("factory", APPROXIMATE)
 def test_any_factory_is_near_the_exact_search_and_the_same_every_time(exact, tmp_path, factory, monkeypatch):
     monkeypatch.setattr(nearest, "SAMPLE", 900)  # of 1100 tokens
-    made = [build(tmp_path / name, factory) for name in ("one", "two")]
-    one, two = ((index.store.folder / "tokens.faiss").read_bytes() for index in made)
+    indexes = [build(tmp_path / name, factory) for name in ("one", "two")]
+    one, two = ((index.store.folder / "tokens.faiss").read_bytes() for index in indexes)
     assert one == two
     expected = exact.search_tokens(RECIPE, queries(), 5)
-    found = made[0].search_tokens(RECIPE, queries(), 5)
-    assert overlap(found, expected) >= 0.8
-    assert found == open_index(tmp_path / "one").search_tokens(RECIPE, queries(), 5)
-    imputed = made[0].search_tokens(IMPUTING, queries(), 5)
+    results = indexes[0].search_tokens(RECIPE, queries(), 5)
+    assert overlap(results, expected) >= 0.8
+    assert results == open_index(tmp_path / "one").search_tokens(RECIPE, queries(), 5)
+    imputed = indexes[0].search_tokens(IMPUTING, queries(), 5)
     assert overlap(imputed, exact.search_tokens(IMPUTING, queries(), 5)) >= 0.4
 
 
 def test_what_is_not_found_is_left_empty(tmp_path):
     index = build(tmp_path / "index", "IVF64,SQfp16", probes=1)
-    scores, rows = near(index, queries().vectors.flatten(0, 2), 1000)
+    scores, rows = token_search(index, queries().vectors.flatten(0, 2), 1000)
     absent = rows < 0
     assert absent.any()
     assert (scores[absent] == -torch.inf).all()
     assert (scores[~absent] > -torch.inf).all()
-    found = index.search_tokens(replace(IMPUTING, search_tokens=1000), queries(), 1000)
-    for row, scored in enumerate(found):
-        tokens = near(index, queries().vectors[row, 0], 1000)[1]
+    results = index.search_tokens(replace(IMPUTING, search_tokens=1000), queries(), 1000)
+    for row, scored in enumerate(results):
+        tokens = token_search(index, queries().vectors[row, 0], 1000)[1]
         assert scored.keys() == owners(index, tokens[tokens >= 0])
         assert all(np.isfinite(list(scored.values())))
 
@@ -130,13 +132,13 @@ def test_the_token_index_keeps_step_with_the_store(exact, tmp_path, factory):
     assert overlap(index.search_tokens(RECIPE, queries(), 5), expected) >= 0.9
     gone = list({id for scores in expected for id in scores})
     index = Index(index.store.delete(gone))
-    scores, rows = near(index, vectors, 60)
+    scores, rows = token_search(index, vectors, 60)
     assert scores.shape == (len(vectors), 60)
     if factory != "HNSW16":  # whose graph may not lead to all of them
         assert (rows >= 0).all()  # as many as wanted, however many of the best are deleted
     left = [part for part in documents(0, 200) if part[0][0] not in gone]
     living = Index(Store.build_from(kinds.faiss("Flat"), left, paradigm="colbert", dim=DIM))
-    best = near(living, vectors, 60)[0].sort().values
+    best = token_search(living, vectors, 60)[0].sort().values
     assert (scores.sort().values[:, -10:] - best[:, -10:]).abs().max() < 0.02  # of a graph and of float16
     before = index.search_tokens(RECIPE, queries(), 5)
     assert not any(id in scores for scores in before for id in gone)
@@ -192,6 +194,6 @@ def test_the_file_of_a_flat_index_of_single_vectors_is_one_for_any_faiss(tmp_pat
     index = Index(Store.build_from(kinds.faiss("Flat"), given, tmp_path / "index", paradigm="dpr", dim=DIM))
     query = unit(1, 1, 1, seed=7)
     scores, rows = faiss.read_index(str(index.store.folder / "tokens.faiss")).search(query[0, 0].numpy(), 5)
-    [found] = index.search_tokens(RECIPE, Tokens(query, torch.ones(1, 1, 1, dtype=torch.bool)), 5)
-    assert [f"d{row}" for row in rows[0]] == list(found)
-    assert_within_rounding(scores[0], list(found.values()), **SCORES)
+    [ranked] = index.search_tokens(RECIPE, Tokens(query, torch.ones(1, 1, 1, dtype=torch.bool)), 5)
+    assert [f"d{row}" for row in rows[0]] == list(ranked)
+    assert_within_rounding(scores[0], list(ranked.values()), **SCORES)

@@ -45,8 +45,8 @@ def recall(index: Index, k: int) -> float:
     recipe = Recipe("dpr", AllPairs(), "one", search_tokens=k)
     everything = index.finder.exhaustive(index.store)
     best = Index(index.store, everything).search_tokens(recipe, queries(2), k)
-    found = index.search_tokens(recipe, queries(2), k)
-    return float(np.mean([len(a.keys() & b.keys()) / k for a, b in zip(found, best, strict=True)]))
+    results = index.search_tokens(recipe, queries(2), k)
+    return float(np.mean([len(a.keys() & b.keys()) / k for a, b in zip(results, best, strict=True)]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -102,8 +102,8 @@ def test_an_exhaustive_search_needs_no_choice() -> None:
 
 @pytest.mark.parametrize("entry", [3, [3], [{"k": 10}], [{"search": "gather", "k": 10, "recall": 2}]])
 def test_a_damaged_choice_is_refused(entry: object, tmp_path: Path) -> None:
-    made = store("compressed", tmp_path / "index")
-    write_json(tmp_path / "index" / "manifest.json", made.manifest | {"recall": entry})
+    built = store("compressed", tmp_path / "index")
+    write_json(tmp_path / "index" / "manifest.json", built.manifest | {"recall": entry})
     with pytest.raises(ValueError, match=r"manifest\.json"):
         open_index(tmp_path / "index").search_tokens(RECIPE, queries(1), 10)
 

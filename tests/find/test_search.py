@@ -15,7 +15,7 @@ from paradigms.data import best_first
 from paradigms.find import INDEXES, Index, Store, kinds, open_index, ranking, scan
 from paradigms.impute import imputed_rel
 from paradigms.retrieve import Indexed, indexed
-from tests.near import SCORES, TOLERANCE, assert_within_rounding, placed, same_run
+from tests.near import SCORES, TOLERANCE, assert_same_run, assert_within_rounding, index_scores
 from tests.tiny import TERMS, built
 
 TEXTS = [
@@ -40,7 +40,7 @@ def build(name: str, backbone: Path, **options: object) -> Paradigm:
 
 
 @pytest.fixture(scope="module")
-def made(tiny_bert, tmp_path_factory):
+def indexes(tiny_bert, tmp_path_factory):
     root = tmp_path_factory.mktemp("indexes")
     paradigms = {name: build(name, tiny_bert) for name in PARADIGMS}
     return {
@@ -56,54 +56,54 @@ def twin(paradigm: Paradigm, index: Index, ids: list[str], query: str) -> dict[s
         scores = imputed_rel(*similarity(documents, queries), paradigm.recipe.search_tokens)
     else:
         scores = paradigm.score(documents, queries)
-    return dict(zip(ids, placed(scores, documents)[0].tolist(), strict=True))
+    return dict(zip(ids, index_scores(scores, documents)[0].tolist(), strict=True))
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 5, 2), (40, 300, 20, 1), (10**6, 10**8, 10**6, 1)])
 @pytest.mark.parametrize("name", PARADIGMS)
-def test_search_equals_the_twin_over_the_whole_corpus(made, name, sizes, monkeypatch):
+def test_search_equals_the_twin_over_the_whole_corpus(indexes, name, sizes, monkeypatch):
     """At any block size of documents, tokens and queries."""
-    paradigm, index = made[name]
+    paradigm, index = indexes[name]
     monkeypatch.setattr(ranking, "SIZES", {"cpu": sizes[:2]})
     monkeypatch.setattr(scan, "TOKEN_BLOCK", sizes[2])
     monkeypatch.setattr(indexed, "QUERIES", sizes[3])
-    found = Indexed(index, paradigm).search(QUERIES, 5)
-    assert list(found) == list(QUERIES)
+    run = Indexed(index, paradigm).search(QUERIES, 5)
+    assert list(run) == list(QUERIES)
     for query, text in QUERIES.items():
         expected = twin(paradigm, index, IDS, text)
-        for document, score in found[query].items():
+        for document, score in run[query].items():
             assert_within_rounding(score, expected[document], **SCORES, scale=max(1, *expected.values()))
-        assert list(found[query]) == list(best_first(found[query]))
+        assert list(run[query]) == list(best_first(run[query]))
         if not text:
-            assert found[query] == {}
+            assert run[query] == {}
         elif paradigm.recipe.search == "gather":
-            assert len(found[query]) == 5
+            assert len(run[query]) == 5
             best = sorted(expected.values(), reverse=True)[:5]
-            assert_within_rounding(list(found[query].values()), best, **SCORES)
+            assert_within_rounding(list(run[query].values()), best, **SCORES)
         else:  # every document that is not found has only imputed similarities: none is better
-            left_out = expected.keys() - found[query].keys()
-            assert min(found[query].values()) >= max(expected[d] for d in left_out) - TOLERANCE
+            left_out = expected.keys() - run[query].keys()
+            assert min(run[query].values()) >= max(expected[d] for d in left_out) - TOLERANCE
 
 
 @pytest.mark.parametrize("name", PARADIGMS)
-def test_rerank_equals_the_twin_over_the_candidates(made, name):
-    paradigm, index = made[name]
+def test_rerank_equals_the_twin_over_the_candidates(indexes, name):
+    paradigm, index = indexes[name]
     run = {"q1": {"d7": 3.0, "d1": 2.0, "d4": 1.0, "d5": 0.5}, "q0": {"d3": 1.0}, "q2": {}}
-    found = Indexed(index, paradigm).rerank(QUERIES, run)
-    assert list(found) == list(run)
+    reranked = Indexed(index, paradigm).rerank(QUERIES, run)
+    assert list(reranked) == list(run)
     for query, candidates in run.items():
         if candidates:
             expected = twin(paradigm, index, list(candidates), QUERIES[query])
-            assert_within_rounding(found[query], expected, **SCORES)
-        assert list(found[query]) == list(best_first(found[query]))
-    assert found["q2"] == {}
+            assert_within_rounding(reranked[query], expected, **SCORES)
+        assert list(reranked[query]) == list(best_first(reranked[query]))
+    assert reranked["q2"] == {}
 
 
-def test_no_index_takes_the_place_of_a_folder_of_the_users(made, tmp_path):
+def test_no_index_takes_the_place_of_a_folder_of_the_users(indexes, tmp_path):
     (tmp_path / "thesis.tex").write_text("mine")
     (tmp_path / "settings.json").write_text("{}")
     with pytest.raises(FileExistsError, match=r"holds settings\.json"):
-        Store.build(kinds.exact(), made["dpr"][0], IDS, TEXTS, tmp_path)
+        Store.build(kinds.exact(), indexes["dpr"][0], IDS, TEXTS, tmp_path)
     bm25 = BM25({"d": "the sea"})
     with pytest.raises(FileExistsError, match=r"holds settings\.json"):
         bm25.save(tmp_path)
@@ -114,11 +114,11 @@ def test_queries_may_be_their_first_vectors(tiny_bert, tmp_path):
     """A slice of the encoder's output: its tensors do not lie in one piece."""
     paradigm = build("colbert", tiny_bert, query_vectors="first", vectors=3, dim=None, normalize=False)
     index = Index(Store.build(kinds.exact(), paradigm, IDS, TEXTS, tmp_path / "index"))
-    found = Indexed(index, paradigm).search(QUERIES, len(IDS))
-    same_run({query: Indexed(index, paradigm).rerank(QUERIES, found)[query] for query in found}, found)
+    run = Indexed(index, paradigm).search(QUERIES, len(IDS))
+    assert_same_run({query: Indexed(index, paradigm).rerank(QUERIES, run)[query] for query in run}, run)
     for query in ("q1", "q2"):
         expected = twin(paradigm, index, [id for id in IDS if id != "d1"], QUERIES[query])
-        assert_within_rounding(found[query], expected, **SCORES)
+        assert_within_rounding(run[query], expected, **SCORES)
 
 
 def test_ties_at_the_cut_go_to_the_smaller_id_whatever_the_blocks(tiny_bert, tmp_path, monkeypatch):
@@ -133,8 +133,8 @@ def test_ties_at_the_cut_go_to_the_smaller_id_whatever_the_blocks(tiny_bert, tmp
         assert list(index.search_tokens(paradigm.recipe, ones, 4)[0]) == ["00", "01", "02", "03"]
 
 
-def test_the_store_is_float16_memory_mapped_and_gives_the_encoded_tokens_back(made):
-    for paradigm, index in made.values():
+def test_the_store_is_float16_memory_mapped_and_gives_the_encoded_tokens_back(indexes):
+    for paradigm, index in indexes.values():
         opened = open_index(index.store.folder)
         vectors = opened.store.columns["vectors"]
         assert isinstance(vectors, np.memmap)
@@ -153,8 +153,8 @@ def test_the_store_is_float16_memory_mapped_and_gives_the_encoded_tokens_back(ma
         assert opened.store.bytes_per_document == size / len(IDS)
 
 
-def test_what_does_not_fit_the_store_is_named(made, tiny_bert):
-    dpr, colbert, xtr = (made[name] for name in ("dpr", "colbert", "xtr"))
+def test_what_does_not_fit_the_store_is_named(indexes, tiny_bert):
+    dpr, colbert, xtr = (indexes[name] for name in ("dpr", "colbert", "xtr"))
     pooled = xtr[0].with_alignment(PoolTopK(k=4))
     gather = Paradigm(replace(pooled.recipe, search="gather"), pooled.encoder)
     narrow = build("colbert", tiny_bert, dim=16)
@@ -165,7 +165,7 @@ def test_what_does_not_fit_the_store_is_named(made, tiny_bert):
         ),
         "query 'q99', which has no text": lambda: Indexed(*dpr[::-1]).rerank(QUERIES, {"q99": {"d1": 1.0}}),
         "32 dimensions of colbert, not of 16": lambda: Indexed(colbert[1], narrow).search(QUERIES),
-        "holds no ids of tokens, which coil reads": lambda: Indexed(colbert[1], made["coil"][0]).rerank(
+        "holds no ids of tokens, which coil reads": lambda: Indexed(colbert[1], indexes["coil"][0]).rerank(
             {}, {}
         ),
         "of xtr reads the whole pool": lambda: Indexed(xtr[1], gather).search(QUERIES),
@@ -174,8 +174,8 @@ def test_what_does_not_fit_the_store_is_named(made, tiny_bert):
             refused()
 
 
-def test_building_again_replaces_and_a_failure_keeps_what_was_there(made, tmp_path):
-    paradigm = made["colbert"][0]
+def test_building_again_replaces_and_a_failure_keeps_what_was_there(indexes, tmp_path):
+    paradigm = indexes["colbert"][0]
     Store.build(kinds.exact(), paradigm, ["a"], ["sea"], tmp_path / "index")
     with pytest.raises(TypeError):
         Store.build(kinds.exact(), paradigm, ["a", "b"], ["sea", None], tmp_path / "index")
@@ -198,22 +198,24 @@ def test_some_documents_of_an_index_are_an_index(tiny_bert, tmp_path, name, kind
     index = Index(Store.build(INDEXES[kind](), paradigm, IDS, TEXTS))
     chosen = ["d1", "d2", "d4", "d5", "d6"]
     places = [IDS.index(id) for id in chosen]
-    own = Index(Store.build(INDEXES[kind](), paradigm, chosen, [TEXTS[n] for n in places]))
-    whole, part = Indexed(index, paradigm).search(QUERIES), index.only(chosen)
+    rebuilt = Index(Store.build(INDEXES[kind](), paradigm, chosen, [TEXTS[n] for n in places]))
+    before, part = Indexed(index, paradigm).search(QUERIES), index.only(chosen)
     assert len(part) == 5
     if kind == "compressed":  # other centroids: the same documents are found, with the same codes of each
-        assert {id for found in Indexed(part, paradigm).search(QUERIES).values() for id in found} <= {*chosen}
+        assert {id for run in Indexed(part, paradigm).search(QUERIES).values() for id in run} <= {*chosen}
     else:
-        same_run(Indexed(part, paradigm).search(QUERIES, 3), Indexed(own, paradigm).search(QUERIES, 3))
-    assert Indexed(index, paradigm).search(QUERIES) == whole
+        assert_same_run(
+            Indexed(part, paradigm).search(QUERIES, 3), Indexed(rebuilt, paradigm).search(QUERIES, 3)
+        )
+    assert Indexed(index, paradigm).search(QUERIES) == before
     with pytest.raises(KeyError, match="d3"):
         Indexed(part, paradigm).rerank(QUERIES, {"q1": {"d3": 0.0}})
     with pytest.raises(KeyError, match="nowhere"):
         index.only(["nowhere"])
 
 
-def test_two_documents_of_one_id_are_damage(made, monkeypatch):
-    paradigm, index = made["colbert"]
+def test_two_documents_of_one_id_are_damage(indexes, monkeypatch):
+    paradigm, index = indexes["colbert"]
     retriever = Indexed(index, paradigm)
     monkeypatch.setattr(Store, "names", lambda self, rows: ["d0"] * len(rows))
     with pytest.raises(ValueError, match=r"documents\.jsonl.*two documents have one id"):

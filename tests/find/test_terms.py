@@ -18,7 +18,7 @@ from paradigms.find.postings import BLOCK
 from paradigms.recipe import Recipe
 from paradigms.retrieve import Indexed
 from paradigms.scoring.stored import score
-from tests.near import same_scores
+from tests.near import assert_same_scores
 
 RECIPE = Recipe("splade", EqualIds(), "one")
 TERMS = 60
@@ -55,10 +55,10 @@ def queries(count: int = 8) -> Tokens:
     return terms(count, 99, 9).map(lambda t: t.transpose(0, 1))
 
 
-def expected(index: Index, asked: Tokens, k: int) -> list[dict[str, float]]:
+def expected(index: Index, Q: Tokens, k: int) -> list[dict[str, float]]:
     """Rank every document with a rel other than 0, best first, equal scores by id."""
     ids = sorted(index.store.rows_by_id)
-    scores = score(RECIPE, index.store.tokens_of(ids), asked)
+    scores = score(RECIPE, index.store.tokens_of(ids), Q)
     rows = []
     for row in scores.tolist():
         rows.append(best_first({id: value for id, value in zip(ids, row, strict=True) if value > 0}, k))
@@ -66,7 +66,7 @@ def expected(index: Index, asked: Tokens, k: int) -> list[dict[str, float]]:
 
 
 def same(index: Index, k: int) -> None:
-    same_scores(index.search_tokens(RECIPE, queries(), k), expected(index, queries(), k))
+    assert_same_scores(index.search_tokens(RECIPE, queries(), k), expected(index, queries(), k))
 
 
 @pytest.mark.parametrize("bits", [8, 16])
@@ -78,7 +78,7 @@ def test_search_is_exact_over_blocks_and_changes(tmp_path: Path, bits: int, k: i
     same(index, k)
     best = next(iter(index.search_tokens(RECIPE, queries(), 1)[1]))
     index = Index(index.store.delete([best, "d7"]))
-    assert all(best not in found for found in index.search_tokens(RECIPE, queries(), 50))
+    assert all(best not in ranked for ranked in index.search_tokens(RECIPE, queries(), 50))
     same(index, k)
     index = Index(index.store.compact())
     same(index, k)
@@ -89,9 +89,9 @@ def test_search_is_exact_over_blocks_and_changes(tmp_path: Path, bits: int, k: i
 def test_8_bits_are_near_and_small(tmp_path: Path) -> None:
     tokens = terms(50, 3)
     index, exact = (build(tmp_path / str(bits), parts(tokens), bits=bits) for bits in (8, 16))
-    near, wanted = (of.store.tokens(range(50)).vectors for of in (index, exact))
-    assert ((near - wanted).abs() <= wanted / 32 + 2**-8).all()
-    assert torch.equal(wanted.sum(), tokens.vectors.half().float()[tokens.mask].sum())
+    rounded, weights = (of.store.tokens(range(50)).vectors for of in (index, exact))
+    assert ((rounded - weights).abs() <= weights / 32 + 2**-8).all()
+    assert torch.equal(weights.sum(), tokens.vectors.half().float()[tokens.mask].sum())
     saved = 50 * (exact.store.bytes_per_document - index.store.bytes_per_document)
     assert round(saved) == exact.store.manifest["tokens"]
 
@@ -101,11 +101,11 @@ def test_a_splade_is_built_searched_and_reranked(tiny_bert: Path, tmp_path: Path
     texts = {"a": "the fox in the sea", "b": "snow on the mountain", "c": ""}
     index = Index(Store.build(kinds.inverted(16), model, texts.keys(), texts.values()))
     exact = Index(Store.build(kinds.exact(), model, texts.keys(), texts.values()))
-    asked = {"q": "a fox", "none": ""}
-    run = Indexed(index, model).search(asked, 3)
+    texts_of_queries = {"q": "a fox", "none": ""}
+    run = Indexed(index, model).search(texts_of_queries, 3)
     assert run["none"] == {}
-    same_scores([run["q"]], [Indexed(exact, model).search(asked, 3)["q"]])
-    same_scores([Indexed(index, model).rerank(asked, {"q": run["q"]})["q"]], [run["q"]])
+    assert_same_scores([run["q"]], [Indexed(exact, model).search(texts_of_queries, 3)["q"]])
+    assert_same_scores([Indexed(index, model).rerank(texts_of_queries, {"q": run["q"]})["q"]], [run["q"]])
 
 
 def test_what_is_no_weight_of_a_term_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
@@ -119,15 +119,13 @@ def test_what_is_no_weight_of_a_term_is_refused(tiny_bert: Path, tmp_path: Path)
         with pytest.raises(ValueError, match=message):
             build(tmp_path / "index", parts(wrong), bits=bits)
     index = build(tmp_path / "index", parts(small))
-    asked = queries()
+    Q = queries()
     with pytest.raises(ValueError, match="scores equal ids with Z = 1"):
-        index.search_tokens(Recipe("colbert", QueryToDocument(), "one"), asked)
+        index.search_tokens(Recipe("colbert", QueryToDocument(), "one"), Q)
     with pytest.raises(ValueError, match="a weight below 0"):
-        index.search_tokens(RECIPE, Tokens(-asked.vectors, asked.mask, asked.ids))
+        index.search_tokens(RECIPE, Tokens(-Q.vectors, Q.mask, Q.ids))
     with pytest.raises(ValueError, match="weighs terms of queries by salience"):
-        index.search_tokens(
-            RECIPE, Tokens(asked.vectors, asked.mask, asked.ids, torch.ones(asked.mask.shape))
-        )
+        index.search_tokens(RECIPE, Tokens(Q.vectors, Q.mask, Q.ids, torch.ones(Q.mask.shape)))
 
 
 @pytest.mark.parametrize("bits", [8, 16])

@@ -16,7 +16,7 @@ from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.seal import first_step
 from paradigms.train.generative import fit_pairs
 from paradigms.train.loop import TrainingSettings
-from tests.near import assert_same, assert_within_rounding, same_run
+from tests.near import assert_same, assert_same_run, assert_within_rounding
 
 TITLES = ["house", "dark house", "lazy dog", "green apple tree"]
 CORPUS = Corpus(
@@ -37,7 +37,7 @@ def test_search_and_rerank_give_the_same_scores_over_every_base(base: str, bases
     """The decoder goes step by step in one and all at once in the other."""
     retriever = GenerativeRetriever(genre(base, bases, beams=10).double())
     pool = {query: dict.fromkeys(CORPUS.ids, 0.0) for query in QUERIES}
-    same_run(retriever.search(QUERIES, 4), retriever.rerank(QUERIES, pool))
+    assert_same_run(retriever.search(QUERIES, 4), retriever.rerank(QUERIES, pool))
 
 
 def test_a_decoder_over_an_encoder_writes_tokens_of_identifiers_alone(bases: dict[str, Path]) -> None:

@@ -27,7 +27,7 @@ from paradigms.generative.seal import query_grams
 from tests.generative.test_beam import slow_search, valid
 from tests.generative.test_seal import occurrences, slow_seal
 from tests.generative.test_sets import random_sets, set_rel
-from tests.near import assert_same, same_run
+from tests.near import assert_same, assert_same_run
 from tests.tiny_generative import Sequences, generative, log_p, named, texts
 
 QUERIES = {"q1": "the lazy dog", "q2": "a king lived near that river, so they say", "q0": "", "q3": "corn"}
@@ -67,10 +67,10 @@ def test_with_beams_for_all_names_search_ranks_all_documents_by_the_models_score
         expected[query] = ranked(scores)
     for hypotheses in (1, 25):  # queries alone, in twos
         monkeypatch.setattr(module, "HYPOTHESES", {"cpu": hypotheses})
-        same_run(GenerativeRetriever(model).search(queries, progress=hypotheses == 1), expected)
+        assert_same_run(GenerativeRetriever(model).search(queries, progress=hypotheses == 1), expected)
     first = {query: dict(list(scores.items())[:3]) for query, scores in expected.items()}
-    same_run(GenerativeRetriever(model).search(queries, 3), first)
-    same_run(GenerativeRetriever(model).rerank(queries, expected), expected)
+    assert_same_run(GenerativeRetriever(model).search(queries, 3), first)
+    assert_same_run(GenerativeRetriever(model).rerank(queries, expected), expected)
 
 
 def test_atomic_identifiers_are_single_vector_dense_retrieval(seq2seq):
@@ -146,9 +146,9 @@ def test_search_by_ngrams_is_the_slow_search_and_the_slow_score(seq2seq):
     assert all(without)
     assert without != [{int(d[1:]): s for d, s in of.items()} for of in expected.values()]
     retriever = GenerativeRetriever(model)
-    same_run(retriever.search(QUERIES), expected)
+    assert_same_run(retriever.search(QUERIES), expected)
     assert all("d1" not in scores for scores in expected.values()), "the empty document has no n-gram"
-    same_run(retriever.search(QUERIES, 1), {q: dict([*s.items()][:1]) for q, s in expected.items()})
+    assert_same_run(retriever.search(QUERIES, 1), {q: dict([*s.items()][:1]) for q, s in expected.items()})
 
 
 def test_a_querys_ngram_in_clusters_is_that_of_an_occurrence(seq2seq):
@@ -180,7 +180,7 @@ def test_rerank_gives_the_pool_rel_under_the_models_scorer(seq2seq, monkeypatch,
             q: ranked({d: log_p(model, QUERIES[q], [*NAMES[int(d[1:])], END], scorer) for d in pool})
             for q, pool in POOL.items()
         }
-        same_run(run, expected)
+        assert_same_run(run, expected)
     assert GenerativeRetriever(model).rerank(QUERIES, POOL) == runs[scorers.index("logit")]
 
 
@@ -239,7 +239,7 @@ def test_documents_are_added_without_training(kind, seq2seq):
     added.check_corpus(corpus.ids)
     assert added.identifiers.digest == built.identifiers.digest
     assert small.identifiers.documents == old.ids
-    same_run(GenerativeRetriever(added).search(QUERIES), GenerativeRetriever(built).search(QUERIES))
+    assert_same_run(GenerativeRetriever(added).search(QUERIES), GenerativeRetriever(built).search(QUERIES))
     with pytest.raises(ValueError, match="document ids must differ"):
         added.add(new)
     with pytest.raises(ValueError, match="atomic identifiers"):

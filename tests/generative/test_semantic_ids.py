@@ -15,7 +15,7 @@ from paradigms.generative.identifiers import END, Identifiers
 from paradigms.generative.outputs import Outputs
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.ripor import residual, ripor
-from tests.near import assert_same, same_run
+from tests.near import assert_same, assert_same_run
 
 
 def names(n: int) -> list[str]:
@@ -124,6 +124,6 @@ def test_residual_codes_begin_with_their_centroids(seq2seq: dict[str, Path], tin
     queries = {"q": "the red dog"}
     searched = GenerativeRetriever(model).search(queries)
     pool = {"q": dict.fromkeys(corpus.ids, 0.0)}
-    same_run(searched, GenerativeRetriever(model).rerank(queries, pool))
+    assert_same_run(searched, GenerativeRetriever(model).rerank(queries, pool))
     with pytest.raises(ValueError, match="PAWA replaces the output vectors"):
         ripor(tiny_bert, corpus, pawa_rank=2)

@@ -11,7 +11,7 @@ from paradigms.generative.model import Generative
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.ripor import pag
 from paradigms.generative.sets import TokenSets, token_sets
-from tests.near import assert_same, assert_within_rounding, same_run
+from tests.near import assert_same, assert_same_run, assert_within_rounding
 from tests.tiny import TERMS, WORDS
 from tests.tiny_generative import generative, named
 
@@ -84,7 +84,7 @@ def test_planning_models_are_saved_and_explain_both_parts(seq2seq, tiny_bert, tm
     model.save_pretrained(tmp_path / "model")
     loaded = Generative.from_pretrained(tmp_path / "model").eval()
     queries = {"q": " ".join(WORDS.split()[5:8])}
-    same_run(GenerativeRetriever(loaded).search(queries), GenerativeRetriever(model).search(queries))
+    assert_same_run(GenerativeRetriever(loaded).search(queries), GenerativeRetriever(model).search(queries))
     model = model.double()
     (shown,) = GenerativeRetriever(model).explain(queries["q"], "d1")
     pool = {"q": {"d1": 0.0}}

@@ -20,7 +20,7 @@ from paradigms.train.losses import Distillation, LossSettings
 from paradigms.train.negatives import ScorePairs
 from tests import launch
 from tests.experiments.scripts import SMALL, run
-from tests.near import assert_same, same_scores
+from tests.near import assert_same, assert_same_scores
 from tests.tiny import WORDS, write_collection
 from tests.train.test_loop import Interrupted, interrupted_after
 
@@ -240,4 +240,4 @@ def test_the_scripts_train_it_over_a_small_t5_and_rerank_with_it(collection: Pat
     )
     reranked = read_run(tmp_path / "reranked" / "reranked.run")
     expected = GenerativeRetriever(model).rerank({"q6": SPLIT.queries["q6"]}, {"q6": {"d6": 2.0, "d1": 1.0}})
-    same_scores([reranked["q6"]], [expected["q6"]])
+    assert_same_scores([reranked["q6"]], [expected["q6"]])

@@ -10,7 +10,7 @@ from paradigms import Paradigm
 from paradigms.data import Corpus
 from paradigms.find import Index, Store, kinds
 from paradigms.retrieve import Indexed
-from tests.near import same_run
+from tests.near import assert_same_run
 from tests.tiny import built
 
 TEXTS = {
@@ -37,8 +37,8 @@ def test_search_and_rerank_are_those_of_the_index(model: Paradigm, tmp_path: Pat
         Indexed.build(model, Corpus(list(TEXTS), list(TEXTS.values()))),
         Indexed.open(tmp_path / "index", model),
     ):
-        same_run(retriever.search(QUERIES, 2), run)
-        same_run(retriever.rerank(QUERIES, run), run)
+        assert_same_run(retriever.search(QUERIES, 2), run)
+        assert_same_run(retriever.rerank(QUERIES, run), run)
         assert retriever.size_in_bytes() == stored.index.store.bytes_per_document * len(TEXTS)
 
 

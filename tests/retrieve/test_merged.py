@@ -9,7 +9,7 @@ from paradigms import Paradigm
 from paradigms.data import Corpus
 from paradigms.find import INDEXES
 from paradigms.retrieve import Indexed, Merged
-from tests.near import same_run
+from tests.near import assert_same_run
 from tests.tiny import WORDS, built
 
 TEXTS = {f"d{n:02}": " ".join(WORDS.split()[(7 * n + w) % 200] for w in range(n % 6)) for n in range(40)}
@@ -43,12 +43,12 @@ def test_indexes_search_and_rerank_as_one(tiny_bert, name, kind):
     one, several = parts(model(name, tiny_bert), kind)
     for k in (1, 4, 100):
         found = several.search(QUERIES, k)
-        same_run(found, one.search(QUERIES, k))
+        assert_same_run(found, one.search(QUERIES, k))
     assert found["none"] == {}
     pool = {query: dict.fromkeys(list(TEXTS)[n + 4 :: 3], 0.0) for n, query in enumerate(QUERIES)}
-    same_run(several.rerank(QUERIES, pool), one.rerank(QUERIES, pool))
+    assert_same_run(several.rerank(QUERIES, pool), one.rerank(QUERIES, pool))
     some = [id for id in TEXTS if id != "d03"][::2]
-    same_run(several.only(some).search(QUERIES, 5), one.only(some).search(QUERIES, 5))
+    assert_same_run(several.only(some).search(QUERIES, 5), one.only(some).search(QUERIES, 5))
     explained, expected = (r.explain(QUERIES["a"], "d02", ["d05"])[0] for r in (several, one))
     assert explained.rel == pytest.approx(expected.rel)
 
@@ -59,7 +59,7 @@ def test_each_index_imputes_from_its_own_tokens(tiny_bert):
     found = several.search(QUERIES, 100)
     for part in several.parts:
         for query, scores in part.search(QUERIES, 100).items():
-            same_run({query: {id: found[query][id] for id in scores}}, {query: scores})
+            assert_same_run({query: {id: found[query][id] for id in scores}}, {query: scores})
     assert found["a"].keys() >= one.search(QUERIES, 100)["a"].keys()
 
 
@@ -69,7 +69,7 @@ def test_folders_are_opened_and_divided(tiny_bert, tmp_path):
     for n, folder in enumerate(folders):
         Indexed.build(paradigm, dict(list(TEXTS.items())[n::3]), folder)
     several = Merged.open(folders, paradigm, Corpus.of(TEXTS))
-    same_run(several.search(QUERIES, 5), Indexed.build(paradigm, TEXTS).search(QUERIES, 5))
+    assert_same_run(several.search(QUERIES, 5), Indexed.build(paradigm, TEXTS).search(QUERIES, 5))
     halves = [several.part(n, 2) for n in range(2)]
     assert [len(half.parts) for half in halves if half] == [2, 1]
     assert several.part(0, 4) is None

@@ -17,7 +17,7 @@ from paradigms.serve.systems import ServedSystem, View
 from paradigms.statistics import STATISTICS, Statistics
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
-from tests.near import SCORES, assert_same, assert_within_rounding, same_run
+from tests.near import SCORES, assert_same, assert_same_run, assert_within_rounding
 from tests.saving.test_read import scores_of, write_dense
 from tests.tiny import WIDTH, write_checkpoint, write_headed
 
@@ -89,10 +89,10 @@ def test_it_is_indexed_searched_explained_and_saved(tmp_path, make, similarity):
         # float16 or 8 bits of a store
         assert list(run[query].values()) == pytest.approx(list(scores.values()), rel=0.05, abs=2e-3)
     ours.save_pretrained(tmp_path / "saved")
-    same_run(Indexed.open(folder, paradigms.load(tmp_path / "saved")).search(queries, 4), run)
+    assert_same_run(Indexed.open(folder, paradigms.load(tmp_path / "saved")).search(queries, 4), run)
     theirs.save_pretrained(str(tmp_path / "theirs"), create_model_card=False)
     direct = paradigms.load(tmp_path / "theirs", layout="library")
-    same_run(Indexed.open(folder, direct).search(queries, 4), run)
+    assert_same_run(Indexed.open(folder, direct).search(queries, 4), run)
     reranked = Reranking(direct, Corpus.of(texts)).rerank(queries, run)
     assert {query: set(scores) for query, scores in reranked.items()} == {q: set(run[q]) for q in run}
     best = next(iter(run["q"]))

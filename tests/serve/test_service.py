@@ -20,7 +20,7 @@ from paradigms.evaluate.measures import on_split
 from paradigms.retrieve import Indexed, Passages, Reranking
 from paradigms.serve.together import Together
 from tests.browser import until
-from tests.near import assert_within_rounding, same_scores
+from tests.near import assert_same_scores, assert_within_rounding
 from tests.serve.served import CORPUS, JUDGED, NAMES, QUERY, SLASH, needed, serving, texts
 from tests.tiny import WORDS
 
@@ -74,12 +74,12 @@ def test_search_and_rerank_are_those_of_the_retrievers(port, retrievers):
         for query in body["queries"]:
             rows = answer["systems"][name]["run"][query]
             assert [id for id, _ in rows] == list(expected[query])
-            same_scores([dict(map(tuple, rows))], [expected[query]])
+            assert_same_scores([dict(map(tuple, rows))], [expected[query]])
     run = {"q": ["7", "40", SLASH]}
     answer = run_of(answer_to(port, "/rerank", QUERIES | {"run": run}))
     for name, retriever in retrievers.items():
         expected = retriever.rerank({"q": QUERY}, {"q": dict.fromkeys(run["q"], 0.0)})
-        same_scores([answer[name]], expected.values())
+        assert_same_scores([answer[name]], expected.values())
 
 
 def test_another_alignment_ranks_what_was_found(port, retrievers):
@@ -99,7 +99,7 @@ def test_another_alignment_ranks_what_was_found(port, retrievers):
             other = Reranking(retriever.model.with_alignment(TopK(3), "total"), CORPUS)
         else:
             other = Indexed(retriever.index, retriever.model.with_alignment(TopK(3), "total"), CORPUS)
-        same_scores([answer[name]], other.rerank({"q": QUERY}, run).values())
+        assert_same_scores([answer[name]], other.rerank({"q": QUERY}, run).values())
     assert answer["bm25"] == retrievers["bm25"].search({"q": QUERY}, 100)["q"]
     plain = QUERIES | {"k": 100}
     without = run_of(answer_to(port, "/search", plain | {"salience": False}))

@@ -16,12 +16,12 @@ H, LENGTHS = 16, (3, 1, 5, 2)
 RECIPE = Recipe("theirs", QueryToDocument(), "one")
 
 
-def drawn(lengths: tuple[int, ...], seed: int) -> list[np.ndarray]:
+def random_vectors(lengths: tuple[int, ...], seed: int) -> list[np.ndarray]:
     generator = np.random.default_rng(seed)
     return [generator.standard_normal((length, H)).astype(np.float16) for length in lengths]
 
 
-D, Q = drawn(LENGTHS, 0), drawn((2, 4), 1)
+D, Q = random_vectors(LENGTHS, 0), random_vectors((2, 4), 1)
 IDS = [f"d{n}" for n in range(len(D))]
 LISTS = [[row.tolist() for row in text] for text in D]
 FIXED = pa.array(LISTS, pa.list_(pa.list_(pa.float32(), H)))
@@ -47,8 +47,8 @@ def test_search_is_exact_maxsim():
     store = Store.build_from(kinds.exact(), parts(IDS, FORMS["arrow"]), paradigm="theirs", dim=H)
     ranked = Index(store).search_tokens(RECIPE, as_tokens(Q, "query"), len(D))
     for query, scores in zip(Q, ranked, strict=True):
-        wanted = [float((d.astype(np.float64) @ query.T.astype(np.float64)).max(0).sum()) for d in D]
-        assert_within_rounding([scores[id] for id in IDS], wanted, torch.float32, H + len(query))
+        expected = [float((d.astype(np.float64) @ query.T.astype(np.float64)).max(0).sum()) for d in D]
+        assert_within_rounding([scores[id] for id in IDS], expected, torch.float32, H + len(query))
     top = Index(store).rerank_tokens([Recipe("t", TopK(k=2), "total")], as_tokens(Q[:1], "query"), [IDS])
     assert list(top[0][0]) != list(ranked[0])
 
@@ -67,8 +67,8 @@ def test_one_vector_a_text_and_terms():
     square = Dataset.from_dict({"x": vectors.reshape(1, 5, H)}, Features({"x": Array2D((5, H), "float64")}))
     assert_same(as_tokens(square.data["x"]).vectors[0, 0], vectors)
     weights, ids = [[1.0, 0.5], [2.0]], [[7, 9], [9]]
-    for made in (lambda x: x, pa.array):
-        terms = {"vectors": made(weights), "token_ids": made(ids)}
+    for form_of in (lambda x: x, pa.array):
+        terms = {"vectors": form_of(weights), "token_ids": form_of(ids)}
         build = {"paradigm": "theirs", "dim": 1, "fields": ("vectors", "ids")}
         store = Store.build_from(kinds.inverted(16), parts(["a", "b"], **terms), **build)
         queries = as_tokens([[3.0]], "query", ids=[[9]])
@@ -80,13 +80,13 @@ def test_one_vector_a_text_and_terms():
 def test_arrow_out_and_in_again(tmp_path):
     salience = [np.full(length, 0.5, np.float32) for length in LENGTHS]
     token_ids = [np.arange(length) for length in LENGTHS]
-    whole = parts(pa.array(IDS), D, token_ids=token_ids, salience=salience)
-    how = {"paradigm": "theirs", "dim": H, "fields": ("vectors", "ids", "salience")}
-    store = Store.build_from(kinds.exact(), whole, tmp_path / "index", **how).delete(["d1"])
+    documents = parts(pa.array(IDS), D, token_ids=token_ids, salience=salience)
+    common = {"paradigm": "theirs", "dim": H, "fields": ("vectors", "ids", "salience")}
+    store = Store.build_from(kinds.exact(), documents, tmp_path / "index", **common).delete(["d1"])
     table = to_arrow(store)
     assert table["id"].to_pylist() == ["d0", "d2", "d3"]
     again = parts(table["id"], table["vectors"], token_ids=table["ids"], salience=table["salience"])
-    copy = Store.build_from(kinds.exact(), again, **how)
+    copy = Store.build_from(kinds.exact(), again, **common)
     for name in ("vectors", "mask", "ids", "salience"):
         ids = ["d3", "d0"]
         assert getattr(copy.tokens_of(ids), name).equal(getattr(store.tokens_of(ids), name)), name

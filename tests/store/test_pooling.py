@@ -27,7 +27,7 @@ from tests.tiny import built as tiny_model
 RECIPE = Recipe("colbert", QueryToDocument(), "query_tokens")
 
 
-def some(seed: int, lengths: list[int], salience: bool = False) -> Tokens:
+def random_tokens(seed: int, lengths: list[int], salience: bool = False) -> Tokens:
     random = torch.Generator().manual_seed(seed)
     mask = torch.arange(max(lengths))[None, None] < torch.tensor(lengths)[None, :, None]
     u = torch.rand(mask.shape, generator=random) if salience else None
@@ -35,15 +35,15 @@ def some(seed: int, lengths: list[int], salience: bool = False) -> Tokens:
 
 
 def test_runs_of_tokens_become_their_means() -> None:
-    tokens = some(0, [7, 1, 0, 4], salience=True)
-    found = pooled(tokens, 3, "sequential")
+    tokens = random_tokens(0, [7, 1, 0, 4], salience=True)
+    means = pooled(tokens, 3, "sequential")
     assert tokens.salience is not None
-    assert found.salience is not None
-    assert found.mask[0].sum(-1).tolist() == [3, 1, 0, 2]
+    assert means.salience is not None
+    assert means.mask[0].sum(-1).tolist() == [3, 1, 0, 2]
     for n, length in enumerate([7, 1, 0, 4]):
         for c, first in enumerate(range(0, length, 3)):
             run = slice(first, min(first + 3, length))
-            for mine, of in ((found.vectors, tokens.vectors), (found.salience, tokens.salience)):
+            for mine, of in ((means.vectors, tokens.vectors), (means.salience, tokens.salience)):
                 assert_within_rounding(mine[0, n, c], of[0, n, run].mean(0), torch.float32, 3, scale=3)
 
 
@@ -52,8 +52,8 @@ def test_ward_pools_what_is_alike_whatever_its_place_and_length() -> None:
     directions, order = torch.eye(6)[:4], torch.tensor([2, 0, 3, 1, 2, 3, 0, 1])
     lengths = torch.tensor([1.0, 2, 3, 1, 3, 1, 4, 5])
     tokens = Tokens((directions[order] * lengths[:, None])[None, None], torch.ones(1, 1, 8, dtype=torch.bool))
-    found = pooled(tokens, 2, "ward").vectors[0, 0]
-    assert torch.equal(found, directions[[2, 0, 3, 1]] * torch.tensor([2.0, 3, 2, 3])[:, None])
+    means = pooled(tokens, 2, "ward").vectors[0, 0]
+    assert torch.equal(means, directions[[2, 0, 3, 1]] * torch.tensor([2.0, 3, 2, 3])[:, None])
     assert torch.equal(pooled(tokens, 1, "ward").vectors, tokens.vectors)
 
 
@@ -62,21 +62,21 @@ def test_every_index_is_built_pooled(tiny_bert: Path, kind: str) -> None:
     """Built, made of another index, and added to: the same tokens."""
     torch.manual_seed(0)
     paradigm = PARADIGMS["colbert"](tiny_bert, document_length=32)
-    made_as = INDEXES[kind](**({"lists": 4} if kind == "compressed" else {}))
+    index_kind = INDEXES[kind](**({"lists": 4} if kind == "compressed" else {}))
     options: dict[str, Any] = {"pool": 2, "pooling": "sequential"}
-    whole = Store.build(kinds.exact(), paradigm, IDS, TEXTS)
-    built = Store.build(made_as, paradigm, IDS, TEXTS, **options)
-    made = whole.copy(made_as, **options)
-    lengths = np.diff(whole.offsets)
-    assert np.diff(built.offsets).tolist() == np.diff(made.offsets).tolist() == (-(-lengths // 2)).tolist()
-    same = pooled(whole.tokens_of(IDS), 2, "sequential")
-    near = 100 if kind == "compressed" else 2  # codes of 4 bits; float16 rounded twice
-    for store in (built, made):
-        found = store.tokens_of(IDS)
-        assert_within_rounding(found.vectors[found.mask], same.vectors[same.mask], torch.float16, near, 1)
+    unpooled = Store.build(kinds.exact(), paradigm, IDS, TEXTS)
+    built = Store.build(index_kind, paradigm, IDS, TEXTS, **options)
+    copied = unpooled.copy(index_kind, **options)
+    lengths = np.diff(unpooled.offsets)
+    assert np.diff(built.offsets).tolist() == np.diff(copied.offsets).tolist() == (-(-lengths // 2)).tolist()
+    means = pooled(unpooled.tokens_of(IDS), 2, "sequential")
+    ulps = 100 if kind == "compressed" else 2  # codes of 4 bits; float16 rounded twice
+    for store in (built, copied):
+        stored = store.tokens_of(IDS)
+        assert_within_rounding(stored.vectors[stored.mask], means.vectors[means.mask], torch.float16, ulps, 1)
     built = built.delete(["d0"])
     built = built.add(paradigm, ["d0"], TEXTS[:1])
-    assert built.tokens_of(["d0"]).mask.sum() == same.mask[0, 0].sum()
+    assert built.tokens_of(["d0"]).mask.sum() == means.mask[0, 0].sum()
 
 
 def test_what_cannot_be_pooled_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
@@ -95,32 +95,32 @@ def test_what_cannot_be_pooled_is_refused(tiny_bert: Path, tmp_path: Path) -> No
 
 def test_directed_distances_are_those_of_scipy() -> None:
     lengths = [5, 1, 0, 8]
-    D, E = some(1, lengths), some(2, [3, 2, 0, 6])
-    found = directed_distances(D, E)
+    D, E = random_tokens(1, lengths), random_tokens(2, [3, 2, 0, 6])
+    distances = directed_distances(D, E)
     for n in (0, 1, 3):
         d, e = (t.vectors[0, n][t.mask[0, n]].numpy() for t in (D, E))
-        wanted = [directed_hausdorff(d, e)[0], directed_hausdorff(e, d)[0]]
-        assert_within_rounding(found[n], wanted, torch.float32, 6)
-    assert not found[2].any()
+        expected = [directed_hausdorff(d, e)[0], directed_hausdorff(e, d)[0]]
+        assert_within_rounding(distances[n], expected, torch.float32, 6)
+    assert not distances[2].any()
 
 
 @given(st.integers(0, 10**6), st.integers(1, 5), st.sampled_from(["ward", "sequential", "pruned", "rounded"]))
-def test_the_error_of_a_maximum_is_bounded(seed: int, pool: int, how: str) -> None:
+def test_the_error_of_a_maximum_is_bounded(seed: int, pool: int, way: str) -> None:
     """|maxᵢ dᵢᵀq − maxᵢ′ d′ᵢ′ᵀq| ≤ the directed distances, for unit q; pooled maxima are never larger."""
-    D = some(seed, [9, 4, 1])
-    if how == "pruned":
+    D = random_tokens(seed, [9, 4, 1])
+    if way == "pruned":
         E = TokenReduction(keep=1 / pool)(D)
-    elif how == "rounded":
+    elif way == "rounded":
         E = Tokens((D.vectors * pool).round() / pool, D.mask)
     else:
-        E = pooled(D, pool, how)
-    q = some(seed + 1, [50]).vectors[0, 0]
+        E = pooled(D, pool, way)
+    q = random_tokens(seed + 1, [50]).vectors[0, 0]
     q = q / q.norm(dim=-1, keepdim=True)
     best = [(t.vectors[0] @ q.T).masked_fill(~t.mask[0][..., None], -torch.inf).amax(1) for t in (D, E)]
     above, below = directed_distances(D, E).T
     assert (best[0] - best[1] <= above[:, None] + 1e-5).all()
     assert (best[1] - best[0] <= below[:, None] + 1e-5).all()
-    if how != "rounded":
+    if way != "rounded":
         assert (best[1] <= best[0] + 1e-5).all()
 
 
@@ -137,17 +137,17 @@ def test_a_certified_top_ten_is_that_of_the_whole_index(
     tmp_path: Path, kind: Kind, options: dict[str, Any]
 ) -> None:
     """No certificate is wrong at any k; float16 against itself certifies every query."""
-    whole = Store.build_from(kinds.exact(), documents(0, 80), paradigm="colbert", dim=DIM)
-    store = whole.copy(kind, tmp_path / "index", **options)
+    exact = Store.build_from(kinds.exact(), documents(0, 80), paradigm="colbert", dim=DIM)
+    store = exact.copy(kind, tmp_path / "index", **options)
     with pytest.raises(ValueError, match="has no errors: call certify"):
         Index(store).certified(RECIPE, queries())
-    index = Index(store.certify(whole))
+    index = Index(store.certify(exact))
     sure = 0
     for k in (1, 2, 5, 10, 79, 80):
-        wanted = Index(whole).search_tokens(RECIPE, queries(), k)
-        for (found, certified), best in zip(index.certified(RECIPE, queries(), k), wanted, strict=True):
-            assert len(found) == k
-            assert not certified or found.keys() == best.keys()
+        expected = Index(exact).search_tokens(RECIPE, queries(), k)
+        for (scores, certified), best in zip(index.certified(RECIPE, queries(), k), expected, strict=True):
+            assert len(scores) == k
+            assert not certified or scores.keys() == best.keys()
             assert certified or k < 80
             sure += certified
     assert sure == 36 if kind.name == "exact" and not options else sure >= 6

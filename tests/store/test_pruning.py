@@ -48,8 +48,8 @@ def by_hand(tokens: Tokens, ratio: float) -> Tokens:
     for x, n in np.ndindex(*mask.shape[:2]):
         real = tokens.mask[x, n].nonzero()[:, 0].tolist()
         u = tokens.salience[x, n].tolist()
-        kept = sorted(real, key=lambda place: (-u[place], place))[: math.ceil(ratio * len(real) - 1e-9)]
-        mask[x, n, kept] = True
+        salient = sorted(real, key=lambda place: (-u[place], place))[: math.ceil(ratio * len(real) - 1e-9)]
+        mask[x, n, salient] = True
     return replace(tokens, mask=mask)
 
 
@@ -70,22 +70,22 @@ def test_the_most_salient_tokens_are_kept_in_the_order_of_the_text(ratio, salien
     """Without salience, these are the first tokens."""
     tokens = random_tokens(0) if salient else replace(random_tokens(0), salience=None)
     equal = replace(tokens, salience=torch.ones(tokens.mask.shape))
-    kept, expected = most_salient(tokens, ratio), by_hand(tokens if salient else equal, ratio)
-    assert torch.equal(kept.mask.sum(-1), expected.mask.sum(-1))
-    assert salient or kept.salience is None
+    pruned, expected = most_salient(tokens, ratio), by_hand(tokens if salient else equal, ratio)
+    assert torch.equal(pruned.mask.sum(-1), expected.mask.sum(-1))
+    assert salient or pruned.salience is None
     for name in ("vectors", "ids", "salience") if salient else ("vectors", "ids"):
-        assert torch.equal(getattr(kept, name)[kept.mask], getattr(tokens, name)[expected.mask])
+        assert torch.equal(getattr(pruned, name)[pruned.mask], getattr(tokens, name)[expected.mask])
     if ratio < 1:  # and no place is left that no text needs
-        assert kept.mask.shape[-1] == int(kept.mask.sum(-1).max())
+        assert pruned.mask.shape[-1] == int(pruned.mask.sum(-1).max())
 
 
 def test_parts_of_different_kinds_are_not_cut_off(tiny_bert):
     tokens = replace(random_tokens(1), salience=None)
     single = replace(tokens, vectors=tokens.vectors[..., :1])
-    whole = [built(name, tiny_bert).encode_documents(TEXTS) for name in ("bge_m3", "coil")]
+    joined = [built(name, tiny_bert).encode_documents(TEXTS) for name in ("bge_m3", "coil")]
     for given, message in (
         (single, "single weights"),
-        *((one, "vectors of the whole text") for one in whole),
+        *((tokens_of_both, "vectors of the whole text") for tokens_of_both in joined),
     ):
         with pytest.raises(ValueError, match=message):
             most_salient(given, 0.4)
@@ -101,31 +101,31 @@ def test_search_over_what_is_kept_is_rel_over_what_is_kept(
 ):
     """Vectors are those of the whole text; Z = Σ A and top-p's length are those of the kept tokens."""
     paradigm = build(tiny_bert, align)
-    whole = Store.build(kinds.exact(), paradigm, IDS, TEXTS)
-    pruned = whole.copy(kinds.exact(), keep=document_keep)
-    found = Indexed(Index(pruned), paradigm, keep=query_keep).search(QUERIES, 4)
-    documents = by_hand(whole.tokens_of(WITH_TOKENS), document_keep)
+    full = Store.build(kinds.exact(), paradigm, IDS, TEXTS)
+    pruned = full.copy(kinds.exact(), keep=document_keep)
+    run = Indexed(Index(pruned), paradigm, keep=query_keep).search(QUERIES, 4)
+    documents = by_hand(full.tokens_of(WITH_TOKENS), document_keep)
     for query, text in QUERIES.items():
         scores = paradigm.score(documents, by_hand(paradigm.encode_queries([text]), query_keep))[0]
         expected = dict(zip(WITH_TOKENS, scores.tolist(), strict=True)) if text else {}
-        assert_within_rounding(found[query], expected, **SCORES)
-    assert found["q1"] != pytest.approx(Indexed(Index(whole), paradigm).search(QUERIES, 4)["q1"], abs=1e-3)
+        assert_within_rounding(run[query], expected, **SCORES)
+    assert run["q1"] != pytest.approx(Indexed(Index(full), paradigm).search(QUERIES, 4)["q1"], abs=1e-3)
 
 
 def test_building_pruned_is_pruning_what_was_built(tiny_bert, tmp_path):
     paradigm = build(tiny_bert)
-    whole = Store.build(kinds.exact(), paradigm, IDS, TEXTS, tmp_path / "all", batch_size=2)
+    full = Store.build(kinds.exact(), paradigm, IDS, TEXTS, tmp_path / "all", batch_size=2)
     built = Store.build(kinds.exact(), paradigm, IDS, TEXTS, tmp_path / "built", keep=0.4, batch_size=2)
-    pruned = whole.copy(kinds.exact(), tmp_path / "pruned", keep=0.4)
+    pruned = full.copy(kinds.exact(), tmp_path / "pruned", keep=0.4)
     names = sorted(file.name for file in built.folder.iterdir())
     assert names == sorted(file.name for file in pruned.folder.iterdir())
     for name in names:
         assert (built.folder / name).read_bytes() == (pruned.folder / name).read_bytes(), name
-    lengths = np.diff(whole.offsets)
+    lengths = np.diff(full.offsets)
     assert np.diff(pruned.offsets).tolist() == [math.ceil(0.4 * int(n) - 1e-9) for n in lengths]
-    same = whole.copy(kinds.exact(), tmp_path / "same", keep=1.0)
-    assert (same.folder / "vectors.bin").read_bytes() == (whole.folder / "vectors.bin").read_bytes()
-    assert pruned.bytes_per_document < 0.6 * whole.bytes_per_document
+    same = full.copy(kinds.exact(), tmp_path / "same", keep=1.0)
+    assert (same.folder / "vectors.bin").read_bytes() == (full.folder / "vectors.bin").read_bytes()
+    assert pruned.bytes_per_document < 0.6 * full.bytes_per_document
     assert (
         pruned.copy(kinds.exact(), tmp_path / "again", keep=0.5).bytes_per_document
         < pruned.bytes_per_document

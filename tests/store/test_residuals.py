@@ -42,11 +42,11 @@ def squared_error(step: float, bits: int) -> float:
 
 @pytest.mark.parametrize("bits", BITS)
 def test_steps_have_the_least_squared_error_on_a_normal_distribution(bits):
-    near = STEPS[bits]
+    step = STEPS[bits]
     best = minimize_scalar(
-        squared_error, bounds=(near / 2, 2 * near), args=(bits,), method="bounded", options={"xatol": 1e-6}
+        squared_error, bounds=(step / 2, 2 * step), args=(bits,), method="bounded", options={"xatol": 1e-6}
     )
-    assert abs(near - best.x) <= 6e-5  # four decimals, and the accuracy of the minimisation
+    assert abs(step - best.x) <= 6e-5  # four decimals, and the accuracy of the minimisation
 
 
 @pytest.mark.parametrize("width", [1, 3, 8, 32, 48, 100])
@@ -109,9 +109,9 @@ def test_near_cells_have_the_nearest_centroid_of_nearly_every_token(monkeypatch)
     codec = Codec.fit(vectors, 1024, 4, seed=0)
     assert len(codec.cells) == 33
     assert codec.cells[-1] == len(codec.packed) == 1024
-    near = square(codec, codec.nearest(vectors))
+    two_levels = square(codec, codec.nearest(vectors))
     monkeypatch.setattr(residuals, "CELLS", 32)
     exact = square(codec, codec.nearest(vectors))
-    assert float((near <= 1.01 * exact).float().mean()) > 0.99
-    assert float(near.mean()) < 1.001 * float(exact.mean())
+    assert float((two_levels <= 1.01 * exact).float().mean()) > 0.99
+    assert float(two_levels.mean()) < 1.001 * float(exact.mean())
     assert float(exact.mean()) < 1.05 * float(square(flat, flat.nearest(vectors)).mean())

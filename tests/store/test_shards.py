@@ -89,7 +89,7 @@ def wait_for(what: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def kept(folder: Path) -> int:
+def stored_documents(folder: Path) -> int:
     """How many documents an interrupted build has stored."""
     files = (folder.with_name(f".{folder.name}.building") / building.SHARDS).glob(f"*{building.STORED}")
     return sum(len(load_file(file)[LENGTHS]) for file in files)
@@ -126,7 +126,7 @@ def worker(model: str, folder: str, dies: str = "") -> None:
             wait_for(taken.exists)
         elif dies:  # in the middle of a shard, when others are stored
             taken.touch()
-            wait_for(lambda: kept(root / "index") > SHARD)
+            wait_for(lambda: stored_documents(root / "index") > SHARD)
             os.kill(os.getpid(), signal.SIGKILL)
 
     encoded = watched(paradigm, before)
@@ -153,7 +153,7 @@ def test_two_processes_leave_the_bytes_of_one_though_one_was_killed(model, tmp_p
     (other, said), (killed, _) = launch(tmp_path, str(model), str(tmp_path), "dies")
     assert (other, killed) == (1, -signal.SIGKILL), said
     assert names(tmp_path) == [".index.building", "data", "taken"]
-    before = kept(tmp_path / "index")
+    before = stored_documents(tmp_path / "index")
     done = launch(tmp_path, str(model), str(tmp_path))
     assert [code for code, _ in done] == [0, 0], done
     alone = build(Paradigm.from_pretrained(model), tmp_path / "alone" / "index")
@@ -202,7 +202,7 @@ def together(world: int, build: Callable[..., object]) -> list[BaseException]:
 @pytest.mark.slow
 def test_any_number_of_processes_goes_on_with_what_others_stored(model, tmp_path, kind, worlds):
     paradigm = Paradigm.from_pretrained(model)
-    whole = build(paradigm, tmp_path / "whole", kind)
+    expected = build(paradigm, tmp_path / "whole", kind)
     encoded = watched(paradigm)
     make, folder = partial(Store.build, KINDS[kind]), tmp_path / "index"
     for world, after in zip(worlds, (30, 50), strict=True):
@@ -212,12 +212,12 @@ def test_any_number_of_processes_goes_on_with_what_others_stored(model, tmp_path
         )
         assert errors
         assert {type(error) for error in errors} == {KeyboardInterrupt}
-    done = kept(folder)
+    done = stored_documents(folder)
     assert done >= 30 // SHARD * SHARD
     encoded.clear()
     assert not together(2, lambda **of: make(paradigm, IDS, TEXTS, folder, batch_size=3, **of))
     assert len(encoded) == len(TEXTS) - done
-    assert contents(folder) == contents(whole.folder)
+    assert contents(folder) == contents(expected.folder)
     assert names(tmp_path) == ["index", "whole"]
 
 
@@ -244,12 +244,12 @@ def test_an_interrupted_build_resumes_with_what_still_fits(model, tmp_path, kind
     paradigm, texts, of = Paradigm.from_pretrained(model), dict(zip(IDS, TEXTS, strict=True)), KINDS[kind]
     with pytest.raises(KeyboardInterrupt):
         Store.build(of, paradigm, IDS, stopping(TEXTS, 50), tmp_path / "index", batch_size=3)
-    assert 50 - SHARD < kept(tmp_path / "index") <= 50
+    assert 50 - SHARD < stored_documents(tmp_path / "index") <= 50
 
     def windows(texts: Documents) -> dict[bytes, list[str]]:
-        how = {"reduction": TokenReduction(), "batch_size": 3, "precision": "no"}
-        whole = shards.text_shards(paradigm, texts.keys(), texts.values(), **how)
-        return {shard.source: shard.ids for shard in whole}
+        common = {"reduction": TokenReduction(), "batch_size": 3, "precision": "no"}
+        planned = shards.text_shards(paradigm, texts.keys(), texts.values(), **common)
+        return {shard.source: shard.ids for shard in planned}
 
     count = len(list((tmp_path / ".index.building" / "shards").iterdir()))
     stored = list(windows(texts))[:count]
@@ -262,8 +262,8 @@ def test_an_interrupted_build_resumes_with_what_still_fits(model, tmp_path, kind
     options = {"batch_size": 3} | OPTIONS.get(change, {})
     fresh = Store.build(of, paradigm, list(texts), list(texts.values()), tmp_path / "fresh", **options)
     encoded = watched(paradigm)
-    made = Store.build(of, paradigm, list(texts), list(texts.values()), tmp_path / "index", **options)
-    assert contents(made.folder) == contents(fresh.folder)
+    resumed = Store.build(of, paradigm, list(texts), list(texts.values()), tmp_path / "index", **options)
+    assert contents(resumed.folder) == contents(fresh.folder)
     assert names(tmp_path) == ["fresh", "index"]
     new = [len(ids) for source, ids in windows(texts).items() if change in OPTIONS or source not in stored]
     assert len(encoded) == sum(new)
@@ -313,7 +313,7 @@ def test_a_codec_is_trained_again_on_documents_that_changed(model, tmp_path, mon
 @pytest.mark.parametrize("kind", ["exact", "compressed"])
 def test_an_interrupted_addition_resumes_and_deletes_in_its_commit(model, tmp_path, kind):
     paradigm, ids, texts = Paradigm.from_pretrained(model), [*IDS[20:], "d3"], [*TEXTS[20:], "a lion"]
-    index, whole = (build(paradigm, tmp_path / name, kind) for name in ("index", "whole"))
+    index, uninterrupted = (build(paradigm, tmp_path / name, kind) for name in ("index", "whole"))
     gone = ["d3", *IDS[20:]]
     before = contents(index.folder)
     with pytest.raises(KeyboardInterrupt):
@@ -326,8 +326,8 @@ def test_an_interrupted_addition_resumes_and_deletes_in_its_commit(model, tmp_pa
     encoded = watched(paradigm)
     index = index.add(paradigm, ids, texts, instead_of=gone, state={"mine": 1}, batch_size=3)
     assert len(encoded) <= 41 - 35 + SHARD
-    whole = whole.add(paradigm, ids, texts, instead_of=gone, state={"mine": 1}, batch_size=3)
-    assert contents(index.folder) == contents(whole.folder)
+    uninterrupted = uninterrupted.add(paradigm, ids, texts, instead_of=gone, state={"mine": 1}, batch_size=3)
+    assert contents(index.folder) == contents(uninterrupted.folder)
     assert names(tmp_path) == ["index", "whole"]
     assert index.compact().ids == [*IDS[:3], *IDS[4:20], *ids]
     assert opened(index.folder).manifest["mine"] == 1
@@ -383,8 +383,8 @@ def test_what_was_encoded_is_compared_and_reranked(model, tmp_path, capsys, monk
     assert not (tmp_path / "compared" / "colbert" / "index").exists()
     assert json.loads((tmp_path / "compared" / "colbert" / "costs.json").read_text())["encode s"] is None
     paradigm, queries = Paradigm.from_pretrained(model), load_collection(data).split("test").queries
-    found = Indexed.open(tmp_path / "encoded" / "index", paradigm).search(queries, 5)
-    write_run(tmp_path / "found.run", found, tag="colbert")
+    expected = Indexed.open(tmp_path / "encoded" / "index", paradigm).search(queries, 5)
+    write_run(tmp_path / "found.run", expected, tag="colbert")
     compared = tmp_path / "compared" / "runs" / "colbert.retrieve.run"
     assert compared.read_bytes() == (tmp_path / "found.run").read_bytes()
 
@@ -397,7 +397,7 @@ def test_checksums_of_parts_add_up_to_the_checksum_of_the_whole(model: Path) -> 
         store = Store.build(kinds.compressed(lists=2), paradigm, ids, [texts[row] for row in rows])
         return store.checksum()
 
-    whole = checksum(range(60))
-    assert (checksum(range(0, 60, 2)) + checksum(range(59, 0, -2))) % (1 << 64) == whole
-    assert checksum(range(59)) != whole
-    assert checksum(range(60), [*TEXTS[:-1], TEXTS[0]]) != whole
+    total = checksum(range(60))
+    assert (checksum(range(0, 60, 2)) + checksum(range(59, 0, -2))) % (1 << 64) == total
+    assert checksum(range(59)) != total
+    assert checksum(range(60), [*TEXTS[:-1], TEXTS[0]]) != total

@@ -25,7 +25,7 @@ from paradigms.io import files
 from paradigms.recipe import Recipe
 from paradigms.store import Kind
 from paradigms.store.columns import ColumnFolder
-from tests.near import SCORES, TOLERANCE, assert_within_rounding, placed
+from tests.near import SCORES, TOLERANCE, assert_within_rounding, index_scores
 
 DIM = 4
 RECIPE = Recipe("colbert", QueryToDocument(), "one")
@@ -37,12 +37,12 @@ Documents = list[tuple[list[str], Tokens]]
 
 def tokens(*seeds: int) -> Tokens:
     """Documents that depend on their seed alone: 1 to 5 tokens, the 0th without any."""
-    found = []
+    documents_of_seeds = []
     for seed in seeds:
         random = torch.Generator().manual_seed(seed)
         vectors = torch.randint(-8, 9, (1, 1, 5, DIM), generator=random) / 8  # float16 holds all sums
-        found.append(Tokens(vectors, torch.arange(5)[None, None] < (seed % 6)))
-    return join_documents(found)
+        documents_of_seeds.append(Tokens(vectors, torch.arange(5)[None, None] < (seed % 6)))
+    return join_documents(documents_of_seeds)
 
 
 def documents(count: int, size: int = 3) -> Documents:
@@ -92,9 +92,9 @@ def paradigm(tiny_bert):
 
 
 def test_texts_may_be_a_stream_and_ids_must_fit(paradigm, tmp_path):
-    whole = Store.build(kinds.exact(), paradigm, IDS, TEXTS, tmp_path / "whole")
+    lists = Store.build(kinds.exact(), paradigm, IDS, TEXTS, tmp_path / "whole")
     stream = Store.build(kinds.exact(), paradigm, iter(IDS), (text for text in TEXTS), tmp_path / "stream")
-    assert contents(stream.folder) == contents(whole.folder)
+    assert contents(stream.folder) == contents(lists.folder)
     for ids, texts, message in (
         (iter(["a"]), ["x", "y"], "fewer ids than texts"),
         (iter(["a", "b"]), ["x"], "fewer texts than ids"),
@@ -209,10 +209,10 @@ def test_no_entry_that_no_index_has_is_deleted_by_a_build(paradigm, tmp_path, ot
 
 def test_a_change_that_fails_after_its_commit_is_there_whole(tmp_path, monkeypatch):
     store = build(tmp_path / "index", documents(6))
-    whole = files.flush
+    flush = files.flush
 
     def failing(path: Path) -> None:
-        whole(path)
+        flush(path)
         if path == store.folder:  # the manifest has its place in it
             raise OSError(errno.EIO, "Input/output error")
 
@@ -356,46 +356,46 @@ def test_queries_of_any_floats_are_scored_in_float32_and_are_finite(tmp_path, ki
     index = Index(build(None, documents(20), INDEXES[kind]()))
     candidates = [["d3", "d5"], ["d5", "d7"]]
 
-    def both(asked: Tokens) -> list[dict[str, float]]:
-        return index.search_tokens(recipe, asked, 5) + index.rerank_tokens([recipe], asked, candidates)[0]
+    def both(Q: Tokens) -> list[dict[str, float]]:
+        return index.search_tokens(recipe, Q, 5) + index.rerank_tokens([recipe], Q, candidates)[0]
 
-    whole = queries()
-    expected = both(whole)
+    plain = queries()
+    expected = both(plain)
     for dtype in (torch.float64, torch.bfloat16):  # which holds eighths
-        assert both(replace(whole, vectors=whole.vectors.to(dtype))) == expected
-    leaf = whole.vectors.clone().requires_grad_()
-    assert both(replace(whole, vectors=leaf)) == expected
-    padded = replace(whole, mask=torch.tensor([[[True, True, False]]] * 2))
+        assert both(replace(plain, vectors=plain.vectors.to(dtype))) == expected
+    leaf = plain.vectors.clone().requires_grad_()
+    assert both(replace(plain, vectors=leaf)) == expected
+    padded = replace(plain, mask=torch.tensor([[[True, True, False]]] * 2))
     expected = both(padded)
     for value in (torch.nan, torch.inf, 1e30):
-        vectors = whole.vectors.clone()
+        vectors = plain.vectors.clone()
         vectors[1, 0, 2, 0] = value
         with pytest.raises(ValueError, match="query 1 of 2 has vectors that are not finite, or too large"):
-            index.search_tokens(recipe, replace(whole, vectors=vectors))
+            index.search_tokens(recipe, replace(plain, vectors=vectors))
         with pytest.raises(ValueError, match="query 1 of 2 has vectors that are not finite, or too large"):
-            index.rerank_tokens([recipe], replace(whole, vectors=vectors), candidates)
+            index.rerank_tokens([recipe], replace(plain, vectors=vectors), candidates)
         assert both(replace(padded, vectors=vectors)) == expected  # padding counts for nothing
-    assert index.search_tokens(recipe, whole[:0]) == []
-    assert index.rerank_tokens([recipe], whole[:0], [])[0] == []
+    assert index.search_tokens(recipe, plain[:0]) == []
+    assert index.rerank_tokens([recipe], plain[:0], [])[0] == []
 
 
 def test_long_candidate_lists_are_scored_in_blocks(tmp_path, monkeypatch):
     index = Index(build(None, documents(20), kinds.faiss("Flat")))
     candidates = [index.store.ids, index.store.ids[::-3]]
-    whole = index.rerank_tokens([RECIPE], queries(), candidates)[0]
-    assert index.rerank_tokens([RECIPE], queries(), [["d3"], []])[0] == [{"d3": whole[0]["d3"]}, {}]
+    expected = index.rerank_tokens([RECIPE], queries(), candidates)[0]
+    assert index.rerank_tokens([RECIPE], queries(), [["d3"], []])[0] == [{"d3": expected[0]["d3"]}, {}]
     seen: list[int] = []
     score = ranking.score
     monkeypatch.setattr(ranking, "CANDIDATES", 20)
     monkeypatch.setattr(ranking, "score", lambda r, d, q: seen.append(d.mask.numel()) or score(r, d, q))
-    assert index.rerank_tokens([RECIPE], queries(), candidates)[0] == whole
+    assert index.rerank_tokens([RECIPE], queries(), candidates)[0] == expected
     assert 10 < max(seen) <= 20
 
 
 def twin(recipe: Recipe, corpus: Tokens) -> torch.Tensor:
     if recipe.search == "impute":
-        return placed(imputed_rel(*similarity(corpus, queries()), recipe.search_tokens), corpus)
-    return placed(rel(corpus, queries(), QueryToDocument(), one), corpus)
+        return index_scores(imputed_rel(*similarity(corpus, queries()), recipe.search_tokens), corpus)
+    return index_scores(rel(corpus, queries(), QueryToDocument(), one), corpus)
 
 
 class Changes(RuleBasedStateMachine):
@@ -410,10 +410,10 @@ class Changes(RuleBasedStateMachine):
         self.root = Path(tempfile.mkdtemp())
         self.twin = {f"d{n}": n for n in range(count)}
         given = [([id], self.tokens(seed)) for id, seed in self.twin.items()]
-        self.store = self.made(given)
+        self.store = self.build_store(given)
         self.seed = count
 
-    def made(self, given: Documents) -> Store:
+    def build_store(self, given: Documents) -> Store:
         return build(self.root / "index" if self.folder else None, given, self.kind)
 
     def tokens(self, seed: int) -> Tokens:
@@ -459,17 +459,17 @@ class Changes(RuleBasedStateMachine):
             return
         assert len(self.store) == len(self.twin)
         ids = sorted(self.twin)
-        made = [self.tokens(self.twin[id]) for id in ids]
-        for id, expected in zip(ids, made, strict=True):
+        documents_of_twin = [self.tokens(self.twin[id]) for id in ids]
+        for id, expected in zip(ids, documents_of_twin, strict=True):
             stored = self.store.tokens_of([id])
             assert torch.equal(stored.vectors[stored.mask], expected.vectors[expected.mask])
-        corpus = join_documents(made) if made else None
+        corpus = join_documents(documents_of_twin) if documents_of_twin else None
         for recipe in (RECIPE, IMPUTING):
-            found = Index(self.store).search_tokens(recipe, queries(), 5)
+            results = Index(self.store).search_tokens(recipe, queries(), 5)
             if corpus is None:
-                assert found == [{}, {}]
+                assert results == [{}, {}]
                 continue
-            for scores, row in zip(found, twin(recipe, corpus), strict=True):
+            for scores, row in zip(results, twin(recipe, corpus), strict=True):
                 expected = dict(zip(ids, row.tolist(), strict=True))
                 ranked = sorted(ids, key=lambda id: (-expected[id], id))[:5]
                 if recipe is RECIPE:

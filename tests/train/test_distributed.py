@@ -28,6 +28,7 @@ from paradigms.train.states import deleted_after, keep_states
 from tests import launch
 from tests.near import assert_same, assert_within_rounding
 from tests.tiny import built
+from tests.train.test_loop import norms_of_steps
 
 CORPUS = Corpus(
     [f"d{n}" for n in range(10)],
@@ -155,7 +156,7 @@ def apart(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
 
 
 def frozen_layers(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
-    """Two processes compute the states together and train the upper layers to equal weights."""
+    """Two processes compute the states together and train the upper layers, clipped, to equal weights."""
     frozen.SHARD = 2
     paradigm = build("xtr", backbone).float()
     before = {name: weight.clone() for name, weight in paradigm.state_dict().items()}
@@ -165,9 +166,13 @@ def frozen_layers(accelerator: Accelerator, backbone: Path, folder: Path) -> Non
     assert len(split.store) == len(CORPUS) + len(EXAMPLES)
     documents = paradigm.encoder.tokenize(texts["document"], "document")
     assert_within_rounding(split.lower(documents)[0, 0], split.compute(documents)[0, 0], torch.float16, 1)
-    settings = TrainingSettings(steps=2, batch_size=2, trained_layers=1, learning_rate=1e-3)
+    settings = TrainingSettings(
+        steps=2, batch_size=2, trained_layers=1, learning_rate=1e-3, max_grad_norm=0.01
+    )
     objective = Contrastive(paradigm, CORPUS, EXAMPLES)
-    train(paradigm, objective, settings, folder / "frozen", accelerator=accelerator, progress=False)
+    with norms_of_steps() as norms:
+        train(paradigm, objective, settings, folder / "frozen", accelerator=accelerator, progress=False)
+    assert norms == pytest.approx([0.01, 0.01], rel=1e-3)
     weights = torch.cat([p.detach().flatten() for p in paradigm.parameters()])
     both = accelerator.gather(weights[None])
     assert torch.equal(both[0], both[1])

@@ -15,7 +15,7 @@ from paradigms.store.pruning import TokenReduction
 from paradigms.store.residuals import Codec
 from paradigms.train.contrastive import Contrastive, straight_through
 from paradigms.train.losses import LossSettings, contrastive
-from tests.near import assert_same, assert_within_rounding, same_run
+from tests.near import assert_same, assert_same_run, assert_within_rounding
 from tests.train.test_loop import CORPUS, EXAMPLES, WORDS, build
 
 TEXTS = dict(zip(CORPUS.ids, CORPUS, strict=True))
@@ -93,13 +93,14 @@ def test_an_index_of_first_coordinates(tiny_bert: Path, tmp_path: Path) -> None:
         expected = dict(zip(TEXTS, row.tolist(), strict=True))
         for id, score in found[query].items():
             assert score == pytest.approx(expected[id], abs=2e-3)  # float16
-    same_run(Indexed.open(tmp_path / "index", model).search(QUERIES, 5), found)  # truncated by the index
+    reopened = Indexed.open(tmp_path / "index", model)  # which truncates
+    assert_same_run(reopened.search(QUERIES, 5), found)
     with pytest.raises(ValueError, match=r"search with the model's truncated\(8\)"):
         built.index.store.check(model)
     with pytest.raises(ValueError, match="holds vectors of 8 dimensions"):
         Indexed.open(tmp_path / "index", build(tiny_bert, dim=16))  # other weights
     model.truncated(8).save_pretrained(tmp_path / "short")
-    same_run(Indexed.open(tmp_path / "index", load(tmp_path / "short")).search(QUERIES, 5), found)
+    assert_same_run(Indexed.open(tmp_path / "index", load(tmp_path / "short")).search(QUERIES, 5), found)
     with pytest.raises(ValueError, match="no first 33"):
         model.truncated(33)
     with pytest.raises(ValueError, match="truncate"):

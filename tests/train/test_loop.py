@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +16,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.core import rel
@@ -191,6 +192,31 @@ def test_a_step_logs_the_loss_and_the_norm_of_its_batch(tiny_bert: Path, tmp_pat
     (line,) = history(tmp_path)
     assert_same([line["loss"], line["gradient_norm"]], [loss, norm])
     assert not torch.equal(weights(paradigm), before)
+
+
+@contextmanager
+def norms_of_steps() -> Iterator[list[float]]:
+    """The norm of the gradient that each step of an optimizer takes."""
+    norms: list[float] = []
+
+    def note(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        norms.append(float(torch.stack([g.norm() for g in gradients if g is not None]).norm()))
+
+    hook = register_optimizer_step_pre_hook(note)
+    try:
+        yield norms
+    finally:
+        hook.remove()
+
+
+@pytest.mark.parametrize("most", [0.01, 1e9])
+def test_gradients_are_clipped_to_the_largest_norm(tiny_bert: Path, tmp_path: Path, most: float) -> None:
+    with norms_of_steps() as norms:
+        fit(tiny_bert, tmp_path, replace(SETTINGS, steps=2, max_grad_norm=most))
+    logged = [line["gradient_norm"] for line in history(tmp_path)]
+    assert min(logged) > 0.1
+    assert norms == pytest.approx([min(norm, most) for norm in logged], rel=1e-3)
 
 
 def test_the_rate_rises_then_falls_to_nothing(tiny_bert: Path, tmp_path: Path) -> None:

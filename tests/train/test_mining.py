@@ -16,7 +16,7 @@ from paradigms.train.loop import TrainingSettings
 from paradigms.train.negatives import mine
 from tests.experiments.scripts import run as run_script
 from tests.experiments.scripts import training
-from tests.near import same_run
+from tests.near import assert_same_run
 from tests.tiny import WORDS
 
 TEXTS = [" ".join(WORDS.split()[7 * n :][:6]) for n in range(30)]
@@ -37,7 +37,7 @@ def test_a_model_searches_for_the_queries_that_make_examples(tiny_bert: Path, tm
     model = dense(tiny_bert)
     found = mine(model, CORPUS, SPLIT, depth=9)
     index = Index(Store.build(kinds.exact(), model, CORPUS.ids, CORPUS, tmp_path / "index"))
-    same_run(found, Indexed(index, model).search({q: QUERIES[q] for q in list(QUERIES)[:7]}, 9))
+    assert_same_run(found, Indexed(index, model).search({q: QUERIES[q] for q in list(QUERIES)[:7]}, 9))
     assert all(len(scores) == 9 for scores in found.values())
     assert "q7" not in found  # judged, and nothing is relevant
 
@@ -61,7 +61,7 @@ def test_a_training_draws_negatives_from_what_the_model_finds_before_it(
         model = dense(tiny_bert)
         rest = training, folder, Accelerator(cpu=True)
         fit.fit(model, collection, (SPLIT, none), runs, 2, 0, *rest, own_negatives=own_negatives)
-        same_run(drawn[-1], found if own_negatives else given)
+        assert_same_run(drawn[-1], found if own_negatives else given)
         monkeypatch.setattr(negatives, "mine", lambda *_, **__: None) if own_negatives else None
 
 
@@ -73,7 +73,7 @@ def test_the_script_trains_a_second_round(words: Path, tiny_bert: Path, tmp_path
     data = load_collection(words)
     trained = hold_out(data.split("train"), share=0.1)[0]
     model = Paradigm.from_pretrained(tmp_path / "first" / "checkpoint")
-    same_run(
+    assert_same_run(
         read_run(tmp_path / "second" / "training" / "mined.run"), mine(model, data.corpus, trained, depth=100)
     )
     mined = (tmp_path / "second" / "training" / "mined.run").stat().st_mtime_ns

@@ -21,7 +21,7 @@ from paradigms.train import negatives
 from paradigms.train.fit import DevMeasure, dev_measure
 from paradigms.train.parallel import by_main
 from tests import launch
-from tests.near import same_run
+from tests.near import assert_same_run
 from tests.train.test_mining import CORPUS, SPLIT, dense
 
 
@@ -73,7 +73,7 @@ def shares_the_mining(accelerator: Accelerator, backbone: Path, folder: Path) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shards, "SHARD", 8)
         mined = negatives.mined_run(lambda: model, CORPUS, SPLIT, folder / "mining", accelerator)
-    same_run(mined, negatives.mine(dense(backbone), CORPUS, SPLIT, 100))
+    assert_same_run(mined, negatives.mine(dense(backbone), CORPUS, SPLIT, 100))
     documents = set(encoded).intersection(CORPUS)
     assert 0 < len(documents) < len(CORPUS)
     assert not (folder / "mining" / "mined").exists()

@@ -82,3 +82,21 @@ def test_training_from_files_is_training_from_memory_and_resumes(tiny_bert: Path
 def test_a_permutation_is_that_of_64_bits(monkeypatch):
     (batch,) = step_batches(10, 10, 1, seed=3)
     assert batch == torch.randperm(10, generator=torch.Generator().manual_seed(3 * 1_000_003)).tolist()
+
+
+@pytest.mark.parametrize(("count", "size", "world"), [(11, 4, 2), (12, 4, 4), (8, 8, 1)])
+def test_steps_repeat_no_example_in_an_epoch_and_are_the_same_in_any_number_of_processes(count, size, world):
+    def batches(start: int = 0, rank: int = 0, world: int = 1) -> np.ndarray:
+        share = size // world
+        return np.array(list(step_batches(count, share, 9, start=start, rank=rank, world=world, seed=3)))
+
+    steps = batches()
+    assert steps.shape == (9, size)
+    epoch = count // size
+    for begin in range(0, 10 - epoch, epoch):
+        assert len(np.unique(steps[begin : begin + epoch])) == epoch * size
+    assert not np.array_equal(steps[:epoch], steps[epoch : 2 * epoch])  # in another order
+    processes = [batches(rank=rank, world=world) for rank in range(world)]
+    assert np.array_equal(np.concatenate(processes, axis=1), steps)
+    for start in range(9):
+        assert np.array_equal(batches(start), steps[start:])

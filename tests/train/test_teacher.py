@@ -18,7 +18,7 @@ from paradigms.train.examples import build_examples
 from paradigms.train.negatives import FalseNegatives, ScorePairs, pair_scores, scored_once
 from tests.experiments.scripts import run as run_script
 from tests.experiments.scripts import training
-from tests.near import assert_same, same_run
+from tests.near import assert_same, assert_same_run
 from tests.tiny import write_headed
 
 CORPUS = Corpus([f"d{n}" for n in range(12)], [f"text {n}" for n in range(12)])
@@ -204,7 +204,7 @@ def test_a_source_is_a_run_or_any_model(published: Path, tiny_bert: Path, tmp_pa
     for name, model in models.items():
         model.save_pretrained(tmp_path / name)
         found, expected = scores(tmp_path / name), Reranking(model, SHORT).rerank(QUERIES, PAIRS)
-        same_run(found, expected)
+        assert_same_run(found, expected)
 
 
 def test_the_script_distils_from_a_model_and_filters_by_it(
