@@ -2,7 +2,7 @@
 
 A study writes values.npz, the value of each query and seed behind its verdicts, and `fill_pages.py --take`
 copies it beside the page. This script judges by the claims that printed.yaml has now, and prints the verdicts
-that differ from the study's table, and the CPU hours of all studies. The exit status is 1 if any differs.
+that differ from the study's table, and the CPU hours of the studies. The exit status is 1 if any differs.
 Studies without values are listed with the command that measures them again.
 
     .venv/bin/python experiments/judge.py
@@ -99,8 +99,9 @@ def main(settings: Settings) -> int:
         if settings.write and rows:
             write_json(file, study)
     count = f"{judged} verdicts of {studies} studies judged again, {differing} differ"
-    count = f"{count}; {len(lost)} studies have kept no values"
-    console.print(f"{count}; all took {minutes / 60:.1f} CPU hours", highlight=False)
+    lacking = f"{len(lost)} studies have kept no values"
+    hours = f"{minutes / 60:.1f} CPU hours"
+    console.print(f"{count}; {lacking}; the {len(files)} studies read took {hours}", highlight=False)
     for line in lost if copies is None else []:
         console.print(f"To measure again, {line}", highlight=False, soft_wrap=True)
     return int(differing > 0)
