@@ -98,9 +98,7 @@ ALIGNED: dict[type[Alignment], Callable[[Any, Column], tuple[str, str]]] = {
         f"toUInt32(greatest(floor({align.p!r} * count() + 1e-9), 1))"  # as TopP.kept
     ),
 }
-
-
-JOINED = (EqualIds, PositiveEqualIds)  # classes of A that `equal_ids` takes
+JOINED = (EqualIds, PositiveEqualIds)  # classes of A whose SQL is that of `equal_ids`
 
 
 def check_alignment(align: Alignment) -> None:

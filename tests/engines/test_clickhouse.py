@@ -3,6 +3,7 @@
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
+from types import SimpleNamespace
 from urllib.parse import parse_qsl, urlsplit
 
 import pyarrow as pa
@@ -178,8 +179,9 @@ def test_term_weights_choose_candidates(tiny_bert, engine_of):
     with pytest.raises(ValueError, match="candidates must be at least 1, got 0"):
         EngineRetriever(vectors, colbert, first=first, candidates=0)
     weights.where = {}
-    for run in retriever.search(queries, 8).values():
-        assert [kinds_of[id] for id in run] == [{"kind": "1"}] * 8
+    assert_same_run(retriever.search(queries, 8), EngineRetriever(vectors, colbert).search(queries, 8))
+    silent = EngineRetriever(vectors, colbert, first=SimpleNamespace(search=lambda *_, **__: {}))
+    assert silent.search(queries, 8) == dict.fromkeys(queries, {})
 
 
 def test_filters_candidates_and_deletions(engine_of):
