@@ -181,7 +181,7 @@ def test_term_weights_choose_candidates(tiny_bert, engine_of):
     weights.where = {}
     assert_same_run(retriever.search(queries, 8), EngineRetriever(vectors, colbert).search(queries, 8))
     silent = EngineRetriever(vectors, colbert, first=SimpleNamespace(search=lambda *_, **__: {}))
-    assert silent.search(queries, 8) == dict.fromkeys(queries, {})
+    assert silent.search(queries, 8) == {query: {} for query in queries}
 
 
 def test_filters_candidates_and_deletions(engine_of):
