@@ -189,8 +189,10 @@ def run_fused(name: str, system: SystemSettings, data: ComparisonData) -> None:
     fusion = {"fusion": system.fusion, "weights": by_part, "chosen": chosen}
     write_json(folder / name / "fusion.json", fusion)
     costs = [read_json(folder / part / "costs.json") for part in system.fuse]
-    added = ("encode ms/query", "search ms/query", "bytes/document")
+    added = ("encode ms/query", "search ms/query")
     total = {cost: sum(part[cost] or 0 for part in costs) for cost in added}
+    sizes = [part["bytes/document"] for part in costs]
+    total["bytes/document"] = None if None in sizes else sum(sizes)
     write_json(folder / name / "costs.json", total | {"rows": written})
 
 
