@@ -12,7 +12,7 @@ the query's, or those whose BM25 weights, rows of a second database, have the la
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, field
 from functools import partial
 from importlib.util import find_spec
@@ -126,7 +126,7 @@ def main(settings: Settings) -> None:
     folder = lock_until_exit(settings.output)
     torch.set_num_threads(settings.threads)
     rows: Rows = []
-    failed: list[str] = []
+    failed: list[str] = []  # engines
     with refusing():
         collection = open_collection(settings.collection, None, console)
         for name in settings.paradigms:
@@ -134,8 +134,8 @@ def main(settings: Settings) -> None:
                 measured, errors = rows_of(name, collection, settings, folder, Path(work))
             rows += measured
             failed += errors
-    for error in failed:
-        console.print(f"failed: {error}")
+            for engine, error in errors.items():
+                console.print(f"failed: {engine}: {error}")
     missing = sorted({name for names in PACKAGES.values() for name in names if find_spec(name) is None})
     left_out = f" Not installed, and left out: {', '.join(missing)}." if missing else ""
     texts, queries = sample_of(collection, settings)
@@ -145,7 +145,7 @@ def main(settings: Settings) -> None:
         f"{settings.threads} thread{several}, {settings.clock.replace('cpu', 'CPU')} seconds. build s: from "
         "encoded vectors. ms: the median and the 10th and 90th percentile over queries. Engines score MaxSim "
         f"only, ClickHouse other alignments, too.{left_out if settings.engines else ''}"
-        + "".join(f" Failed: {error}." for error in failed)
+        + "".join(f" Failed: {engine}." for engine in failed)
     )
     sections = {"costs": Section("Serving costs", rows=rows)}
     larger = [row for name in settings.paradigms for row in growth(name, rows, len(texts))]
@@ -158,6 +158,8 @@ def main(settings: Settings) -> None:
         )
         sections["growth"] = Section("Growth on paper", law, larger)
     publish(settings, "Serving costs", text, sections)
+    if failed:
+        raise SystemExit(1)
 
 
 def growth(paradigm: str, rows: Rows, documents: int) -> Rows:
@@ -192,8 +194,8 @@ def candidates_of(engine: str) -> int:
 
 def rows_of(
     name: str, collection: Collection, settings: Settings, folder: Path, work: Path
-) -> tuple[Rows, list[str]]:
-    """Return a row for each index and engine that supports the paradigm, and the errors of those that fail.
+) -> tuple[Rows, dict[str, str]]:
+    """Return a row for each index and engine that supports the paradigm, and the errors of engines that fail.
 
     The folder keeps the encoded documents and what was measured, which is not measured again.
     """
@@ -241,16 +243,16 @@ def rows_of(
     question = asdict(settings) | {"paradigms": [name], "content": collection.fingerprint}
     question |= {"output": "", "only": [], "candidates": [], "model": base.manifest.get("identity")}
     rows: Rows = []
-    failed: list[str] = []
+    failed: dict[str, str] = {}
     with progress_bar() as bar:
         for what, job in bar.track(jobs.items(), description=name):
             file = folder / "measured" / name / f"{folder_name(what)}.json"
             try:
                 size, seconds, milliseconds, answers = measured_once(file, question, job)
             except Exception as error:  # of any engine
-                if not exact:
+                if not what.startswith(tuple(PACKAGES)):
                     raise
-                failed.append(f"{name}, {what}: {error}")
+                failed[f"{name}, {what}"] = str(error).partition("\n")[0][:200]
                 continue
             exact = exact or answers
             row = {"paradigm": name, "vectors": vectors, "h": dim}
@@ -444,10 +446,10 @@ def measure_clickhouse(
     now = clock(settings)
     folder = work / CLICKHOUSE
     with ExitStack() as opened:
-        vectors = ClickHouseEngine(str(folder), model.encoder.dim, numbers="BFloat16")
-        weights = ClickHouseEngine(str(folder), 1, database="terms")
-        opened.callback(vectors.close)
-        opened.callback(weights.close)
+        vectors = opened.enter_context(
+            closing(ClickHouseEngine(str(folder), model.encoder.dim, numbers="BFloat16"))
+        )
+        weights = opened.enter_context(closing(ClickHouseEngine(str(folder), 1, database="terms")))
         used = [vectors, weights][: 1 + by_terms]
         seconds = size = 0.0
         for engine in used:

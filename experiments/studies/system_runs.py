@@ -19,6 +19,7 @@ from studies.trainings import Training
 
 from paradigms.data import Run, check_answered, read_run, write_run
 from paradigms.data.identical import own_documents, without_own
+from paradigms.engines import EngineRetriever
 from paradigms.evaluate import candidates, with_judgements
 from paradigms.evaluate.tuning import tune_weights
 from paradigms.find import open_index
@@ -140,13 +141,17 @@ def run_system(name: str, trial: Training, data: ComparisonData, console: Consol
             remove_folder(folder / "index", BUILT)
             write_json(folder / "costs.json", {"rows": written})
     if accelerator.is_main_process and not trial.untrained:
+        searched = retriever
+        while isinstance(searched, Wrapper):
+            searched = searched.retriever
+        size = retriever.size_in_bytes() / max(1, len(data.collection.corpus))
         if not (folder / "checkpoint").is_dir():  # the model was not trained
             model.save_pretrained(folder / "checkpoint")
         cost = {
             "train s": training_cost(folder).get("seconds"),
             "encode s": None if system.index else encoded - began,
             **search_costs(others, model, data.test.queries, settings.depth),
-            "bytes/document": retriever.size_in_bytes() / max(1, len(data.collection.corpus)),
+            "bytes/document": None if isinstance(searched, EngineRetriever) else size,
             **index_recall(Path(system.index or folder) / "index", settings.depth),
             "parameters": sum(p.numel() for p in model.parameters()),
             "documents cut": cut and cut.cut,
@@ -184,8 +189,10 @@ def run_fused(name: str, system: SystemSettings, data: ComparisonData) -> None:
     fusion = {"fusion": system.fusion, "weights": by_part, "chosen": chosen}
     write_json(folder / name / "fusion.json", fusion)
     costs = [read_json(folder / part / "costs.json") for part in system.fuse]
-    added = ("encode ms/query", "search ms/query", "bytes/document")
+    added = ("encode ms/query", "search ms/query")
     total = {cost: sum(part[cost] or 0 for part in costs) for cost in added}
+    sizes = [part["bytes/document"] for part in costs]
+    total["bytes/document"] = None if None in sizes else sum(sizes)
     write_json(folder / name / "costs.json", total | {"rows": written})
 
 

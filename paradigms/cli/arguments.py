@@ -84,8 +84,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--engine-options": {
         "default": "{}",
         "metavar": "JSON",
-        "help": 'more arguments of the engine\'s class, such as \'{"database": "notes"}\'; first, bm25 or '
-        "another folder made by index from the same source, finds candidates (default 1000) to score",
+        "help": 'more arguments of the engine\'s class, such as \'{"database": "notes"}\'; with '
+        "`first` (bm25, or an index of the same source and --words), that finds `candidates` documents "
+        "(default 1000), which the engine scores",
     },
     "--model": {"help": f"checkpoint: a folder or a name on the hub (default: {PARADIGM} over {OFFLINE})"},
     "--paradigm": {

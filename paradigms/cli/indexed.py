@@ -40,7 +40,6 @@ from paradigms.registry import PARADIGMS
 from paradigms.retrieve import Indexed, Merged, Passages, Retriever
 
 BASELINE = "bm25"
-SEARCHES = ("first", "candidates")  # options of an engine that an update may change
 BEGUN = ".begun"
 FRESH = ".fresh.jsonl"  # during an update, the source's current documents
 DOCUMENTS = "corpus"  # entry of the store's manifest: fingerprint of the documents at the last update
@@ -110,18 +109,13 @@ class Origin(Checkpoint):
     fingerprint: str  # of the documents
     passages: bool = False  # whether the index holds passages of the documents in corpus.jsonl
     engine: str = ""  # ENGINE:PLACE that stores the vectors, if not index/
-    engine_options: dict[str, Any] = field(default_factory=dict)  # of its class, and `first_stage`
-
-    @property
-    def first_stage(self) -> dict[str, Any]:
-        """What finds an engine's candidates, if anything: `first`, "bm25" or a folder, and `candidates`."""
-        options = self.engine_options
-        return {name: options[name] for name in SEARCHES if name in options} if "first" in options else {}
+    engine_options: dict[str, Any] = field(default_factory=dict)  # arguments of its class
+    # `first`, "bm25" or a folder, and `candidates` of `EngineRetriever`, or nothing
+    first_stage: dict[str, Any] = field(default_factory=dict)
 
     def open_engine(self, model: Paradigm) -> Engine:
         """Open the engine that stores the vectors."""
-        options = {name: value for name, value in self.engine_options.items() if name not in self.first_stage}
-        return open_engine(self.engine, model, **options)
+        return open_engine(self.engine, model, **self.engine_options)
 
     def pieces(self, corpus: Corpus) -> Pieces:
         """Cut the documents in corpus.jsonl into what is indexed."""
@@ -129,6 +123,7 @@ class Origin(Checkpoint):
 
     def command(self, folder: Path) -> str:
         """Return the command that builds or updates the folder."""
+        engine_options = self.engine_options | self.first_stage
         options = {
             "--output": str(folder),
             "--model": self.model,
@@ -137,7 +132,7 @@ class Origin(Checkpoint):
             "--model-layout": self.model_layout,
             "--kind": "" if self.engine else self.kind,
             "--engine": self.engine,
-            "--engine-options": json.dumps(self.engine_options) if self.engine_options else "",
+            "--engine-options": json.dumps(engine_options) if engine_options else "",
             "--words": str(self.words or ""),
         }
         listed = "".join(f" {name} {quote(value)}" for name, value in options.items() if value)
@@ -237,20 +232,21 @@ def _open_engine(folder: Path, origin: Origin, paradigm: Paradigm, best: int, pi
     if digest.hexdigest() != origin.fingerprint:
         raise ValueError(f"{folder / CORPUS} changed after it was indexed: index the source again")
     pieces = origin.pieces(corpus)
-    stage = origin.first_stage
+    stage = dict(origin.first_stage)
     if stage:
-        stage["first"] = _open_first(stage["first"], folder, pieces.corpus, pickled)
+        stage["first"] = _open_first(folder, origin, pieces.corpus, pickled)
     engine = origin.open_engine(paradigm)
     engine.check_made(identity(paradigm.encoder))
     retriever = EngineRetriever(engine, paradigm, pieces.corpus, **stage)
     return SearchFolder(folder, origin, corpus, retriever, pieces, best)
 
 
-def _open_first(first: str, folder: Path, corpus: Corpus, pickled: bool) -> Retriever:
+def _open_first(folder: Path, origin: Origin, corpus: Corpus, pickled: bool) -> Retriever:
     """Open what finds a folder's candidates. Raises ValueError if it has other documents than `corpus`."""
+    first = origin.first_stage["first"]
     if first == BASELINE:
         return BM25.load(folder / BASELINE, corpus)
-    check_first(first, folder)
+    check_first(folder, origin)
     opened = open_folder(first, pickled=pickled)
     if not same_texts(opened.pieces.corpus, corpus):
         raise ValueError(
@@ -260,16 +256,31 @@ def _open_first(first: str, folder: Path, corpus: Corpus, pickled: bool) -> Retr
     return opened.index
 
 
-def check_first(first: str, folder: Path) -> None:
-    """Raise ValueError unless the folder `first` can find the candidates of another folder."""
+def check_first(folder: Path, origin: Origin) -> None:
+    """Raise ValueError if another index, named as a folder's first stage, cannot find its candidates."""
+    first = origin.first_stage.get("first", BASELINE)
+    if first == BASELINE:
+        return
     try:
         check_indexed([first])
     except (FileNotFoundError, ValueError) as error:
         raise ValueError(f"the first stage of {folder}: {error}") from error
-    origin = read_settings(Origin, Path(first) / MARKER)
-    if origin.first_stage or Path(first).resolve() == folder.resolve():
+    other = read_settings(Origin, Path(first) / MARKER)
+    if other.first_stage or Path(first).resolve() == folder.resolve():
         raise ValueError(
             f"the first stage of {folder}: name another index, without a first stage, not {first}"
+        )
+    if (other.words, other.passages) != (origin.words, origin.passages):
+        raise ValueError(
+            f"the first stage of {folder}: passages of {first} have up to {other.words} words, and those of "
+            f"{folder} {origin.words} (0: not cut): give both the same --words and --passages"
+        )
+    engines = [one.engine for one in (other, origin) if one.engine.startswith("clickhouse:")]
+    places = {os.path.realpath(engine.partition(":")[2]) for engine in engines if "://" not in engine}
+    if len(places) > 1:
+        raise ValueError(
+            f"the first stage of {folder}: {first} is in another folder of ClickHouse, and a process opens "
+            "one: use one folder and another database"
         )
 
 

@@ -22,14 +22,13 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import parse_qs, urlsplit
 
-from paradigms.baselines.bm25 import BM25
+from paradigms.baselines.bm25 import BM25, SAVED
 from paradigms.cli import show
 from paradigms.cli.indexed import (
     BASELINE,
     BEGUN,
     DOCUMENTS,
     FRESH,
-    SEARCHES,
     Checkpoint,
     Origin,
     SearchFolder,
@@ -49,7 +48,7 @@ from paradigms.find import INDEXES, Index, open_index
 from paradigms.find.recall import Approximate
 from paradigms.identity import identity
 from paradigms.io.checks import Range, check_type, naming, parse_json, read_settings
-from paradigms.io.files import locked, replace_file, write_json
+from paradigms.io.files import locked, remove_folder, replace_file, write_json
 from paradigms.loading import as_paradigm
 from paradigms.model import Paradigm
 from paradigms.retrieve import Indexed
@@ -75,7 +74,7 @@ def index_source(settings: argparse.Namespace, folder: Path) -> tuple[SearchFold
     checkpoint = Checkpoint.of(settings)
     paradigm = as_paradigm(checkpoint.open(pickled=settings.pickled), checkpoint.model)
     former = None if settings.anew else _former(folder)
-    engine, options = _engine(settings, former, folder)
+    engine, options, first_stage = _engine(settings, former, folder)
     if engine and settings.kind:
         raise ValueError("the engine stores the vectors: leave out --kind")
     kind = engine.partition(":")[0] or settings.kind or (kind_of(paradigm) if former is None else former.kind)
@@ -96,7 +95,9 @@ def index_source(settings: argparse.Namespace, folder: Path) -> tuple[SearchFold
         fingerprint="",
         engine=engine,
         engine_options=options,
+        first_stage=first_stage,
     )
+    check_first(folder, origin)
     with locked(folder, make=True):
         if former is not None:
             _check_origin(folder, former, origin)
@@ -120,18 +121,22 @@ def index_source(settings: argparse.Namespace, folder: Path) -> tuple[SearchFold
             )
             write_json(finished, asdict(replace(origin, fingerprint=digest.hexdigest())))
         begun.unlink(missing_ok=True)
+        if first_stage.get("first") != BASELINE:
+            remove_folder(folder / BASELINE, SAVED)
         return open_folder(folder, paradigm, pickled=settings.pickled), problems
 
 
-def _engine(settings: argparse.Namespace, former: Origin | None, folder: Path) -> tuple[str, dict[str, Any]]:
-    """Return the engine and its options, by default those of the former build."""
+def _engine(
+    settings: argparse.Namespace, former: Origin | None, folder: Path
+) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Return the engine, its options and its first stage, by default those of the former build."""
     options = parse_json(settings.engine_options, "--engine-options")
     if not isinstance(options, dict):
         raise ValueError(f"--engine-options must be a JSON object, got {settings.engine_options}")
     if not settings.engine:
         if options:
             raise ValueError("--engine-options are an engine's: add --engine")
-        return ("", {}) if former is None else (former.engine, former.engine_options)
+        return ("", {}, {}) if former is None else (former.engine, former.engine_options, former.first_stage)
     name, _, place = settings.engine.partition(":")
     if not place:
         raise ValueError(f"--engine {settings.engine} names no place: write ENGINE:PLACE")
@@ -144,16 +149,19 @@ def _engine(settings: argparse.Namespace, former: Origin | None, folder: Path) -
         )
     if not parts:
         place = os.path.abspath(place)
+    check_type("candidates", options.get("candidates", 1), Annotated[int, Range(1, inf)])
+    first_stage = {}
     if "first" in options:
-        first = options["first"]
+        first_stage = {name: options.pop(name) for name in ("first", "candidates") if name in options}
+        first = first_stage["first"]
         check_type("first", first, str)
-        check_type("candidates", options.get("candidates", 1), Annotated[int, Range(1, inf)])
+        if not first:
+            raise ValueError(f"first is empty: name {BASELINE}, or a folder made by index")
         if first != BASELINE:
-            check_first(first, folder)
-            options["first"] = os.path.abspath(first)
+            first_stage["first"] = os.path.abspath(first)
     if name in COLLECTIONS:
         options = {COLLECTIONS[name]: re.sub(r"\W", "_", folder.stem)} | options
-    return f"{name}:{place}", options
+    return f"{name}:{place}", options, first_stage
 
 
 def _fill_engine(
@@ -186,13 +194,15 @@ def _fill_engine(
         write_json(folder / BEGUN, asdict(origin))
         (folder / MARKER).unlink(missing_ok=True)
         replace_file(folder / FRESH, folder / CORPUS)
+        corpus = origin.pieces(read_corpus(folder / CORPUS)).corpus
+        same = former is not None and former.fingerprint == digest.hexdigest()
+        if origin.first_stage.get("first") == BASELINE and not (same and (folder / BASELINE).is_dir()):
+            with naming(folder / BASELINE):
+                BM25(corpus, progress=True).save(folder / BASELINE)
         if settings.anew:
             with naming(engine.place):
                 engine.delete(stored)
-        corpus = origin.pieces(read_corpus(folder / CORPUS)).corpus
         encoded, gone = index_corpus(engine, paradigm, corpus, precision=settings.precision, progress=True)
-    if origin.first_stage.get("first") == BASELINE:
-        BM25(corpus, progress=True).save(folder / BASELINE)
     write_json(folder / MARKER, asdict(replace(origin, fingerprint=digest.hexdigest())))
     show.tell(f"{engine.place} is up to date: {encoded:,} encoded, {gone:,} deleted")
 
@@ -298,18 +308,14 @@ def _check_origin(folder: Path, former: Origin, origin: Origin) -> None:
 
     The source and the model may have other names, because their contents are compared.
     """
-    before = _stored(former)
-    after = _stored(origin)
-    changed = [f"{name} ({old}, not {after[name]})" for name, old in before.items() if old != after[name]]
+    changed = []
+    for name in ("kind", "words", "passages", "engine", "engine_options"):
+        old = getattr(former, name)
+        new = getattr(origin, name)
+        if old != new:
+            changed.append(f"{name.replace('_', ' ')} ({old}, not {new})")
     if changed:
         raise FileExistsError(
             f"{folder} was made with other {', '.join(changed)}: choose another --output, or add --anew to "
             "index everything again"
         )
-
-
-def _stored(origin: Origin) -> dict[str, Any]:
-    """Return the settings on which the stored vectors depend, beside the source and the model."""
-    settings = {name: getattr(origin, name) for name in ("kind", "words", "passages", "engine")}
-    options = {name: value for name, value in origin.engine_options.items() if name not in SEARCHES}
-    return settings | {"engine options": options}

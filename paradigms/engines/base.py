@@ -27,7 +27,6 @@ from paradigms.model import Paradigm
 from paradigms.recipe import Recipe
 from paradigms.retrieve.indexed import text_of
 from paradigms.retrieve.retriever import Retriever
-from paradigms.retrieve.wrappers import WIDER
 from paradigms.store import Store
 from paradigms.store.shards import text_digest
 from paradigms.store.view import other_texts
@@ -271,8 +270,8 @@ class EngineRetriever:
     documents' texts, for `explain`; a search raises ValueError if it finds a document that the corpus lacks
     or that had another text when it was encoded. documents: ids to search; None means all. first: retriever
     of the candidates of a search, such as one of term weights; `candidates` is how many documents it finds
-    for the engine to score, or more if fewer than k pass the engine's filters. A search of `documents` scores
-    all of these instead.
+    for the engine to score. Where the engine's filters refuse some and leave fewer than k, the engine
+    searches all documents. A search of `documents` scores all of these instead.
     Raises ValueError if the engine cannot score the model's vectors (`Engine.check`), or if candidates < 1.
     """
 
@@ -289,8 +288,8 @@ class EngineRetriever:
             raise ValueError(f"candidates must be at least 1, got {self.candidates}")
 
     def size_in_bytes(self) -> int:
-        """Return the size of `first`, because the engine stores its documents elsewhere."""
-        return 0 if self.first is None else self.first.size_in_bytes()
+        """Return 0, because the engine stores its documents elsewhere."""
+        return 0
 
     @any_queries
     def search(self, queries: Mapping[str, str], k: int = 100, *, progress: bool = False) -> Run:
@@ -303,16 +302,16 @@ class EngineRetriever:
         return self._ranked(f"search {self.model.name}", queries, dict.fromkeys(queries, k), among, progress)
 
     def _search_candidates(self, first: Retriever, queries: Mapping[str, str], k: int, progress: bool) -> Run:
-        run: Run = {query: {} for query in queries}
-        left = dict(queries)
-        depth = max(k, self.candidates)
-        while left:
-            candidates = first.search(left, depth, progress=progress)
-            for query, scores in self.rerank(left, candidates, progress=progress).items():
-                run[query] = best_first({id: score for id, score in scores.items() if score > -inf}, k)
-                if len(run[query]) == k or len(scores) < depth:
-                    del left[query]
-            depth *= WIDER
+        candidates = first.search(queries, max(k, self.candidates), progress=progress)
+        asked = {query: candidates.get(query, {}) for query in queries}
+        run: Run = {}
+        few = []
+        for query, scores in self.rerank(queries, asked, progress=progress).items():
+            run[query] = best_first({id: score for id, score in scores.items() if score > -inf}, k)
+            if len(run[query]) < min(k, len(scores)):
+                few.append(query)
+        if few:
+            run |= self._ranked(f"search {self.model.name}", queries, dict.fromkeys(few, k), {}, progress)
         return run
 
     def only(self, ids: Iterable[str]) -> "EngineRetriever":

@@ -31,7 +31,15 @@ import torch
 from paradigms.align import EqualIds, PoolExcess, PoolTopK, PositiveEqualIds, pool_count
 from paradigms.core import Tokens
 from paradigms.engines.base import Engine, Hit, check_numbers
-from paradigms.engines.sql import check_alignment, equal_ids, imputed, relevance, similarities, vector_of
+from paradigms.engines.sql import (
+    JOINED,
+    check_alignment,
+    equal_ids,
+    imputed,
+    relevance,
+    similarities,
+    vector_of,
+)
 from paradigms.impute import IMPUTATIONS
 from paradigms.io.checks import naming
 from paradigms.model import Paradigm
@@ -228,12 +236,13 @@ class ClickHouseEngine(Engine):
         try:
             tables = self.run(sql)
         except (RuntimeError, ValueError) as error:
-            if TOO_LARGE.search(str(error)):
-                raise ValueError(
-                    "the query has too many tokens for this A, whose SQL has more than the 50,000 nodes that "
-                    "ClickHouse reads (max_ast_elements)"
-                ) from error
-            raise
+            large = TOO_LARGE.search(str(error))
+            if large is None:
+                raise
+            raise ValueError(
+                f"the statement is too large for ClickHouse ({large[0]}): use fewer query tokens, or a "
+                "shorter condition"
+            ) from error
         return [row for table in tables for row in table.to_pylist()]
 
     def insert(self, table: str, rows: Any) -> None:
@@ -309,7 +318,7 @@ class ClickHouseEngine(Engine):
             if query.ids is None or self.rows(unnumbered):
                 raise ValueError("an alignment of equal ids needs the token ids of queries and documents")
         where = self._current(query, among)
-        if isinstance(recipe.align, EqualIds | PositiveEqualIds):
+        if isinstance(recipe.align, JOINED):
             return self._matching(query, recipe.align, recipe.normalise, k, where)
         weighed = bool(self.rows(f"SELECT 1 FROM {self.tokens} WHERE salience != 1 LIMIT 1"))
         rows = similarities(query, self.tokens, self.numbers, weighed, where)

@@ -98,13 +98,15 @@ ALIGNED: dict[type[Alignment], Callable[[Any, Column], tuple[str, str]]] = {
         f"toUInt32(greatest(floor({align.p!r} * count() + 1e-9), 1))"  # as TopP.kept
     ),
 }
+JOINED = (EqualIds, PositiveEqualIds)  # classes of A whose SQL is that of `equal_ids`
 
 
 def check_alignment(align: Alignment) -> None:
     """Raise ValueError unless there is SQL for the alignment."""
-    if type(align) not in (kinds := (*ALIGNED, EqualIds, PositiveEqualIds)):
+    kinds = (*ALIGNED, *JOINED)
+    if type(align) not in kinds:
         names = ", ".join(kind.__name__ for kind in kinds)
-        raise ValueError(f"{align} has no SQL; ALIGNED of {__name__} has it for {names}")
+        raise ValueError(f"{align} has no SQL; there is SQL for {names}")
 
 
 def _normaliser(name: str, count: int, total: str, retrieved: str) -> str:
@@ -192,7 +194,7 @@ def equal_ids(
     if isinstance(align, PositiveEqualIds):
         pairs += " WHERE s > 0 OR stored.token < 0"
     best = f"SELECT document, max(s) AS best, argMax(weight, s) AS w FROM ({pairs}) GROUP BY document, j"
-    sums = "sum(best * w) AS matched, sum(w) AS total, countIf(w > 0) AS retrieved"
+    sums = "sum(best * w) AS matched, sum(w) AS total, toFloat64(countIf(w > 0)) AS retrieved"
     scored = f"(SELECT document, {sums} FROM ({best}) GROUP BY document) AS scored"
     if all_documents:
         documents = f"SELECT document, count() AS rows FROM {table} WHERE {where} GROUP BY document"

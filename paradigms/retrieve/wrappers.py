@@ -20,7 +20,7 @@ from paradigms.retrieve.retriever import Retriever
 from paradigms.store.building import Launch
 
 BLOCK = 256  # queries whose results processes send at once
-WIDER = 4  # factor by which to increase the candidates if a query gets too few documents
+WIDER = 4  # factor by which to increase the number of passages if a query gets too few documents
 
 
 @dataclass(frozen=True, eq=False)

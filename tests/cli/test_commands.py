@@ -489,22 +489,40 @@ def test_a_first_stage_finds_an_engines_candidates(
     Path("ids").write_text("snow.txt:1")
     assert found("--among", "ids").keys() == {"snow.txt:1"}
     assert "rel = " in printed(capsys, "explain", "colbert.index", "fish")[0]
-    assert (open_folder("colbert.index").retriever.size_in_bytes() > 0) == (first == "bm25")
     for wrong, said in (
         ({"candidates": 0}, "candidates must be at least 1"),
         ({"first": 3}, "first=3; it must be str"),
         ({"first": "colbert.index"}, "name another index, without a first stage"),
         ({"first": "unknown"}, "unknown is not an index"),
+        ({"first": ""}, "first is empty: name bm25, or a folder"),
     ):
         assert said in refused(*command("colbert", "vectors", **{"first": first} | wrong))
+    assert "candidates must be at least 1" in refused(*command("colbert", "vectors", candidates=0))
     (source / "wood.txt").write_text("warm wood")
     if first == "coil.index":
+        assert "give both the same --words" in refused(*staged, "--words", "1", "--anew")
+        assert "use one folder and another database" in refused(*staged, "--engine", "clickhouse:elsewhere")
         assert "different documents" in refused("index", "notes", "--output", "colbert.index", *staged[2:4])
         main([*map(str, command("coil", "terms"))])
-    main([*map(str, command("colbert", "vectors", first=first, candidates=1))])
+        file = Path("coil.index/search.json")
+        former = json.loads(file.read_text())
+        del former["first_stage"]
+        file.write_text(json.dumps(former))
+    staged = command("colbert", "vectors", first=first, candidates=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(indexing, "BM25", lambda *_, **__: int("no terms"))
+        if first == "bm25":  # which is built before anything is encoded
+            assert "colbert.index/bm25: invalid" in refused(*staged)
+    main([*map(str, staged)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(indexing, "BM25", None)
+        assert "0 encoded" in printed(capsys, *staged)[1]
     assert found("-k", "1").keys() == {"fish.txt:1"}
     Path(place).rename("gone")
     assert missing in refused("search", "colbert.index", "fish")
+    Path("gone").rename(place)
+    main([*map(str, command("colbert", "vectors"))])
+    assert Path(place).exists() == (first == "coil.index")
 
 
 def test_a_search_among_some_documents(judged, models, capsys):

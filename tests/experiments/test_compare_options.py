@@ -123,9 +123,12 @@ def test_an_engines_index_is_compared_with_its_first_stage(
     options = json.dumps({"database": "compared", "first": "bm25", "candidates": 6})
     made = ["index", str(arguana), "--output", str(tmp_path / "index"), "--model", str(checkpoint)]
     main([*made, "--engine", engine, "--engine-options", options])
-    systems = json.dumps({"mine": {"checkpoint": str(checkpoint), "index": str(tmp_path / "index")}})
+    mine = {"checkpoint": str(checkpoint), "index": str(tmp_path / "index")}
+    systems = json.dumps({"mine": mine, "both": {"fuse": ["bm25", "mine"]}})
     flags = {"collection": arguana, "output": tmp_path / "out", "systems": systems, "depth": 6, "steps": 0}
     run("compare", **flags, tracker="none")
+    for name in ("mine", "both"):
+        assert json.loads((tmp_path / "out" / name / "costs.json").read_text())["bytes/document"] is None
     found, first = (read_run(tmp_path / "out" / "runs" / f"{name}.retrieve.run") for name in ("mine", "bm25"))
     assert {query: set(scores) for query, scores in found.items()} == {q: set(s) for q, s in first.items()}
     with pytest.raises(SystemExit, match="other documents, or passages of other words"):

@@ -68,19 +68,26 @@ def test_all_documents_are_measured_with_quality_and_once_and_failures_named(
 ) -> None:
     settings = serving_costs.Settings(
         collection=str(words), documents=0, queries=0, backbone=str(tiny_bert), bits=[8], rounds=1,
-        threads=1, clock="cpu", engines=False, output=str(tmp_path / "out"), paradigms=["dpr", "bm25"],
+        threads=1, clock="cpu", output=str(tmp_path / "out"), paradigms=["dpr", "bm25"],
         **LENGTHS,
     )  # fmt: skip
-    measure = serving_costs.measure_index
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            serving_costs,
-            "measure_index",
-            lambda *of, **how: measure(*of, **how) if of[5].name != "faiss" else int("no FAISS"),
-        )
+    monkeypatch.setattr(serving_costs, "installed", lambda name: name == "Qdrant")
+    monkeypatch.setattr(serving_costs, "measure_engine", lambda *_: int("no [Qdrant]"))
+    with pytest.raises(SystemExit, match="1"):
         serving_costs.main(settings)
-    assert "failed: dpr, FAISS: invalid literal" in capsys.readouterr().out
-    assert "FAISS" not in (tmp_path / "out" / "costs.json").read_text()
+    assert "failed: dpr, Qdrant: invalid literal for int() with base 10: 'no [Qdrant]'" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert "Qdrant" not in (tmp_path / "out" / "costs.json").read_text()
+    study = (tmp_path / "out" / "study.json").read_text()
+    assert "Failed: dpr, Qdrant." in study
+    assert "invalid" not in study
+    monkeypatch.setattr(serving_costs, "installed", lambda name: False)
+    (tmp_path / "out" / "measured" / "dpr" / "FAISS.json").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(serving_costs, "measure_index", lambda *_, **__: int("no FAISS"))
+        with pytest.raises(SystemExit, match="no FAISS"):
+            serving_costs.main(settings)
     serving_costs.main(settings)
     rows = json.loads((tmp_path / "out" / "costs.json").read_text())
     assert {row["engine"] for row in rows} == {
