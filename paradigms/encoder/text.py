@@ -96,7 +96,7 @@ class TextEncoder(Encoder):
 
     def truncated(self, dim: int | None) -> "TextEncoder":
         if dim is not None and dim > self._full_width:
-            raise ValueError(f"vectors of {self._whole} dimensions have no first {dim}")
+            raise ValueError(f"vectors of {self._full_width} dimensions have no first {dim}")
         short = copy(self)
         short.settings = replace(self.settings, truncate=dim)
         return short

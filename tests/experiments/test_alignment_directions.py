@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from alignment_directions import BACKWARD, CANDIDATES, CHANCE, FORWARD, GENERATIVE, TRAINED, WHOLE
+from alignment_directions import BACKWARD, CANDIDATES, CHANCE, FORWARD, GENERATIVE, TRAINED, WHOLE_DOCUMENT
 from papers.wu2024.trained_pairs import open_pairs
 from rich.console import Console
 from studies.gains import DEV
@@ -32,7 +32,7 @@ def test_directions_against_loops_over_tokens(
     mvdr, generative = (load(models / name / "checkpoint").eval() for name in ("colbert", "seal"))
     corpus, pool = data.collection.corpus, data.pool(4)
     runs = study.rankings([mvdr, generative], data, pool)
-    assert list(runs) == ["BM25", FORWARD, *BACKWARD, *GENERATIVE, WHOLE]
+    assert list(runs) == ["BM25", FORWARD, *BACKWARD, *GENERATIVE, WHOLE_DOCUMENT]
     for query, candidates in pool.items():
         assert all(run[query].keys() == candidates.keys() for run in runs.values())
         q = mvdr.encode_queries([data.test.queries[query]])
@@ -74,7 +74,7 @@ def verdicts(
     """
     order = np.linspace(0, 1, 60, endpoint=False)
     shares = {FORWARD: forward} | dict.fromkeys(BACKWARD, backward)
-    shares |= dict.fromkeys([*GENERATIVE, WHOLE], generative)
+    shares |= dict.fromkeys([*GENERATIVE, WHOLE_DOCUMENT], generative)
     values = {name: {"RR@10": np.tile((order < s).astype(float), (2, 1))} for name, s in shares.items()}
     values[CHANCE] = {"RR@10": np.full((2, 60), 0.05)}
     values[CANDIDATES] = {"RR@10": np.full((2, 60), 0.5)}

@@ -12,7 +12,7 @@ import torch
 from studies import model_runs
 from studies.system_runs import write_runs
 from studies.system_settings import SystemSettings
-from studies.systems import opened
+from studies.systems import open_model
 from transformers import BertForSequenceClassification
 
 from paradigms import PARADIGMS, Paradigm, load
@@ -215,7 +215,9 @@ def test_a_system_learns_from_another_one(
 def test_a_checkpoint_opens_with_another_alignment(finished: Path, name: str, align: str, normalise: str):
     """Its scores are rel of the saved model's tokens with this A and Z, and no search imputes."""
     checkpoint = str(finished / name / "checkpoint")
-    other = opened(SystemSettings(checkpoint=checkpoint, options={"align": align, "normalise": normalise}))
+    other = open_model(
+        SystemSettings(checkpoint=checkpoint, options={"align": align, "normalise": normalise})
+    )
     saved = Paradigm.from_pretrained(checkpoint).double()
     tokens = saved.encode_documents(["the sea", "a bird over the river"]), saved.encode_queries(["sea bird"])
     expected = rel(*tokens, as_alignment(align), NORMALISERS[normalise])
@@ -238,7 +240,7 @@ def test_a_checkpoint_that_cannot_be_opened_so_is_refused(
     finished: Path, name: str, system: dict[str, Any], message: str
 ):
     with pytest.raises(ValueError, match=message):
-        opened(SystemSettings(checkpoint=str(finished / name / "checkpoint"), **system))
+        open_model(SystemSettings(checkpoint=str(finished / name / "checkpoint"), **system))
 
 
 def test_a_reranker_searches_what_bm25_finds(words: Path, tiny_bert: Path, tmp_path: Path):
