@@ -3,7 +3,6 @@
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
-from types import SimpleNamespace
 from urllib.parse import parse_qsl, urlsplit
 
 import pyarrow as pa
@@ -25,6 +24,7 @@ from paradigms.align import (
     QueryToDocument,
     one,
 )
+from paradigms.baselines.bm25 import BM25
 from paradigms.core import Tokens, rel, similarity
 from paradigms.data import Corpus
 from paradigms.engines import EngineRetriever, hand_over, index_corpus
@@ -147,7 +147,7 @@ def test_a_search_of_term_weights_reads_its_terms_alone(engine_of, monkeypatch, 
     assert ["LEFT JOIN" in sql for sql in statements] == [False, False, True]
 
 
-def test_term_weights_choose_candidates(tiny_bert, engine_of):
+def test_term_weights_choose_candidates(tiny_bert, engine_of, monkeypatch):
     """SPLADE's weights in one database, ColBERT's vectors in another, filters in both, then in one alone."""
     torch.manual_seed(0)
     documents = Corpus.of(texts(60, 0))
@@ -180,7 +180,8 @@ def test_term_weights_choose_candidates(tiny_bert, engine_of):
         EngineRetriever(vectors, colbert, first=first, candidates=0)
     weights.where = {}
     assert_same_run(retriever.search(queries, 8), EngineRetriever(vectors, colbert).search(queries, 8))
-    silent = EngineRetriever(vectors, colbert, first=SimpleNamespace(search=lambda *_, **__: {}))
+    monkeypatch.setattr(BM25, "search", lambda *_, **__: {})
+    silent = EngineRetriever(vectors, colbert, first=BM25(documents))
     assert silent.search(queries, 8) == {query: {} for query in queries}
 
 
