@@ -58,7 +58,8 @@ class Settings(
     override the settings below; backbone (for generative paradigms a T5, a BART, or an encoder, which is
     frozen; small: a T5 with random weights); checkpoint, a saved model that is compared without training
     (options may change the alignment: align, as "TopK(k=2)", and normalise; a reranker ranks BM25's results);
-    index, which experiments/encode.py or `paradigms index`, also in an engine, made with the checkpoint;
+    index, which experiments/encode.py or `paradigms index`, also in an engine (in a local folder: for one
+    process), made with the checkpoint;
     fuse, as in '{"colbert": {}, "hybrid": {"fuse": ["bm25", "colbert"]}}', with fusion rrf (reciprocal
     ranks) or sum (scores from 0 to 1) and
     weights (by default, sum chooses them on dev); teacher, as in '{"colbert": {}, "dpr": {"teacher":

@@ -19,7 +19,7 @@ A row of claims has the keys
 
 Words in braces are groups, which a study fills in, such as {XTR}: the claim is tested for each member.
 
-A study writes the values behind its verdicts (`Study.kept`), and `judge.py` judges them again.
+A study writes the values behind its verdicts (`Study.judged_values`), and `judge.py` judges them again.
 """
 
 import json
@@ -250,7 +250,7 @@ class Study:
 
 
 def again(values: Mapping[str, np.ndarray], omitted: Collection[str] = ()) -> Rows:
-    """Judge what `Study.kept` returned by the rows that printed.yaml has now; return the table's rows.
+    """Judge what `Study.judged_values` returned by the rows of printed.yaml now; return the table's rows.
 
     A contrast that the run did not judge remains undecided. omitted: ids of queries that are left out; claims
     about values that do not have one number for each query are then not tested.

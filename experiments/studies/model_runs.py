@@ -166,9 +166,8 @@ def bind(
     """
     bound_settings = asdict(settings) | more | content(**{name: getattr(settings, name) for name in named})
     bound_settings |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
-    bound_settings |= {
-        "order of queries": "by hash"
-    }  # values without ids, from other versions, are of other queries
+    # Values without ids, from other versions, are of other queries.
+    bound_settings |= {"order of queries": "by hash"}
     free = {*free, "output", "tracker"}
     by_main(lambda: keep_settings(bound_settings, Path(settings.output), free), accelerator)
 

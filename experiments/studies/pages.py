@@ -44,7 +44,7 @@ class Section:
     """A heading, a paragraph, rows (all with the same keys) and a figure, for the page and the console.
 
     A cell with values [seeds, queries] is shown as the mean with an interval. values: what its verdicts rest
-    on, by name (`claims.Study.kept`).
+    on, by name (`claims.Study.judged_values`).
     """
 
     heading: str

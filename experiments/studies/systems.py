@@ -47,9 +47,8 @@ class ComparisonData(StudyData):
 
     others: dict[str, Split] = field(default_factory=dict)  # queries of other splits
     bm25_seconds: float = 0.0  # seconds to build BM25
-    document_queries: frozenset[str] = (
-        frozenset()
-    )  # ids of queries that are also documents, which are left out
+    # ids of queries that are also documents, which are left out
+    document_queries: frozenset[str] = frozenset()
     pieces: Pieces = field(kw_only=True)  # passages, or whole documents
     cut: BM25 | None = None  # BM25 on the truncated documents, if the first encoder truncates any
     read: str = ""  # description of the truncated documents

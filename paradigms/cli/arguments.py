@@ -86,7 +86,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "JSON",
         "help": 'more arguments of the engine\'s class, such as \'{"database": "notes"}\'; with '
         "`first` (bm25, or an index of the same source and --words), that finds `candidates` documents "
-        "(default 1000), which the engine scores",
+        "(default 1000, and at least -k), which the engine scores",
     },
     "--model": {"help": f"checkpoint: a folder or a name on the hub (default: {PARADIGM} over {OFFLINE})"},
     "--paradigm": {

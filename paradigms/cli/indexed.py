@@ -245,7 +245,10 @@ def _open_first(folder: Path, origin: Origin, corpus: Corpus, pickled: bool) -> 
     """Open what finds a folder's candidates. Raises ValueError if it has other documents than `corpus`."""
     first = origin.first_stage["first"]
     if first == BASELINE:
-        return BM25.load(folder / BASELINE, corpus)
+        try:
+            return BM25.load(folder / BASELINE, corpus)
+        except (FileNotFoundError, ValueError) as error:
+            raise ValueError(f"{error}: index the source again") from error
     check_first(folder, origin)
     opened = open_folder(first, pickled=pickled)
     if not same_texts(opened.pieces.corpus, corpus):

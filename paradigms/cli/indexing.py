@@ -149,7 +149,8 @@ def _engine(
         )
     if not parts:
         place = os.path.abspath(place)
-    check_type("candidates", options.get("candidates", 1), Annotated[int, Range(1, inf)])
+    least = int("first" in options)  # an engine's own candidates may be 0: all documents
+    check_type("candidates", options.get("candidates", 1), Annotated[int, Range(least, inf)])
     first_stage = {}
     if "first" in options:
         first_stage = {name: options.pop(name) for name in ("first", "candidates") if name in options}
@@ -195,16 +196,23 @@ def _fill_engine(
         (folder / MARKER).unlink(missing_ok=True)
         replace_file(folder / FRESH, folder / CORPUS)
         corpus = origin.pieces(read_corpus(folder / CORPUS)).corpus
-        same = former is not None and former.fingerprint == digest.hexdigest()
-        if origin.first_stage.get("first") == BASELINE and not (same and (folder / BASELINE).is_dir()):
-            with naming(folder / BASELINE):
-                BM25(corpus, progress=True).save(folder / BASELINE)
+        if origin.first_stage.get("first") == BASELINE:
+            _keep_bm25(folder / BASELINE, corpus)
         if settings.anew:
             with naming(engine.place):
                 engine.delete(stored)
         encoded, gone = index_corpus(engine, paradigm, corpus, precision=settings.precision, progress=True)
     write_json(folder / MARKER, asdict(replace(origin, fingerprint=digest.hexdigest())))
     show.tell(f"{engine.place} is up to date: {encoded:,} encoded, {gone:,} deleted")
+
+
+def _keep_bm25(folder: Path, corpus: Corpus) -> None:
+    """Build BM25 in a folder, unless it is there for the same documents."""
+    try:
+        BM25.load(folder, corpus)
+    except (FileNotFoundError, ValueError):
+        with naming(folder):
+            BM25(corpus, progress=True).save(folder)
 
 
 def update(

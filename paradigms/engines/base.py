@@ -270,8 +270,8 @@ class EngineRetriever:
     documents' texts, for `explain`; a search raises ValueError if it finds a document that the corpus lacks
     or that had another text when it was encoded. documents: ids to search; None means all. first: retriever
     of the candidates of a search, such as one of term weights; `candidates` is how many documents it finds
-    for the engine to score. Where the engine's filters refuse some and leave fewer than k, the engine
-    searches all documents. A search of `documents` scores all of these instead.
+    for the engine to score, or k if k is larger. Where the engine's filters refuse some and leave fewer than
+    k, the engine searches all documents. A search of `documents` scores all of these instead.
     Raises ValueError if the engine cannot score the model's vectors (`Engine.check`), or if candidates < 1.
     """
 

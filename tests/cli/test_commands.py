@@ -497,7 +497,7 @@ def test_a_first_stage_finds_an_engines_candidates(
         ({"first": ""}, "first is empty: name bm25, or a folder"),
     ):
         assert said in refused(*command("colbert", "vectors", **{"first": first} | wrong))
-    assert "candidates must be at least 1" in refused(*command("colbert", "vectors", candidates=0))
+    assert "candidates must be at least 0" in refused(*command("colbert", "vectors", candidates=-5))
     (source / "wood.txt").write_text("warm wood")
     if first == "coil.index":
         assert "give both the same --words" in refused(*staged, "--words", "1", "--anew")
@@ -510,13 +510,17 @@ def test_a_first_stage_finds_an_engines_candidates(
         file.write_text(json.dumps(former))
     staged = command("colbert", "vectors", first=first, candidates=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(indexing, "BM25", lambda *_, **__: int("no terms"))
+        patch.setattr(indexing.BM25, "__init__", lambda *_, **__: int("no terms"))
         if first == "bm25":  # which is built before anything is encoded
             assert "colbert.index/bm25: invalid" in refused(*staged)
     main([*map(str, staged)])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(indexing, "BM25", None)
+        patch.setattr(indexing.BM25, "save", None)
         assert "0 encoded" in printed(capsys, *staged)[1]
+    if first == "bm25":  # damaged, it is built again
+        Path("colbert.index/bm25/settings.json").unlink()
+        assert "index the source again" in refused("search", "colbert.index", "fish")
+        main([*map(str, staged)])
     assert found("-k", "1").keys() == {"fish.txt:1"}
     Path(place).rename("gone")
     assert missing in refused("search", "colbert.index", "fish")
