@@ -69,8 +69,8 @@ import numpy as np
 from papers.weller2025.free_vectors import DEVICE, draw_picture, fits, free
 from studies.claims import Study
 from studies.curves import Curves
-from studies.gains import training_section
-from studies.model_runs import training_of
+from studies.gains import DEV, training_section
+from studies.model_runs import training_of, values_of
 from studies.pages import Measured, Rows, Section, publish, resampled
 
 from paradigms.data import Collection, Corpus, Problems, Split, load_collection, read_run
@@ -208,13 +208,15 @@ def compared_figure(rows: Rows, measure: str) -> "Figure":
 def compared(settings: Settings) -> tuple[Rows, list[str], dict[str, list[Measured]]]:
     """Measure R@k, R@10 and nDCG@10 of every system with compare.py, untrained and trained.
 
-    Returns the rows, the test queries, and what training did: "system, trained" -> one `training_of`.
+    Returns the rows, the test queries, and what training did: "system, trained" -> "kept step", and the dev
+    values (`DEV`) of searching all documents.
     """
     folder = Path(settings.output, "collection")
     write_folder(collection(settings), folder)
     splits = load_collection(str(folder)).splits
     test = splits["test"]
     measures = (f"R@{settings.relevant}", "R@10", "nDCG@10")
+    dev: dict[str, dict[str, list[float]]] = {}  # system -> training -> nDCG@10
     names = ("systems", "options", "backbone", "batch_size", "learning_rate", "trained_layers", "precision")
     rows: Rows = []
     queries = list[str]()
@@ -225,7 +227,7 @@ def compared(settings: Settings) -> tuple[Rows, list[str], dict[str, list[Measur
         output = Path(settings.output, training)
         options = {name: getattr(settings, name) for name in names} | {"collection": str(folder)}
         options |= {"output": str(output), "steps": steps, "evaluate_every": max(1, steps // 3)}
-        options |= {"dev_queries": len(splits["dev"].queries)}
+        options |= {"dev_queries": len(splits["dev"].queries), "also": ["dev"]}
         comparison = compare.Settings(**options, seeds=[settings.seed], tracker="none")
         compare.main(comparison)
         for name in ([] if rows else ["bm25"]) + list(comparison.chosen):
@@ -233,6 +235,9 @@ def compared(settings: Settings) -> tuple[Rows, list[str], dict[str, list[Measur
             queries = of_run.queries
             row = {"system": name, "training": "–" if name == "bm25" else training}
             rows.append(row | {m: of_run.values[m][None] for m in measures})
+            on_dev = read_run(output / "runs" / f"{name}.dev.run")
+            dev.setdefault(name, {})[training] = values_of(on_dev, splits["dev"], ["nDCG@10"])["nDCG@10"]
             if training == "trained":
-                trainings[f"{name}, trained"] = [training_of(output / name)]
+                searched = training_of(output / name) | {DEV: dev[name], "searched": True}
+                trainings[f"{name}, trained"] = [searched]
     return rows, queries, trainings
