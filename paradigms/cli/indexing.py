@@ -43,7 +43,7 @@ from paradigms.data.beir import read_corpus, write_corpus
 from paradigms.data.collection import Document
 from paradigms.data.pieces import Pieces
 from paradigms.data.texts import CORPUS, INDEX, MARKER, visible
-from paradigms.engines import COLLECTIONS, index_corpus
+from paradigms.engines import COLLECTIONS, engine_class, index_corpus
 from paradigms.find import INDEXES, Index, open_index
 from paradigms.find.recall import Approximate
 from paradigms.identity import identity
@@ -138,8 +138,6 @@ def _engine(
             raise ValueError("--engine-options are an engine's: add --engine")
         return ("", {}, {}) if former is None else (former.engine, former.engine_options, former.first_stage)
     name, _, place = settings.engine.partition(":")
-    if not place:
-        raise ValueError(f"--engine {settings.engine} names no place: write ENGINE:PLACE")
     parts = [urlsplit(one) for one in place.split(",")] if "://" in place else []
     named = chain(re.findall(r'"([^"]*)":', json.dumps(options)), *(parse_qs(part.query) for part in parts))
     if any(part.password for part in parts) or any(map(SECRET.search, named)):
@@ -147,7 +145,7 @@ def _engine(
             "--engine or its options have a password or a key, which would be stored: give it by an "
             "environment variable"
         )
-    if not parts:
+    if place and not parts:
         place = os.path.abspath(place)
     least = int("first" in options)  # an engine's own candidates may be 0: all documents
     check_type("candidates", options.get("candidates", 1), Annotated[int, Range(least, inf)])
@@ -162,6 +160,7 @@ def _engine(
             first_stage["first"] = os.path.abspath(first)
     if name in COLLECTIONS:
         options = {COLLECTIONS[name]: re.sub(r"\W", "_", folder.stem)} | options
+    engine_class(f"{name}:{place}", options)
     return f"{name}:{place}", options, first_stage
 
 

@@ -9,7 +9,8 @@ every A (`sql.ALIGNED`).
     EngineRetriever(engine, model, corpus).search(queries, 10)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from inspect import signature
 from typing import Any
 
 from paradigms.engines.base import Engine, EngineRetriever, hand_over, index_corpus
@@ -30,16 +31,29 @@ ENGINES: dict[str, Callable[..., Engine]] = {
 COLLECTIONS = {"clickhouse": "database", "qdrant": "collection", "postgres": "schema"}
 
 
-def open_engine(address: str, model: Paradigm, **options: Any) -> Engine:
-    """Open an engine for a model's vectors.
+def engine_class(address: str, options: Mapping[str, Any]) -> Callable[..., Engine]:
+    """Return the class that an address, ENGINE:PLACE, names.
 
-    address: ENGINE:PLACE, such as clickhouse:folder, with a key of `ENGINES`. options: more arguments of the
-    engine's class. Raises ValueError if the engine or an option is unknown or missing.
+    Raises ValueError if the engine is unknown, or an option unknown or missing.
     """
     name, _, place = address.partition(":")
     if name not in ENGINES or not place:
         raise ValueError(f"{address!r}: write ENGINE:PLACE, with one of the engines {', '.join(ENGINES)}")
+    known = signature(ENGINES[name])
     try:
-        return ENGINES[name](place, model.encoder.dim, single=model.encoder.settings.single, **options)
+        known.bind(place, 0, single=False, **options)
     except TypeError as error:
-        raise ValueError(f"{name}: {error}") from error
+        accepted = [option for option in list(known.parameters)[2:] if option != "single"]
+        raise ValueError(f"{name}: {error}; its options: {', '.join(accepted)}") from error
+    return ENGINES[name]
+
+
+def open_engine(address: str, model: Paradigm, **options: Any) -> Engine:
+    """Open an engine for a model's vectors.
+
+    address: ENGINE:PLACE, such as clickhouse:folder, with a key of `ENGINES`. options: more arguments of the
+    engine's class. Raises the errors of `engine_class`.
+    """
+    made = engine_class(address, options)
+    place = address.partition(":")[2]
+    return made(place, model.encoder.dim, single=model.encoder.settings.single, **options)

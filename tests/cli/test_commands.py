@@ -430,14 +430,15 @@ def test_an_engine_takes_the_place_of_an_index(source, models, capsys, tmp_path_
     assert "leave out --kind" in refused(*other, address, "--kind", "exact")
     assert "would be stored" in refused(*other, "clickhouse:http://me:secret@localhost")
     assert "one of the engines clickhouse" in refused(*other, "unknown:folder")
-    assert "'nothing'" in refused(*other, address, "--engine-options", '{"nothing": 1}')
+    assert "'nothing'; its options: " in refused(*other, address, "--engine-options", '{"nothing": 1}')
     assert "would be stored" in refused(*other, address, "--engine-options", '{"a": [{"api_key": "x"}]}')
     assert "must be a JSON object" in refused(*other, address, "--engine-options", "[1]")
-    assert "names no place" in refused(*other, engine)
+    assert "write ENGINE:PLACE" in refused(*other, engine)
+    assert not Path("other").exists()
     assert "add --engine" in refused(*other[:-1], "--engine-options", '{"database": "x"}')
     # What is refused or fails before all is read changes nothing.
     found = ranked("engine.index")
-    elsewhere = refused(*command, "--engine", address, "--engine-options", '{"database": "x"}')
+    elsewhere = refused(*command, "--engine", address, "--engine-options", '{"numbers": "x"}')
     assert "other engine options" in elsewhere
     refused(*command, "--model", models["dpr"], "--engine", address, "--anew")
     with pytest.MonkeyPatch.context() as patch:
