@@ -216,7 +216,9 @@ def test_sentences_have_the_numbers_of_the_results():
         names = ("bm25", "dpr", "me_bert", "colbert")
         return {name: numbers(f"results/{study}", "overview", column, name) for name in names}
 
-    debian, t5, pydocs = map(compared, ("debian-28682-two-seeds", "debian-28682-t5", "compare-pydocs"))
+    studies = ("senses", "debian-28682-two-seeds", "debian-28682-t5", "compare-pydocs")
+    senses, debian, t5, pydocs = map(compared, studies)
+    ended = [{name: values[-3] for name, values in of.items()} for of in (debian, senses)]
     words = compared("compare-pydocs", "nDCG@10, parameters")
     after = [{name: values[-3] for name, values in of.items()} for of in (debian, pydocs, words)]
     dsi = numbers("results/debian-28682-dsi", "overview", "nDCG@10, whole corpus", "dsi")
@@ -231,8 +233,7 @@ def test_sentences_have_the_numbers_of_the_results():
     digits = numbers(wu, "claims_controls", "measured", "R@1, DSI-place − DSI-atomic")
     pruned = numbers("results/fewer-bytes", "ways", "minus all tokens", "pruned", "keep=0.25")
     readme = [
-        f"nDCG@10 {debian['colbert'][0]:.2f} and {debian['bm25'][0]:.2f}; one vector does not, ",
-        f"one vector does not, {debian['dpr'][0]:.2f} |",
+        *("{colbert:.2f}, {dpr:.2f}, {bm25:.2f}".format(**of) for of in ended),
         f"lift one vector from {t5['dpr'][0]:.2f} to {t5['dpr'][1]:.2f} and ",
         f"ColBERT from {t5['colbert'][0]:.2f} to {t5['colbert'][1]:.2f};",
         f"RR@10 is {imputed[0]:.2f} from 100 a query token, {imputed[1]:.2f} from 10,000, and "
@@ -243,6 +244,8 @@ def test_sentences_have_the_numbers_of_the_results():
         f"keeping the first quarter of the tokens costs {-pruned[0]:.2f} ",
     ]
     which = [
+        f"| {ended[1]['colbert']:.3f} and {ended[1]['dpr']:.3f} nDCG@10, for 13,680 and 784 bytes; ",
+        f"784 bytes; BM25 {ended[1]['bm25']:.3f} |",
         f"{after[0]['colbert']:.3f} nDCG@10; one vector {after[0]['dpr']:.3f}, BM25 {after[0]['bm25']:.3f}",
         f"{after[2]['bm25']:.3f} in .1 ms; ColBERT, {after[2]['colbert']:.3f}, does",
         f"one vector, {after[2]['dpr']:.3f}, does",
