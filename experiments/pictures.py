@@ -103,6 +103,7 @@ def which_paradigm() -> "Figure":
             axes.grid(color="0.92")
         row[0].set_title(kind, fontsize=10, loc="left")
         row[0].set_ylabel("nDCG@10")
+        row[0].locator_params(axis="y", nbins=5)
     for axes, label in zip(panels[-1], COSTS.values(), strict=True):
         axes.set_xlabel(label)
     names = [name for name in LOOKS if name in points]
