@@ -129,9 +129,7 @@ def train(
     if settings.gathered_weights == "bf16" and not (sharded() and half):
         raise ValueError("gathered_weights=bf16 needs shards (fsdp.yaml) and precision bf16")
     if settings.adapted_weights == "bf16" and (sharded() or not (half and adapted(paradigm))):
-        raise ValueError(
-            "adapted_weights=bf16 needs adapters (lora_rank), precision bf16 and no shards (gpus.yaml)"
-        )
+        raise ValueError("adapted_weights=bf16 needs adapters (lora_rank), precision bf16, no shards")
     attend(paradigm, settings.attention)
     freeze(paradigm, settings.trained_layers, settings.parts)
     with locked_by_main(folder, accelerator), _multiplying(settings.matmul_precision):

@@ -112,8 +112,6 @@ class LossSettings(LossOptions):
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.coded_bits not in (0, 1, 2, 4, 8):
-            raise ValueError(f"coded_bits must be 1, 2, 4 or 8, or 0 for none, got {self.coded_bits}")
         if any(dim < 1 for dim in self.matryoshka):
             raise ValueError(f"matryoshka are numbers of coordinates, at least 1, got {self.matryoshka}")
 
