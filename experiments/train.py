@@ -164,7 +164,7 @@ from paradigms.train.generative import fit_generative, t5_folder
 from paradigms.train.loop import FREE as RESUMED
 from paradigms.train.loop import Dev, Paused, TrainingSettings, train
 from paradigms.train.losses import Distillation
-from paradigms.train.mixture import Mixture, Part, shares_of
+from paradigms.train.mixture import Mixture, Part
 from paradigms.train.negatives import NEGATIVES_DEPTH, FalseNegatives, ScorePairs, SharedBM25, pair_scores
 from paradigms.train.parallel import built, by_main, sharded
 from paradigms.train.stored import open_rows, stored_rows
@@ -321,13 +321,13 @@ def parts_of(settings: Settings, model: Paradigm, folder: Path, accelerator: Acc
             texts, examples = examples_of(source, settings.seed, place, accelerator)
         prompts = (source.query_prompt, source.document_prompt)
         objectives.append(Contrastive(model, texts, examples, prompts))
-    counts = [len(objective.examples) for objective in objectives]
     parts = []
-    for source, objective, share in zip(sources, objectives, shares_of(counts, settings.mixing), strict=True):
+    for source, objective in zip(sources, objectives, strict=True):
+        share = len(objective.examples) ** (1 / settings.mixing) if source.share is None else source.share
         loss = dict(source.loss)
         if distil := loss.pop("distil", None):
             loss["distillation"] = Distillation(distil)
-        parts.append(Part(objective, float(share if source.share is None else source.share), loss))
+        parts.append(Part(objective, float(share), loss))
     return parts
 
 

@@ -384,8 +384,6 @@ def pool_count(k: int | float, tokens: Int[Tensor, "b j"]) -> Int[Tensor, "b j"]
 
 def retrieved_tokens(S: TokenPairs, valid: Valid, k: int | float) -> Valid:
     """Compute XTR's Â: mask the document tokens among each query token's k most similar in the whole pool."""
-    if k <= 0:
-        raise ValueError(f"token retrieval needs k above 0, got {k}")
     size = S.shape[1] * S.shape[2]
     counts = pool_count(k, valid.sum((1, 2)))
     most = min(int(counts.max()), size) if counts.numel() else 0

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -33,42 +33,29 @@ Identity = dict[str, Any]
 their fields."""
 
 
-class Computed(NamedTuple):
-    """An identity, with what the encoder's weights and tokenizer were when it was computed."""
-
-    state: tuple[Any, ...]  # holds no weights, or those of a model that moved to a GPU would stay
-    sketch: Any
-    identity: Identity
-
-
-_computed: WeakKeyDictionary[nn.Module, Computed] = WeakKeyDictionary()
+# An encoder's weights and tokenizer when its identity was computed, and the identity. The first holds no
+# weights, or those of a model that moved to a GPU would stay.
+_computed: WeakKeyDictionary[nn.Module, tuple[tuple[Any, ...], Any, Identity]] = WeakKeyDictionary()
 
 
 def identity(encoder: Encoder, *, anew: bool = False) -> Identity:
     """Return what makes the encoder's document vectors.
 
     The result is cached until the weights, as `encoder.weights.state_of` sees them, or the tokenizer change.
-    anew: read all weights, as before the identity is recorded.
+    A model with adapters and its merged copy have the same identity, if processors round products
+    identically. anew: read all weights, as before the identity is recorded.
     """
     document = encoder.of("document") if isinstance(encoder, TwoTowers) else encoder
     state = state_of(chain(document.parameters(), document.buffers()))
     sketch = _sketch(document.tokenizer)
     computed = _computed.get(document)
-    if anew or computed is None or (computed.state, computed.sketch) != (state, sketch):
-        content = {"weights": weights_of(document)} | design_of(document)
-        computed = _computed[document] = Computed(state, sketch, content)
-    return computed.identity | {"settings": _json(document.document_settings())}
-
-
-def weights_of(module: nn.Module) -> str:
-    """Return the SHA-256 of a module's weights.
-
-    Adapters are merged into the weights, as in `save_pretrained`. A model with adapters and its merged copy
-    therefore have the same checksum, if the processors round products identically.
-    """
-    weights = module.state_dict()
-    adapted = any(".lora_" in name for name in weights)
-    return checksum_of((without_adapters(module) if adapted else weights).values())
+    if anew or computed is None or computed[:2] != (state, sketch):
+        weights = document.state_dict()
+        if any(".lora_" in name for name in weights):  # merged, as in `save_pretrained`
+            weights = without_adapters(document)
+        content = {"weights": checksum_of(weights.values())} | design_of(document)
+        computed = _computed[document] = state, sketch, content
+    return computed[2] | {"settings": _json(document.document_settings())}
 
 
 def checksum_of(weights: Iterable[Tensor]) -> str:
@@ -82,7 +69,8 @@ def checksum_of(weights: Iterable[Tensor]) -> str:
 def design_of(module: nn.Module) -> Identity:
     """Return what makes a module's output besides weights and settings: configuration, tokenizer, plug-in."""
     tokenizers = hashlib.sha256()
-    for tokenizer in _tokenizers(module):
+    parts = (getattr(part, "tokenizer", None) for part in module.modules())
+    for tokenizer in {id(tokenizer): tokenizer for tokenizer in parts if tokenizer is not None}.values():
         tokenizers.update(tokenizer_state(tokenizer).encode("utf-8", "surrogatepass"))
     design = {"configuration": _json(configuration(module)), "tokenizer": tokenizers.hexdigest()}
     plugin = plugin_of(type(module))
@@ -101,11 +89,6 @@ def differing(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         recorded = {**recorded, part: {key: old[key] for key in shared}}
         now = {**now, part: {key: new[key] for key in shared}}
     return differences(recorded, now)
-
-
-def _tokenizers(module: nn.Module) -> list[Any]:
-    tokenizers = [getattr(part, "tokenizer", None) for part in module.modules()]
-    return list({id(tokenizer): tokenizer for tokenizer in tokenizers if tokenizer is not None}.values())
 
 
 def _sketch(tokenizer: Any) -> Any:

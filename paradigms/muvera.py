@@ -16,6 +16,7 @@ and `final` projects the whole vector.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Annotated
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -23,22 +24,13 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from paradigms.core import Tokens
+from paradigms.io.checks import Range, check_types
 
 MOST_PLANES = 12  # a document has a block for each of 2^planes buckets
 
 
-def check_buckets(planes: int, repetitions: int) -> None:
-    """Raise ValueError if the number of planes or the number of repetitions is out of range."""
-    if not 0 <= planes <= MOST_PLANES or repetitions < 1:
-        raise ValueError(
-            f"buckets need 0 to {MOST_PLANES} planes and at least 1 repetition, got {planes} planes and "
-            f"{repetitions} repetitions"
-        )
-
-
 def random_planes(dim: int, planes: int, repetitions: int, seed: int) -> Float[Tensor, "r h k"]:
     """Draw the normal vectors of random planes, in float32."""
-    check_buckets(planes, repetitions)
     return torch.randn(repetitions, dim, planes, generator=torch.Generator().manual_seed(seed))
 
 
@@ -78,17 +70,15 @@ class FixedEncoding:
     seed: seed of the random planes and projections.
     """
 
-    planes: int = 5
-    repetitions: int = 20
-    inner: int = 16
-    final: int = 0
+    planes: Annotated[int, Range(0, MOST_PLANES)] = 5
+    repetitions: Annotated[int, Range(1, 1 << 20)] = 20
+    inner: Annotated[int, Range(0, 1 << 20)] = 16
+    final: Annotated[int, Range(0, 1 << 30)] = 0
     fill: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_buckets(self.planes, self.repetitions)
-        if self.inner < 0 or self.final < 0:
-            raise ValueError(f"inner and final are dimensions, got {self.inner} and {self.final}")
+        check_types(self)
 
     def width(self, dim: int) -> int:
         """Return the number of dimensions of F for token vectors of `dim` dimensions."""

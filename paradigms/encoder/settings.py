@@ -91,21 +91,13 @@ class EncoderSettings:
             if self.dim is None or (self.pooled_dim or 0) % self.dim != 0:
                 raise ValueError(f"pooled_dim={self.pooled_dim} must be a multiple of dim={self.dim}")
             if not {self.query_vectors, self.document_vectors} <= {"all", "first"}:
-                raise ValueError(
-                    "pooled_dim joins a pooled vector to token vectors; these vectors are pooled"
-                )
+                raise ValueError("pooled_dim joins a pooled vector to token vectors; these are pooled")
             if self.truncate is not None:
-                raise ValueError(
-                    "pooled_dim joins vectors that must stay whole: leave out truncate, or pooled_dim"
-                )
+                raise ValueError("pooled_dim joins vectors that stay whole: leave out truncate or pooled_dim")
             if self.layer_norm:
-                raise ValueError(
-                    "layer_norm takes vectors of width dim; the pooled vector has width pooled_dim"
-                )
+                raise ValueError("layer_norm takes vectors of width dim; the pooled one has pooled_dim")
         if self.dim is None and (self.projection_bias or self.activation != "identity"):
-            raise ValueError(
-                "projection_bias and activation belong to the projection, which dim adds: set dim"
-            )
+            raise ValueError("projection_bias and activation belong to the projection that dim adds: set dim")
         if self.attend_augmentation and not self.query_augmentation:
             raise ValueError("attend_augmentation needs query_augmentation")
         if self.lora_rank == 0 and (self.dora or self.lora_targets != "all-linear"):

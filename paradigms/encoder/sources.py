@@ -81,9 +81,7 @@ def _original(name: str, checkpoint: Packaged) -> Path:
     try:
         return Path(snapshot_download(checkpoint.original, allow_patterns=files))
     except Exception as error:  # the class depends on the hub's HTTP library
-        raise ModuleNotFoundError(
-            f"{missing} ({checkpoint.original} is not on the hub either: {error})"
-        ) from error
+        raise ModuleNotFoundError(f"{missing} ({checkpoint.original} is not on the hub: {error})") from error
 
 
 @lru_cache(maxsize=4)

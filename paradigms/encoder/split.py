@@ -120,7 +120,8 @@ class SplitBackbone:
         try:
             torch.func.functional_call(self.backbone, dict(parameters or {}), (), batch.inputs())
         except _Reached as reached:
-            return reached.states
+            states: Tensor = reached.args[0]
+            return states
         finally:
             stop.remove()
         raise ValueError(f"{type(self.backbone).__name__} does not call its layers: set trained_layers to 0")
@@ -147,13 +148,10 @@ def _find_layers(backbone: nn.Module) -> tuple[nn.Module, str, list[nn.Module]]:
 
 
 class _Reached(Exception):
-    def __init__(self, states: Tensor) -> None:
-        super().__init__()
-        self.states = states
+    """Stops a backbone before its first upper layer, with the layer's input."""
 
 
 def _stop(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Stop the backbone before the first upper layer, and report the layer's input."""
     raise _Reached(args[0] if args else kwargs["hidden_states"])
 
 

@@ -42,9 +42,6 @@ class Hypotheses:
     def of_query(self, query: int) -> "Hypotheses":
         return self[slice(*np.searchsorted(self.queries, [query, query + 1]))]
 
-    def sequences(self) -> list[list[int]]:
-        return [row[row != NOTHING].tolist() for row in self.tokens]
-
     @property
     def slots(self) -> Int[np.ndarray, " x"]:
         """Each sequence's position on the decoder's axis n: its rank among the query's sequences."""

@@ -147,9 +147,7 @@ class Generative(Trainable):
         learned = self.clusters is not None or self.sets is not None
         if learned or kind not in ("title", "text"):
             what = "clusters or sets of tokens" if learned else f"{kind} identifiers"
-            raise ValueError(
-                f"{self.name} has {what}, which come from its corpus: train it with all documents"
-            )
+            raise ValueError(f"{self.name} has {what}, which its corpus makes: train it with all documents")
         if kind == "title":
             new = titles(corpus, self.tokenizer, title_length)
         else:

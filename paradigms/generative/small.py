@@ -12,30 +12,25 @@ from paradigms.io.files import atomic_folder, contents
 
 PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"  # with T5's ids, 0, 1 and 2
 HEADS = 4
+WIDTH = 64
+VOCABULARY = 4000
 
 
-def small_t5(
-    texts: Iterable[str],
-    folder: str | Path,
-    *,
-    vocabulary: int = 4000,
-    width: int = 64,
-    seed: int = 0,
-) -> Path:
+def small_t5(texts: Iterable[str], folder: str | Path, *, seed: int = 0) -> Path:
     """Write a checkpoint with random weights and a byte-pair vocabulary learned from `texts`.
 
     Raises ValueError if the texts are empty.
     """
     from transformers import T5Config, T5ForConditionalGeneration
 
-    tokenizer = _byte_pairs(texts, vocabulary)
+    tokenizer = _byte_pairs(texts)
     if len(tokenizer) == len((PAD, END, UNKNOWN)):
         raise ValueError("all texts are empty: a vocabulary needs at least one character")
     config = T5Config(
         vocab_size=len(tokenizer),
-        d_model=width,
-        d_kv=width // HEADS,
-        d_ff=2 * width,
+        d_model=WIDTH,
+        d_kv=WIDTH // HEADS,
+        d_ff=2 * WIDTH,
         num_layers=1,
         num_heads=HEADS,
         dropout_rate=0.0,
@@ -47,14 +42,14 @@ def small_t5(
         torch.manual_seed(seed)
         model = T5ForConditionalGeneration(config)
         # The class ties both tables unless their values differ.
-        table = torch.nn.Parameter(torch.randn(len(tokenizer), width) * width**-0.5)
+        table = torch.nn.Parameter(torch.randn(len(tokenizer), WIDTH) * WIDTH**-0.5)
         model.lm_head.weight = table
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
     return Path(folder)
 
 
-def _byte_pairs(texts: Iterable[str], vocabulary: int) -> Any:
+def _byte_pairs(texts: Iterable[str]) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
@@ -64,7 +59,7 @@ def _byte_pairs(texts: Iterable[str], vocabulary: int) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
     tokenizer.decoder = decoders.Metaspace()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=[PAD, END, UNKNOWN], show_progress=False, min_frequency=2
+        vocab_size=VOCABULARY, special_tokens=[PAD, END, UNKNOWN], show_progress=False, min_frequency=2
     )
     tokenizer.train_from_iterator(texts, trainer)
     end = tokenizer.token_to_id(END)

@@ -143,19 +143,13 @@ LICENSE = "# license: the publisher's choice, such as apache-2.0"
 
 
 def model_card(
-    model: Trainable,
-    results: str | Path | None = None,
-    layout: str = "sentence-transformers",
-    license: str = "",
+    model: Trainable, results: str | Path | None = None, layout: str = "sentence-transformers"
 ) -> str:
     """Write the text of a model's card.
 
     results: the training script's results folder, with config.json and table.md. layout: the layout of the
-    saved model. license: the hub's identifier for a license; "" leaves the field to the publisher. Raises
-    FileNotFoundError if the results have no config.json.
+    saved model. Raises FileNotFoundError if the results have no config.json.
     """
-    if license and not re.fullmatch(r"[\w.+-]+", license):
-        raise ValueError(f"a license is an identifier of the hub, such as apache-2.0, not {license!r}")
     settings: dict[str, Any] = {}
     environment: dict[str, Any] = {}
     measures = "None recorded.\n"
@@ -177,7 +171,7 @@ def model_card(
     lines = [
         "---",
         f"library_name: {layout}",
-        f"license: {license}" if license else LICENSE,
+        LICENSE,
         *([f"pipeline_tag: {task}"] if task else []),
         *(f"base_model: {name}" for name in base_models(settings)),
         *(f"datasets:\n- {name}" for name in datasets_of(settings)),

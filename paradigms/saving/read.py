@@ -55,9 +55,7 @@ class Head:
     def then(self, other: "Head") -> "Head":
         """Compose the maps: this one, then the other. Raises ValueError if an activation lies between."""
         if self.activation != "identity":
-            raise ValueError(
-                f"linear layers with {self.activation} between them do not merge into one projection"
-            )
+            raise ValueError(f"linear layers with {self.activation} between them do not merge into one")
         bias = None if self.bias is None else other.weight @ self.bias
         if other.bias is not None:
             bias = other.bias if bias is None else bias + other.bias

@@ -59,9 +59,7 @@ def write_sentence_transformers(model: Any, folder: Path) -> None:
     encoder = model.encoder
     settings = encoder.settings
     if not isinstance(encoder, TextEncoder):
-        raise ValueError(
-            f"{model.name} has two encoders or another library's; sentence-transformers has one for both"
-        )
+        raise ValueError(f"{model.name} has two encoders or another library's; sentence-transformers has one")
     sparse = isinstance(encoder, Splade)
     multi = not sparse and "pooled" not in (settings.query_vectors, settings.document_vectors)
     refuse(model, multi, sparse)

@@ -111,22 +111,13 @@ def in_batch_rel(
 
 
 def _rel(
-    documents: Tokens,
-    queries: Tokens,
-    align: Align,
-    normalise: Normalise,
-    cells: int | None,
-    bound: int,
+    documents: Tokens, queries: Tokens, align: Align, normalise: Normalise, cells: int | None, bound: int
 ) -> Float[Tensor, "b n"]:
     if isinstance(align, Alignment):
         align, queries = align.with_salience(queries)
     maximum = align if isinstance(align, Alignment) and align.is_maximum() else None
-    if (
-        maximum is not None
-        and "ids" in maximum.reads
-        and normalise is one
-        and _are_weights(documents, queries)
-    ):
+    matches = maximum is not None and "ids" in maximum.reads and normalise is one
+    if matches and _are_weights(documents, queries):
         return _product_of_terms(documents, queries)
     trains = torch.is_grad_enabled() and _any_requires_grad(documents, queries)
     hard = maximum is not None or (trains and not _soft(documents, queries, align))
@@ -175,7 +166,8 @@ def _rel_of_piece(
     chunks = [queries[start : start + rows] for start in range(0, b, rows)]
     pool = not isinstance(align, Alignment) or "pool" in align.reads
     size = n if pool or rows > 1 else max(1, cells // (i * j))
-    parts = [_documents(documents, slice(start, start + size)) for start in range(0, n, size)]
+    slices = [slice(start, start + size) for start in range(0, n, size)]
+    parts = [documents.map(lambda t, part=part: t[:, part]) for part in slices]  # type: ignore[misc]
     if hard and (r or 1) <= max(1, i // 4):
         tokens = max(1, cells // (n * i)) if isinstance(align, PoolTopK) else j
         pairs = _pairs(documents, queries, parts, chunks, tokens, align, r)
@@ -239,7 +231,7 @@ def _pairs(
             for part in parts:
                 columns = []
                 for start in range(0, chunk.mask.shape[-1], tokens):
-                    query = _query_tokens(chunk, slice(start, start + tokens))
+                    query = chunk.map(lambda t, first=start: t[:, :, first : first + tokens])  # type: ignore[misc]
                     if maximum is not None:
                         columns.append(maxima(part, query, "ids" in maximum.reads))
                         continue
@@ -253,14 +245,6 @@ def _pairs(
     if torch.is_grad_enabled() and _any_requires_grad(documents, queries):
         S = _PairSimilarity.apply(documents.vectors, queries.vectors, S, place)
     return AlignedPairs(S, A, place)
-
-
-def _documents(documents: Tokens, selection: slice) -> Tokens:
-    return documents.map(lambda t: t[:, selection])
-
-
-def _query_tokens(queries: Tokens, selection: slice) -> Tokens:
-    return queries.map(lambda t: t[:, :, selection])
 
 
 def _joined(parts: Sequence[AlignedPairs], axis: int) -> AlignedPairs:

@@ -177,55 +177,44 @@ def dots(rows, queries, out, width, count, grains, ahead):
         _three(rows, queries, out, width, count, ahead)
 
 
+def _raised(salient: bool):
+    """Make the body of `raise_to`, or of `raise_with`, whose arguments before `count` include saliences."""
+
+    def generate(context, builder, signature, arguments):
+        *pointers, count, grains = arguments
+        salience = builder.inttoptr(pointers.pop(), _FLOAT.as_pointer()) if salient else None
+        *raised, products = [builder.inttoptr(pointer, _FLOATS.as_pointer()) for pointer in pointers]
+        with cgutils.for_range(builder, grains) as grain:
+            places = [builder.gep(a, [grain.index]) for a in raised]
+            running = [cgutils.alloca_once_value(builder, _load(builder, place, 4)) for place in places]
+            with cgutils.for_range(builder, count) as row:
+                cell = builder.add(builder.mul(row.index, grains), grain.index)
+                values = [_load(builder, builder.gep(products, [cell]), 4)]
+                if salient:
+                    share = _load(builder, builder.gep(salience, [row.index]), 4)
+                    values.append(_spread(builder, share, GRAIN))
+                above = builder.fcmp_ordered(">", values[0], builder.load(running[0]))
+                for new, old in zip(values, running, strict=True):
+                    builder.store(builder.select(above, new, builder.load(old)), old)
+            for old, place in zip(running, places, strict=True):
+                _store(builder, builder.load(old), place)
+        return context.get_dummy_value()
+
+    return _nothing(4 + 2 * salient), generate
+
+
 @no_type_check
 @intrinsic
 def raise_to(typing, best, products, count, grains):
     """Set best[j] = max(best[j], products[r, j]) over `count` rows r."""
-
-    def generate(context, builder, signature, arguments):
-        best, products, count, grains = arguments
-        best = builder.inttoptr(best, _FLOATS.as_pointer())
-        products = builder.inttoptr(products, _FLOATS.as_pointer())
-        with cgutils.for_range(builder, grains) as grain:
-            place = builder.gep(best, [grain.index])
-            running = cgutils.alloca_once_value(builder, _load(builder, place, 4))
-            with cgutils.for_range(builder, count) as row:
-                cell = builder.add(builder.mul(row.index, grains), grain.index)
-                value = _load(builder, builder.gep(products, [cell]), 4)
-                old = builder.load(running)
-                builder.store(builder.select(builder.fcmp_ordered(">", value, old), value, old), running)
-            _store(builder, builder.load(running), place)
-        return context.get_dummy_value()
-
-    return _nothing(4), generate
+    return _raised(False)
 
 
 @no_type_check
 @intrinsic
 def raise_with(typing, best, aligned_salience, products, salience, count, grains):
     """Do the same as `raise_to`, and set aligned_salience[j] = salience[r] if row r raises best[j]."""
-
-    def generate(context, builder, signature, arguments):
-        best, aligned_salience, products, salience, count, grains = arguments
-        best = builder.inttoptr(best, _FLOATS.as_pointer())
-        aligned_salience = builder.inttoptr(aligned_salience, _FLOATS.as_pointer())
-        products = builder.inttoptr(products, _FLOATS.as_pointer())
-        salience = builder.inttoptr(salience, _FLOAT.as_pointer())
-        with cgutils.for_range(builder, grains) as grain:
-            places = [builder.gep(a, [grain.index]) for a in (best, aligned_salience)]
-            running = [cgutils.alloca_once_value(builder, _load(builder, place, 4)) for place in places]
-            with cgutils.for_range(builder, count) as row:
-                cell = builder.add(builder.mul(row.index, grains), grain.index)
-                value = _load(builder, builder.gep(products, [cell]), 4)
-                share = _spread(builder, _load(builder, builder.gep(salience, [row.index]), 4), GRAIN)
-                above = builder.fcmp_ordered(">", value, builder.load(running[0]))
-                for new, old in zip((value, share), running, strict=True):
-                    builder.store(builder.select(above, new, builder.load(old)), old)
-            for old, place in zip(running, places, strict=True):
-                _store(builder, builder.load(old), place)
-        return context.get_dummy_value()
-
-    return _nothing(6), generate
+    return _raised(True)
 
 
 def _shift(raises: bool):

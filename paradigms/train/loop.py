@@ -129,9 +129,7 @@ def train(
     if settings.gathered_weights == "bf16" and not (sharded() and half):
         raise ValueError("gathered_weights=bf16 needs shards (fsdp.yaml) and precision bf16")
     if settings.adapted_weights == "bf16" and (sharded() or not (half and adapted(paradigm))):
-        raise ValueError(
-            "adapted_weights=bf16 needs adapters (lora_rank), precision bf16 and no shards (gpus.yaml)"
-        )
+        raise ValueError("adapted_weights=bf16 needs adapters (lora_rank), precision bf16, no shards")
     attend(paradigm, settings.attention)
     freeze(paradigm, settings.trained_layers, settings.parts)
     with locked_by_main(folder, accelerator), _multiplying(settings.matmul_precision):
@@ -290,16 +288,13 @@ class _Run:
         self.state.seconds += time.perf_counter() - began
         if step == 0 or _due(step + 1, self.settings.log_every):
             self.read()
+            steps, seconds = self.timed
+            self.timed = step + 1, self.state.seconds
+            pairs = (step + 1 - steps) * self.settings.batch_size * self.accelerator.num_processes
+            speed = pairs / max(1e-9, self.state.seconds - seconds)
             rate = self.optimizer.param_groups[0]["lr"]
             values = {"loss": self.loss, "gradient_norm": self.norm, "learning_rate": rate}
-            self._log(step + 1, values, {"pairs_per_second": self.pairs_per_second(step + 1)})
-
-    def pairs_per_second(self, done: int) -> float:
-        """Return training pairs of all processes per second since the last call, after `done` steps."""
-        steps, seconds = self.timed
-        self.timed = done, self.state.seconds
-        pairs = (done - steps) * self.settings.batch_size * self.accelerator.num_processes
-        return pairs / max(1e-9, self.state.seconds - seconds)
+            self._log(step + 1, values, {"pairs_per_second": speed})
 
     def read(self) -> None:
         """Read and check the losses and norms of all steps since the last call, which a GPU must finish.

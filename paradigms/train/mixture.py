@@ -31,15 +31,6 @@ class Part:
     loss: Mapping[str, Any] = field(default_factory=dict)
 
 
-def shares_of(counts: Sequence[int], temperature: float) -> list[float]:
-    """Return n^(1/T) of each number of examples n: T = 1 draws all examples equally often, T → ∞ all parts.
-
-    >>> shares_of([100, 400], 2.0)
-    [10.0, 20.0]
-    """
-    return [count ** (1 / temperature) for count in counts]
-
-
 class MixedExamples(Sequence[tuple[int, Any]]):
     """(part, example) of all parts, one part after the other."""
 

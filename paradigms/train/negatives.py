@@ -10,6 +10,7 @@ leaves out documents that another model scores highly.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -61,23 +62,18 @@ def mine(
     return retriever.search(queries, depth, progress=progress)
 
 
-class SharedBM25:
+@dataclass(eq=False)
+class SharedBM25(AbstractContextManager["SharedBM25"]):
     """BM25 that one process builds when it is first used; all processes map its index and divide searches.
 
     folder: where several processes store the index until `__exit__`; they all see it. ngrams: as in `BM25`.
     """
 
-    def __init__(
-        self, corpus: Corpus, folder: Path, accelerator: Accelerator | PartialState, ngrams: int = 1
-    ) -> None:
-        self.corpus = corpus
-        self.ngrams = ngrams
-        self.folder = folder
-        self.accelerator = accelerator
-        self.bm25: BM25 | None = None
-
-    def __enter__(self) -> "SharedBM25":
-        return self
+    corpus: Corpus
+    folder: Path
+    accelerator: Accelerator | PartialState
+    ngrams: int = 1
+    bm25: BM25 | None = None
 
     def __exit__(self, *error: object) -> None:
         if self.bm25 is not None and self.accelerator.num_processes > 1:
@@ -131,9 +127,7 @@ def mined_run(
             remove_folder(place, BUILT)
     run = read_run(file)
     if split.queries and not run:
-        raise ValueError(
-            f"{file} is damaged: it holds no query. Delete it, and the queries are searched again"
-        )
+        raise ValueError(f"{file} is damaged: it holds no query. Delete it, and queries are searched again")
     return run
 
 

@@ -76,21 +76,18 @@ def prepare(
     if isinstance(paradigm, FSDPModule):
         raise ValueError(f"this {paradigm.name} was sharded by an earlier run: load or build it again")
     plugin = _plugin(accelerator)
-    full = outline(paradigm) if accelerator.is_main_process else paradigm
+    full = paradigm
+    if accelerator.is_main_process:
+        shapes: dict[int, Any] = {
+            id(weight): nn.Parameter(weight.detach().to("meta"), weight.requires_grad)
+            for weight in paradigm.parameters()
+        }
+        full = copy.deepcopy(paradigm, shapes)
     return _shard(paradigm, plugin, accelerator, gathered_weights), full
 
 
-def outline(paradigm: Model) -> Model:
-    """Copy a model without its parameters' values; the copy's parameters are on the meta device."""
-    shapes: dict[int, Any] = {
-        id(weight): nn.Parameter(weight.detach().to("meta"), weight.requires_grad)
-        for weight in paradigm.parameters()
-    }
-    return copy.deepcopy(paradigm, shapes)
-
-
 def fill(paradigm: nn.Module, weight: Callable[[str], Tensor]) -> None:
-    """Replace each parameter of an `outline` by `weight` of its name, or empty it again: by a meta tensor."""
+    """Replace parameters of `prepare`'s copy by `weight` of their names, or empty it: by meta tensors."""
     names = {id(tensor): name for name, tensor in paradigm.named_parameters()}
     _exchange(paradigm, lambda tensor: weight(names[id(tensor)]) if id(tensor) in names else tensor)
 

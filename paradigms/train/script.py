@@ -30,7 +30,7 @@ from paradigms.io.plugins import LOADED
 from paradigms.io.terminal import Terminal, printable
 from paradigms.train.heartbeat import start_heartbeat
 from paradigms.train.parallel import by_main, check_shared, sharded
-from paradigms.train.states import STATES, sweep_states
+from paradigms.train.states import STATES
 
 # How long processes wait while another one searches a corpus; torch's default on GPUs is 10 minutes.
 PATIENCE = timedelta(days=2)
@@ -60,8 +60,6 @@ def begin(settings: Any) -> tuple[Accelerator, Console]:
     if settings.precision == "fp16" and accelerator.device.type == "cpu":
         raise SystemExit("precision fp16 needs a GPU: a processor would silently compute in float32")
     lock_output(folder, accelerator)  # before joining the folder's W&B run
-    for place in by_main(lambda: sweep_states(folder), accelerator):
-        accelerator.print(f"Deleted {place}, which a killed run left behind")
     if tracker == "wandb" and accelerator.is_main_process:  # only the main process logs
         start_wandb(accelerator, asdict(settings), folder)
     return accelerator, Terminal(quiet=not accelerator.is_main_process)

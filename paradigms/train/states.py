@@ -18,7 +18,7 @@ from paradigms.encoder.frozen import WRITTEN, LowerStates
 from paradigms.encoder.precision import autocast
 from paradigms.encoder.settings import SIDES, Side
 from paradigms.encoder.towers import TwoTowers
-from paradigms.io.files import check_locks, locked, remove_folder, write_text
+from paradigms.io.files import check_locks, remove_folder
 from paradigms.train.loop import Paused, TrainingSettings, freeze
 from paradigms.train.order import step_batches
 from paradigms.train.parallel import by_main, locked_by_main
@@ -27,7 +27,6 @@ from paradigms.trainable import Trainable
 Used = TypeVar("Used")
 
 STATES = "states"  # folder for states of frozen layers during a run
-PAUSED = "paused.txt"  # file in STATES between the calls of a run that has used its minutes
 
 
 @contextmanager
@@ -38,41 +37,21 @@ def deleted_after(folder: Path, accelerator: Accelerator) -> Iterator[Path]:
     the folder.
     """
     with locked_by_main(folder, accelerator):
-        by_main(lambda: (folder / PAUSED).unlink(missing_ok=True), accelerator)
+        paused = False
         try:
             yield folder
             accelerator.wait_for_everyone()
-        except Paused as paused:
-            # `sweep_states` does not delete files of this kind.
-            by_main(partial(write_text, folder / PAUSED, f"{paused}\n"), accelerator)
+        except Paused:
+            paused = True
             raise
         finally:
             with suppress(BlockingIOError):  # the folder was deleted and may belong to another run
                 check_locks(folder / "states")
-                if accelerator.is_main_process and not (folder / PAUSED).is_file():
+                if accelerator.is_main_process and not paused:
                     try:
                         remove_folder(folder, WRITTEN)
                     except FileExistsError as error:
                         warnings.warn(f"{folder} is not removed: {error}", RuntimeWarning, stacklevel=2)
-
-
-def sweep_states(output: Path) -> list[Path]:
-    """Delete the states that killed runs left in results folders next to `output`; return their folders.
-
-    States of `Paused` runs are kept, as are the states in `output`, which the repeated command reads.
-    """
-    beside = output.resolve().parent
-    places = [*beside.glob(f"*/{STATES}"), *beside.glob(f"*/*/{STATES}")]
-    swept = []
-    for place in places:
-        if output.resolve() in place.parents:
-            continue
-        with suppress(OSError):  # gone, in use, owned by another user, or with foreign files
-            if any(place.iterdir()):
-                with locked(place):
-                    remove_folder(place, WRITTEN)
-                swept.append(place)
-    return swept
 
 
 def keep_states(
@@ -115,7 +94,7 @@ def add_states(
     if texts and not [*store.folder.parent.glob("[0-9a-f]*/")]:
         accelerator.print(
             f"States of frozen layers are kept in {store.folder.parent} until this run ends. "
-            "If it is killed, the next run in a folder beside it deletes them."
+            "If it is killed, the same command uses them; if you do not repeat it, delete them."
         )
     if large := by_main(lambda: store.too_large(texts, tokenize, compute), accelerator):
         accelerator.print(f"States are not stored, and layers run again for every text: {large}")

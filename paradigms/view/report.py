@@ -6,7 +6,7 @@ content security policy forbids all requests.
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from numbers import Integral, Real
@@ -190,7 +190,7 @@ def cost_picture(
         for axes, values in zip(row, costs.values(), strict=True):
             points = sorted((value, name) for name in systems if (value := values.get(name)))
             means = [systems[name].mean for _, name in points]
-            improving = best_so_far(means)
+            improving = [n for n, mean in enumerate(means) if all(mean > before for before in means[:n])]
             cheapest = [points[n][0] for n in improving]
             axes.step(cheapest, [means[n] for n in improving], where="post", color="0.8", zorder=0)
             for value, name in points:
@@ -214,15 +214,6 @@ def _legend(owner: Any, handles: list[Any], labels: list[str], **place: Any) -> 
     """Add a legend to a figure or axes; labels are shown as they are, without mathematics."""
     for text in owner.legend(handles, labels, frameon=False, **place).get_texts():
         text.set_parse_math(False)
-
-
-def best_so_far(values: Sequence[float]) -> list[int]:
-    """Return the positions of values that are larger than every earlier value.
-
-    >>> best_so_far([0.5, 0.4, 0.7, 0.7])
-    [0, 2]
-    """
-    return [n for n, value in enumerate(values) if all(value > before for before in values[:n])]
 
 
 def shortened(text: str, most: int) -> str:

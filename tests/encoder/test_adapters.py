@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from paradigms import PARADIGMS, Paradigm, load
+from paradigms.identity import differing, identity
 from tests.near import assert_within_rounding
 from tests.tiny import FAMILIES, TERMS, randomised
 
@@ -30,6 +31,7 @@ def test_a_saved_paradigm_has_its_adapters_merged(checkpoints, tmp_path, family,
     paradigm.save_pretrained(tmp_path / "saved")
     assert all(torch.equal(weight, before[name]) for name, weight in paradigm.state_dict().items())
     merged = Paradigm.from_pretrained(tmp_path / "saved")
+    assert not differing(identity(paradigm.encoder), identity(merged.encoder))  # an index serves both
     found, expected = (p.double().encode_documents(TEXTS) for p in (merged, paradigm))
     plain = PARADIGMS["aligner"](checkpoints[family], document_length=20).double().encode_documents(TEXTS)
     assert float((expected.vectors - plain.vectors).abs().max()) > 0.05

@@ -168,7 +168,7 @@ def test_what_cannot_be_trained_is_refused(t5: Path, tmp_path: Path) -> None:
 
 
 def test_a_small_t5_is_the_same_for_a_seed_and_loads_as_any(tmp_path: Path) -> None:
-    folders = [small_t5(TEXTS, tmp_path / str(n), vocabulary=200, width=16, seed=1) for n in range(2)]
+    folders = [small_t5(TEXTS, tmp_path / str(n), seed=1) for n in range(2)]
     for file in ("model.safetensors", "tokenizer.json"):
         assert (folders[0] / file).read_bytes() == (folders[1] / file).read_bytes()
     model = GENERATIVE["genre"](folders[0], CORPUS)

@@ -152,9 +152,6 @@ def test_the_metadata_of_a_card(tiny_bert, results, name, tags):
     assert metadata["pipeline_tag"] in ("sentence-similarity", "feature-extraction", "text-ranking")
     assert "license" not in metadata  # the publisher's choice
     assert "\n# license: " in lines
-    assert yaml.safe_load(model_card(model, license="mit").split("---")[1])["license"] == "mit"
-    with pytest.raises(ValueError, match="identifier of the hub"):
-        model_card(model, license="mit\nlicense: other")
     settings = {"collection": "pydocs", "backbone": str(tiny_bert)}
     (results / "config.json").write_text(json.dumps(settings))
     assert not {"base_model", "datasets"} & yaml.safe_load(model_card(model, results).split("---")[1]).keys()

@@ -6,48 +6,19 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from paradigms.align import (
-    NORMALISERS,
-    AllPairs,
-    Buckets,
-    DocumentToQuery,
-    Entropic,
-    EqualIds,
-    Excess,
-    Idf,
-    PoolExcess,
-    PoolTopK,
-    PositiveEqualIds,
-    QueryToDocument,
-    TableExcess,
-    TopK,
-    TopP,
-)
+from paradigms.align import NORMALISERS, Idf, TableExcess, as_alignment
 from paradigms.core import Tokens
 from paradigms.recipe import Recipe
 from paradigms.statistics import Statistics
 
 COUNTED = Statistics(9, 99, torch.arange(9), torch.linspace(-1, 2, 9))
-ALIGNED = [
-    AllPairs(),
-    QueryToDocument(),
-    DocumentToQuery(),
-    EqualIds(),
-    PositiveEqualIds(),
-    PoolTopK(k=5),
-    PoolTopK(k=0.2),
-    PoolTopK(k=10**6),
-    TopK(k=1),
-    TopK(k=3),
-    TopP(p=0.3),
-    Entropic(k=1.5, eps=0.1),
-    Entropic(k=1.5, eps=0.1, iterations=5),
-    Buckets(planes=2, repetitions=3),
-    Idf(statistics=COUNTED.name),
-    Excess(tau=0.5),
-    TableExcess(statistics=COUNTED.name),
-    PoolExcess(k=5),
-]
+NAMED = """
+    AllPairs QueryToDocument DocumentToQuery EqualIds PositiveEqualIds PoolTopK(k=5) PoolTopK(k=0.2)
+    PoolTopK(k=1000000) PoolExcess(k=5) TopK(k=1) TopK(k=3) TopP(p=0.3) Excess(tau=0.5)
+    Entropic(k=1.5,eps=0.1) Entropic(k=1.5,eps=0.1,iterations=5) Buckets(planes=2,repetitions=3)
+""".split()  # noqa: SIM905
+ALIGNED = [as_alignment(name) for name in NAMED]
+ALIGNED += [Idf(statistics=COUNTED.name), TableExcess(statistics=COUNTED.name)]
 RECIPES = [Recipe("test", align, Z) for align, Z in product(ALIGNED, NORMALISERS)]
 
 

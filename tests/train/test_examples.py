@@ -47,7 +47,12 @@ def test_equal_texts_are_one_query_and_one_document():
     assert [set(e.negatives) for e in examples] == [{3, 4}, {3, 4}, {0, 4}]
     with pytest.raises(ValueError, match="query 'q1': 4 different documents hold no 3 negatives"):
         build_examples(CORPUS, SPLIT, {}, 3)  # two documents are left, as a copy is no other document
-    assert {n for e in build_examples(CORPUS, SPLIT, {}, 2) for n in e.negatives} <= {0, 1, 3, 4}
+    drawn = [build_examples(CORPUS, SPLIT, {}, 2, seed=seed) for seed in (0, 0, 1)]
+    assert {n for e in drawn[0] for n in e.negatives} <= {0, 1, 3, 4}
+    assert drawn[0] == drawn[1] != drawn[2]
+    first = build_examples(CORPUS, SPLIT, RUN, 1, depth=3)  # of the first query a, b and d, and not e
+    assert [e.negatives for e in first[:2]] == [(3,), (3,)]
+    assert all(e.negatives == () for e in build_examples(CORPUS, SPLIT))
     with pytest.raises(ValueError, match="no run to mine them from"):
         build_examples(CORPUS, SPLIT, None, 1)
     with pytest.raises(ValueError, match="no relevant document"):

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import random
 import re
 import resource
 import shutil
@@ -145,17 +144,6 @@ def in_save(moment: str, objective: Contrastive, folder: Path) -> None:
     at(state, name, 2, act, after)
 
 
-def slowly(objective: Contrastive, folder: Path) -> None:
-    """Slow the steps down, so that an observer sees the loss curve grow."""
-    loss = objective.loss
-
-    def slow(*arguments: Any) -> torch.Tensor:
-        time.sleep(0.02)
-        return loss(*arguments)
-
-    objective.loss = slow  # type: ignore[method-assign]
-
-
 def deleted(step: int, objective: Contrastive, folder: Path) -> None:
     """Its folder is deleted, and it continues after another training has ended there."""
 
@@ -197,31 +185,6 @@ def reference(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     assert run(tiny_bert, folder) == (0, "")
     assert [line["step"] for line in history(folder)] == [0, 1, 2, 3, 4, 4, 5, 6, 7, 8, 8]
     return folder
-
-
-@pytest.mark.slow
-def test_killed_at_any_time_until_it_is_done(reference: Path, tiny_bert: Path, tmp_path: Path) -> None:
-    """Wherever the clock says, within a step as within a checkpoint, as soon as something new was logged."""
-    draw, folder, logged, kills = random.Random(0), tmp_path / "run", 0, 0
-
-    def lines() -> int:
-        file = folder / "history.jsonl"
-        return file.read_bytes().count(b"\n") if file.is_file() else 0
-
-    while True:
-        process = start(tiny_bert, folder, slowly, save_every=1)
-        process.until(lambda before=logged: lines() > before + 2)
-        time.sleep(draw.uniform(0, 0.1))
-        process.process.kill()
-        code, output = process.ended()
-        logged = lines()
-        if code == 0:
-            break
-        kills += 1
-        assert code == -signal.SIGKILL, output
-        assert "Traceback" not in output
-    assert kills
-    same(folder, reference)
 
 
 @pytest.mark.parametrize("step", [3, 6], ids=["before a checkpoint", "before a line of the curve"])

@@ -40,25 +40,21 @@ def ids(positions: tuple[int, ...]) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("rule", "positive", "expected"),
+    ("rule", "query", "positive", "expected"),
     [
-        ({"margin": 1.0}, "d0", {"d2", "d3"}),  # 9 is 10 − 1: at the bound counts
-        ({"margin": 0.9}, "d0", {"d2"}),
-        ({"margin": 0.5}, "d1", {"d2", "d3", "d4", "d5"}),
-        ({"margin": -4.0}, "d1", {"d2", "d3", "d4"}),  # only what is clearly better
-        ({"share": 0.9}, "d0", {"d2", "d3"}),
-        ({"share": 1.0}, "d0", set()),
-        ({"share": 0.875}, "d1", {"d2", "d3", "d4", "d5"}),  # 3.5
+        ({"margin": 1.0}, "q", "d0", {"d2", "d3"}),  # 9 is 10 − 1: at the bound counts
+        ({"margin": 0.9}, "q", "d0", {"d2"}),
+        ({"margin": 0.5}, "q", "d1", {"d2", "d3", "d4", "d5"}),
+        ({"margin": -4.0}, "q", "d1", {"d2", "d3", "d4"}),  # only what is clearly better
+        ({"share": 0.9}, "q", "d0", {"d2", "d3"}),
+        ({"share": 1.0}, "q", "d0", set()),
+        ({"share": 0.875}, "q", "d1", {"d2", "d3", "d4", "d5"}),  # 3.5
+        ({"share": 0.75}, "r", "d0", {"d2"}),  # below a negative score: −5 = −4 − 0.25 · 4
     ],
 )
-def test_documents_from_the_bound_on_are_taken_to_be_relevant(rule, positive, expected):
+def test_documents_from_the_bound_on_are_taken_to_be_relevant(rule, query, positive, expected):
     candidates = [f"d{n}" for n in range(2, 8)]  # not d9, which has a score, too
-    assert FalseNegatives(scorer(SCORES), **rule).of("q", positive, candidates, SCORES) == expected
-
-
-def test_a_share_of_a_negative_score_lies_below_it() -> None:
-    found = FalseNegatives(scorer(SCORES), share=0.75).of("r", "d0", ["d1", "d2", "d3"], SCORES)
-    assert found == {"d1", "d2"}  # −4, −4.5 and −5 = −4 − 0.25 · 4
+    assert FalseNegatives(scorer(SCORES), **rule).of(query, positive, candidates, SCORES) == expected
 
 
 def test_a_filter_needs_one_rule() -> None:

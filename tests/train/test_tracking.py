@@ -105,9 +105,8 @@ def launched_by(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_launch_that_a_script_would_not_follow_is_refused(environment, refused, monkeypatch):
-    for name in [*launcher.RANKS, *launcher.REQUESTS, *AS_LAUNCHED, "ACCELERATE_USE_CPU", "WORLD_SIZE"]:
-        monkeypatch.delenv(name, raising=False)
-    for name in ("LOCAL_RANK", "MASTER_ADDR"):
+    others = ("ACCELERATE_USE_CPU", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
+    for name in [*launcher.RANKS, *launcher.REQUESTS, *AS_LAUNCHED, *others]:
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
