@@ -207,14 +207,7 @@ def arrays(texts: Tokens) -> list[Vectors]:
     return [vectors[mask].float().numpy() for vectors, mask in pairs]
 
 
-def hand_over(
-    store: Store,
-    model: Paradigm,
-    engine: Engine,
-    *,
-    rows: Sequence[int] | None = None,
-    progress: bool = False,
-) -> int:
+def hand_over(store: Store, model: Paradigm, engine: Engine, *, rows: Sequence[int] | None = None) -> int:
     """Write the stored vectors of documents to an engine; return the number of documents with vectors.
 
     rows: rows to write; None means all rows. Deleted documents are skipped. Raises ValueError if the engine
@@ -223,13 +216,10 @@ def hand_over(
     store.check(model)
     engine.check(model)
     engine.claim(identity(model.encoder, anew=True))
-    count, chosen = 0, np.arange(len(store.ids)) if rows is None else np.asarray(rows, np.int64)
-    chosen = chosen[store.living[chosen]]
-    with progress_bar(progress) as bar:
-        task = bar.add_task(f"hand over {model.name}", total=len(chosen))
-        for block in store.blocks(BLOCK, chosen):
-            count += engine.write(store.names(block), store.tokens(block), store.texts[block].tolist())
-            bar.advance(task, len(block))
+    chosen = np.arange(len(store.ids)) if rows is None else np.asarray(rows, np.int64)
+    count = 0
+    for block in store.blocks(BLOCK, chosen[store.living[chosen]]):
+        count += engine.write(store.names(block), store.tokens(block), store.texts[block].tolist())
     return count
 
 
