@@ -131,9 +131,8 @@ def relevance(
 ) -> str:
     """Return SQL with the columns `document` and `score`, rel(d, q) of each document that has rows.
 
-    query: one query [1, 1, j, h] without padding. rows: SQL as of `similarities`. floors: the least
-    similarity that each query token retrieved from the pool, if A reads it. weighed: whether salience may
-    differ from 1. Raises ValueError if there is no SQL for the alignment or the normaliser.
+    query: one query [1, 1, j, h] without padding. rows: SQL as of `similarities`. floors, weighed: see
+    `Column`. Raises ValueError if there is no SQL for the alignment or the normaliser.
     """
     align, query = align.with_salience(query)
     check_alignment(align)
