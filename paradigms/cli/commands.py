@@ -29,7 +29,6 @@ from paradigms.data import Collection, Corpus, Problems, Run, best_first, load_c
 from paradigms.data.identical import left_out, own_documents, without_own
 from paradigms.data.pieces import Pieces
 from paradigms.data.trec import check_ids
-from paradigms.evaluate.tuning import tune_weights
 from paradigms.generative.model import SETTINGS as GENERATIVE_SETTINGS
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.io.files import write_text
@@ -169,28 +168,16 @@ def run_compare(settings: argparse.Namespace) -> None:
     queries = read_queries(settings, source)
     if not queries:
         raise ValueError("no query: give its text with --query, --queries FILE or --split NAME")
-    if settings.dev and not settings.fuse:
-        raise ValueError("--dev chooses the weights of a fusion: give --fuse too")
     if settings.output:
         check_ids([*queries, *corpus.ids], "id")
     retrievers: dict[str, Retriever] = {BASELINE: BM25(corpus)}
     retrievers |= {system.name: system.retriever for system in systems}
-
-    def search(queries: dict[str, str], ids: frozenset[str]) -> dict[str, Run]:
-        return {
-            name: WithoutOwn(retriever, ids).search(queries, settings.k, progress=name != BASELINE)
-            for name, retriever in retrievers.items()
-        }
-
-    runs = search(queries, identical(settings, source, corpus, queries))
-    if settings.dev:
-        dev = load_collection(source).split(settings.dev)
-        dev_runs = list(search(dev.queries, own_documents(corpus, dev, settings.identical_ids)).values())
-        weights = tune_weights(dev_runs, evaluate.with_judgements(dev, corpus, dev_runs))
-        listed = ", ".join(f"{name} {weight:g}" for name, weight in zip(runs, weights, strict=True))
-        show.tell(f"{FUSED}: a sum with weights chosen on {settings.dev}: {listed}")
-        runs[FUSED] = fuse(list(runs.values()), weights, "sum", settings.k)
-    elif settings.fuse:
+    ids = identical(settings, source, corpus, queries)
+    runs = {
+        name: WithoutOwn(retriever, ids).search(queries, settings.k, progress=name != BASELINE)
+        for name, retriever in retrievers.items()
+    }
+    if settings.fuse:
         runs[FUSED] = fuse(list(runs.values()), k=settings.k)
     output = Path(settings.output) if settings.output else None
     if output is not None:
