@@ -202,20 +202,18 @@ class BM25(Guessed):
         b = self._index.b
         n = len(self.corpus)
         norm = 1 - b + b * len(terms) / self._mean_length
+        starts = self._index.scores["indptr"]
         weights = {}
         for term, tf in Counter(terms).items():
             if term in self.vocabulary:
-                df = self._documents_with[self.vocabulary[term]]
+                column = self.vocabulary[term]
+                df = starts[column + 1] - starts[column]
                 weights[term] = float(np.log1p((n - df + 0.5) / (df + 0.5)) * tf / (tf + k1 * norm))
         return weights
 
     @cached_property
     def _mean_length(self) -> float:
         return float(np.mean([len(self.terms(text)) for text in self.corpus]))
-
-    @cached_property
-    def _documents_with(self) -> np.ndarray:
-        return np.diff(self._index.scores["indptr"])
 
     def save(self, folder: str | Path) -> None:
         """Write the index as .npy and .json files. Only an older index is overwritten."""
@@ -234,8 +232,7 @@ class BM25(Guessed):
         """Open an index of `texts` written by `save`.
 
         just_saved: another process of this launch has just saved it; map its weights, without comparing the
-        texts. Raises FileNotFoundError if `folder` contains no index, and ValueError if the index was built
-        from other documents.
+        texts. Raises FileNotFoundError without an index, and ValueError if it is of other documents.
         """
         bm25s = _bm25s()
         corpus = Corpus.of(texts)
@@ -267,19 +264,16 @@ def tokenize(text: str, ngrams: int = 1, stopwords: Iterable[str] = STOPWORDS) -
     >>> tokenize("The bank of a river", ngrams=2)
     ['bank', 'river', 'bank river']
     """
-    return _runs(_words(text.lower()), ngrams, frozenset(stopwords))
+    removed = frozenset(stopwords)
+    words = [word for word in _words(text.lower()) if word not in removed]
+    runs = (zip(*(words[start:] for start in range(n)), strict=False) for n in range(2, ngrams + 1))
+    return words + [" ".join(run) for group in runs for run in group]
 
 
 def _checksum(texts: Iterable[str]) -> str:
     digest = Digest()
     digest.add(*texts)
     return digest.hexdigest()
-
-
-def _runs(words: Sequence[str], ngrams: int, stopwords: frozenset[str]) -> list[str]:
-    words = [word for word in words if word not in stopwords]
-    runs = (zip(*(words[start:] for start in range(n)), strict=False) for n in range(2, ngrams + 1))
-    return words + [" ".join(run) for group in runs for run in group]
 
 
 def _words(text: str) -> list[str]:

@@ -199,8 +199,7 @@ class CrossAttention(Trainable):
 class SequenceClassifier(CrossAttention):
     """A published reranker, given by folder or hub name, such as cross-encoder/ms-marco-MiniLM-L6-v2.
 
-    Scores are logits. Raises ValueError if the model has more than one output or if the checkpoint lacks the
-    head's weights.
+    Scores are logits. Raises ValueError if it has more than one output or lacks the head's weights.
     """
 
     def __init__(self, name: str | Path) -> None:
@@ -210,9 +209,7 @@ class SequenceClassifier(CrossAttention):
         self.model: Any = load_model(AutoModelForSequenceClassification, name).eval()
         config = self.model.config
         if config.num_labels != 1:
-            raise ValueError(
-                f"{name} has {config.num_labels} outputs; a reranker has one, the score of the pair"
-            )
+            raise ValueError(f"{name} has {config.num_labels} outputs; a reranker has one, the pair's score")
         self.tokenizer = load_tokenizer(name, config.vocab_size)
         if config.pad_token_id is None:
             config.pad_token_id = self.tokenizer.pad_token_id  # without it, transformers refuses batches
@@ -297,8 +294,7 @@ def cross_attention(
 ) -> CrossAttention:
     """Build a reranker over `backbone`. Texts are truncated to these lengths, as in other paradigms.
 
-    pooling: by default "mean" for a T5, "last" for a decoder, and "cls" for other encoders
-    (`published.default_pooling`).
+    pooling: by default `published.default_pooling`, or "cls".
     """
     settings = EncoderSettings(
         query_length=query_length,

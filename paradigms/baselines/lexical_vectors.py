@@ -56,9 +56,8 @@ def count_terms(corpus: Corpus, texts: Mapping[str, str], queries: int) -> Count
     answerable = [i for i, text in texts.items() if any(term in bm25.vocabulary for term in bm25.terms(text))]
     if not answerable:
         raise ValueError(f"none of {len(texts):,} queries holds a word of the documents")
-    sample = np.random.default_rng(0).choice(
-        len(answerable), size=min(queries, len(answerable)), replace=False
-    )
+    size = min(queries, len(answerable))
+    sample = np.random.default_rng(0).choice(len(answerable), size, replace=False)
     ids = [answerable[i] for i in sorted(sample)]
     matrix = bm25.matrix().astype(np.float64)
     frequency = np.bincount(matrix.indices, minlength=matrix.shape[1])

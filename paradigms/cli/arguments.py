@@ -155,11 +155,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--host": {"default": "127.0.0.1", "help": "address to listen on; beyond this machine with --token"},
     "--port": {"type": port, "default": 8765, "help": "port; 0 chooses a free one (default %(default)s)"},
     "--token": {"help": "text that every request must contain"},
-    "--fuse": {
-        "action": "store_true",
-        "help": "add a fusion of all by reciprocal ranks, or with --dev a sum",
-    },
-    "--dev": {"metavar": "SPLIT", "help": "queries that choose the weights of that sum, such as dev"},
+    "--fuse": {"action": "store_true", "help": "add a fusion of all by reciprocal ranks"},
 }
 ASK_THEORY = ("dimensions", "oracle")  # commands with separate modules, the only ones that import theory
 READING = "--document-model --model-layout --pickled"
@@ -190,7 +186,7 @@ COMMANDS = {
     ),
     "compare": (
         "Compare BM25 and indexed folders of the same documents, side by side or measured by judgements.",
-        f"folders --query --fuse --dev --output -k --pickled --precision --best-passages {QUERIES}",
+        f"folders --query --fuse --output -k --pickled --precision --best-passages {QUERIES}",
     ),
     "serve": (
         "A page to type queries, change A and see why, and a JSON service, over indexed folders and models.",

@@ -8,6 +8,7 @@ from itertools import takewhile
 from pathlib import Path
 from shlex import quote
 
+from paradigms import evaluate
 from paradigms.baselines.bm25 import BM25
 from paradigms.cli import show
 from paradigms.cli.arguments import program
@@ -28,16 +29,6 @@ from paradigms.data import Collection, Corpus, Problems, Run, best_first, load_c
 from paradigms.data.identical import left_out, own_documents, without_own
 from paradigms.data.pieces import Pieces
 from paradigms.data.trec import check_ids
-from paradigms.evaluate import (
-    MEASURES,
-    csv_table,
-    markdown_table,
-    on_split,
-    result_table,
-    rich_table,
-    with_judgements,
-)
-from paradigms.evaluate.tuning import tune_weights
 from paradigms.generative.model import SETTINGS as GENERATIVE_SETTINGS
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.io.files import write_text
@@ -177,28 +168,16 @@ def run_compare(settings: argparse.Namespace) -> None:
     queries = read_queries(settings, source)
     if not queries:
         raise ValueError("no query: give its text with --query, --queries FILE or --split NAME")
-    if settings.dev and not settings.fuse:
-        raise ValueError("--dev chooses the weights of a fusion: give --fuse too")
     if settings.output:
         check_ids([*queries, *corpus.ids], "id")
     retrievers: dict[str, Retriever] = {BASELINE: BM25(corpus)}
     retrievers |= {system.name: system.retriever for system in systems}
-
-    def search(queries: dict[str, str], ids: frozenset[str]) -> dict[str, Run]:
-        return {
-            name: WithoutOwn(retriever, ids).search(queries, settings.k, progress=name != BASELINE)
-            for name, retriever in retrievers.items()
-        }
-
-    runs = search(queries, identical(settings, source, corpus, queries))
-    if settings.dev:
-        dev = load_collection(source).split(settings.dev)
-        dev_runs = list(search(dev.queries, own_documents(corpus, dev, settings.identical_ids)).values())
-        weights = tune_weights(dev_runs, with_judgements(dev, corpus, dev_runs))
-        listed = ", ".join(f"{name} {weight:g}" for name, weight in zip(runs, weights, strict=True))
-        show.tell(f"{FUSED}: a sum with weights chosen on {settings.dev}: {listed}")
-        runs[FUSED] = fuse(list(runs.values()), weights, "sum", settings.k)
-    elif settings.fuse:
+    ids = identical(settings, source, corpus, queries)
+    runs = {
+        name: WithoutOwn(retriever, ids).search(queries, settings.k, progress=name != BASELINE)
+        for name, retriever in retrievers.items()
+    }
+    if settings.fuse:
         runs[FUSED] = fuse(list(runs.values()), k=settings.k)
     output = Path(settings.output) if settings.output else None
     if output is not None:
@@ -218,9 +197,7 @@ def run_serve(settings: argparse.Namespace) -> None:
     try:
         from paradigms.serve import serve
     except ImportError as error:
-        raise ValueError(
-            f"serve needs starlette and uvicorn: pip install starlette uvicorn ({error})"
-        ) from error
+        raise ValueError(f"serve needs packages: pip install starlette uvicorn ({error})") from error
     opened = open_same(settings)
     corpus = opened[0].corpus
     source = opened[0].origin.source
@@ -277,14 +254,16 @@ def run_export(settings: argparse.Namespace) -> None:
 
 def measured(collection: Collection, split: str, runs: dict[str, Run], output: Path | None) -> None:
     """Print a table of all systems, tested against BM25; write it to the folder `output` if given."""
-    judged = with_judgements(collection.split(split), collection.corpus, list(runs.values()))
-    measures = collection.measures or MEASURES
-    values = {name: on_split(run, judged, measures) for name, run in runs.items()}
-    table = result_table(f"{collection.name}, {split}", values, baseline=BASELINE, primary=measures[:1])
-    Terminal().print(rich_table(table))
+    judged = evaluate.with_judgements(collection.split(split), collection.corpus, list(runs.values()))
+    measures = collection.measures or evaluate.MEASURES
+    values = {name: evaluate.on_split(run, judged, measures) for name, run in runs.items()}
+    table = evaluate.result_table(
+        f"{collection.name}, {split}", values, baseline=BASELINE, primary=measures[:1]
+    )
+    Terminal().print(evaluate.rich_table(table))
     if output is not None:
-        write_text(output / "table.md", markdown_table(table))
-        write_text(output / "table.csv", csv_table(table))
+        write_text(output / "table.md", evaluate.markdown_table(table))
+        write_text(output / "table.csv", evaluate.csv_table(table))
 
 
 def open_same(settings: argparse.Namespace) -> list[SearchFolder]:

@@ -71,8 +71,7 @@ def title_queries(corpus: Corpus, paths: bool) -> dict[str, str]:
 def report(counts: Counts, problem: Problem, thresholds: Array, chosen: bool) -> Iterator[str]:
     """Yield the lines on linear maps.
 
-    thresholds: [m, samples], NaN for a query with too few documents. chosen: whether the user gave the
-    queries; otherwise, they come from `title_queries`.
+    thresholds: [m, samples], NaN for a query with too few documents. chosen: whether the user gave queries.
     """
     count = int((~np.isnan(thresholds[:, 0])).sum())
     linear = shown(projected_dimension(thresholds, BETA))

@@ -32,7 +32,7 @@ from paradigms.engines import Engine, EngineRetriever, open_engine
 from paradigms.find import open_index
 from paradigms.find.recall import Choice
 from paradigms.identity import identity
-from paradigms.io.checks import read_settings
+from paradigms.io.checks import naming, read_settings
 from paradigms.io.device import chosen_device
 from paradigms.loading import load
 from paradigms.model import Paradigm
@@ -58,8 +58,7 @@ class Checkpoint:
     def of(cls, settings: argparse.Namespace) -> Checkpoint:
         """Return the checkpoint named on the command line; without one, `PARADIGM` over `OFFLINE`.
 
-        Raises ValueError if --model names a paradigm, or if a paradigm is asked for together with options of
-        saved models.
+        Raises ValueError if --model names a paradigm, or with a paradigm and options of saved models.
         """
         named = settings.model.lower().replace("-", "_")
         if named in PARADIGMS and not Path(settings.model).exists():
@@ -99,8 +98,7 @@ def absolute(name: str) -> str:
 class Origin(Checkpoint):
     """The content of search.json, which records the source, settings and model of a searchable folder.
 
-    The permission to read pickled weights (`pickled`) is not stored, so it must be given whenever the folder
-    is opened.
+    The permission to read pickled weights (`pickled`) is not stored, but given whenever a folder is opened.
     """
 
     source: str  # a name, or the absolute path of a folder or file
@@ -180,9 +178,7 @@ def check_indexed(folders: Iterable[str | Path]) -> None:
             continue
         if (folder / BEGUN).is_file():
             command = read_settings(Origin, folder / BEGUN).command(folder)
-            raise ValueError(
-                f"the build of {folder} has not ended: unless it is running, resume it: {command}"
-            )
+            raise ValueError(f"the build of {folder} has not ended: unless it runs, resume it: {command}")
         default = folder.with_name(f"{folder.name}.index")
         hint = f"; {default} is one" if is_indexed(default) else ""
         raise FileNotFoundError(
@@ -252,10 +248,8 @@ def _open_first(folder: Path, origin: Origin, corpus: Corpus, pickled: bool) -> 
     check_first(folder, origin)
     opened = open_folder(first, pickled=pickled)
     if not same_texts(opened.pieces.corpus, corpus):
-        raise ValueError(
-            f"{folder} and its first stage, {first}, hold different documents or passages: index the source "
-            "again, into both"
-        )
+        both = f"{folder} and its first stage, {first},"
+        raise ValueError(f"{both} hold different documents or passages: index the source again, into both")
     return opened.index
 
 
@@ -264,27 +258,20 @@ def check_first(folder: Path, origin: Origin) -> None:
     first = origin.first_stage.get("first", BASELINE)
     if first == BASELINE:
         return
-    try:
+    with naming(f"the first stage of {folder}"):
         check_indexed([first])
-    except (FileNotFoundError, ValueError) as error:
-        raise ValueError(f"the first stage of {folder}: {error}") from error
-    other = read_settings(Origin, Path(first) / MARKER)
-    if other.first_stage or Path(first).resolve() == folder.resolve():
-        raise ValueError(
-            f"the first stage of {folder}: name another index, without a first stage, not {first}"
-        )
-    if (other.words, other.passages) != (origin.words, origin.passages):
-        raise ValueError(
-            f"the first stage of {folder}: passages of {first} have up to {other.words} words, and those of "
-            f"{folder} {origin.words} (0: not cut): give both the same --words and --passages"
-        )
-    engines = [one.engine for one in (other, origin) if one.engine.startswith("clickhouse:")]
-    places = {os.path.realpath(engine.partition(":")[2]) for engine in engines if "://" not in engine}
-    if len(places) > 1:
-        raise ValueError(
-            f"the first stage of {folder}: {first} is in another folder of ClickHouse, and a process opens "
-            "one: use one folder and another database"
-        )
+        other = read_settings(Origin, Path(first) / MARKER)
+        if other.first_stage or Path(first).resolve() == folder.resolve():
+            raise ValueError(f"name another index, without a first stage, not {first}")
+        if (other.words, other.passages) != (origin.words, origin.passages):
+            raise ValueError(
+                f"passages of {first} have up to {other.words} words, and those of {folder} {origin.words} "
+                "(0: not cut): give both the same --words and --passages"
+            )
+        engines = [one.engine for one in (other, origin) if one.engine.startswith("clickhouse:")]
+        places = {os.path.realpath(engine.partition(":")[2]) for engine in engines if "://" not in engine}
+        if len(places) > 1:  # of which a process opens one
+            raise ValueError(f"{first} is in another folder of ClickHouse: use one folder, another database")
 
 
 def same_texts(one: Corpus, other: Corpus) -> bool:

@@ -37,11 +37,10 @@ from paradigms.cli.indexed import (
     open_folder,
 )
 from paradigms.cli.sources import check_source, documents, is_text, words_of
-from paradigms.data import Corpus, Problems
+from paradigms.data import Problems
 from paradigms.data.assembly import Digest
 from paradigms.data.beir import read_corpus, write_corpus
 from paradigms.data.collection import Document
-from paradigms.data.pieces import Pieces
 from paradigms.data.texts import CORPUS, INDEX, MARKER, visible
 from paradigms.engines import COLLECTIONS, engine_class, index_corpus
 from paradigms.find import INDEXES, Index, open_index
@@ -73,7 +72,8 @@ def index_source(settings: argparse.Namespace, folder: Path) -> tuple[SearchFold
         raise ValueError(f"unknown kind {settings.kind!r} of index; there are {', '.join(INDEXES)}")
     checkpoint = Checkpoint.of(settings)
     paradigm = as_paradigm(checkpoint.open(pickled=settings.pickled), checkpoint.model)
-    former = None if settings.anew else _former(folder)
+    files = [file for file in (finished, begun) if file.is_file() and file.stat().st_size]
+    former = read_settings(Origin, files[0]) if files and not settings.anew else None
     engine, options, first_stage = _engine(settings, former, folder)
     if engine and settings.kind:
         raise ValueError("the engine stores the vectors: leave out --kind")
@@ -111,14 +111,8 @@ def index_source(settings: argparse.Namespace, folder: Path) -> tuple[SearchFold
             digest = Digest()
             write_corpus(digest.passing(rows), folder / CORPUS)
             corpus = origin.pieces(read_corpus(folder / CORPUS)).corpus
-            Indexed.build(
-                paradigm,
-                corpus,
-                folder / INDEX,
-                kind=kind,
-                precision=settings.precision,
-                progress=True,
-            )
+            where = folder / INDEX
+            Indexed.build(paradigm, corpus, where, kind=kind, precision=settings.precision, progress=True)
             write_json(finished, asdict(replace(origin, fingerprint=digest.hexdigest())))
         begun.unlink(missing_ok=True)
         if first_stage.get("first") != BASELINE:
@@ -141,10 +135,7 @@ def _engine(
     parts = [urlsplit(one) for one in place.split(",")] if "://" in place else []
     named = chain(re.findall(r'"([^"]*)":', json.dumps(options)), *(parse_qs(part.query) for part in parts))
     if any(part.password for part in parts) or any(map(SECRET.search, named)):
-        raise ValueError(
-            "--engine or its options have a password or a key, which would be stored: give it by an "
-            "environment variable"
-        )
+        raise ValueError("a password or key with --engine would be stored: use an environment variable")
     if place and not parts:
         place = os.path.abspath(place)
     least = int("first" in options)  # an engine's own candidates may be 0: all documents
@@ -178,10 +169,8 @@ def _fill_engine(
     the whole source has been read and the engine's contents are known to be of the same model.
     """
     if former is not None and former.source != origin.source:
-        raise FileExistsError(
-            f"{folder} holds documents of {former.source}: choose another --output and collection, or add "
-            "--anew"
-        )
+        advice = "choose another --output and collection, or add --anew"
+        raise FileExistsError(f"{folder} holds documents of {former.source}: {advice}")
     with closing(origin.open_engine(paradigm)) as engine:
         engine.check(paradigm)
         engine.check_made(identity(paradigm.encoder, anew=True))
@@ -196,22 +185,17 @@ def _fill_engine(
         replace_file(folder / FRESH, folder / CORPUS)
         corpus = origin.pieces(read_corpus(folder / CORPUS)).corpus
         if origin.first_stage.get("first") == BASELINE:
-            _keep_bm25(folder / BASELINE, corpus)
+            try:
+                BM25.load(folder / BASELINE, corpus)
+            except (FileNotFoundError, ValueError):
+                with naming(folder / BASELINE):
+                    BM25(corpus, progress=True).save(folder / BASELINE)
         if settings.anew:
             with naming(engine.place):
                 engine.delete(stored)
         encoded, gone = index_corpus(engine, paradigm, corpus, precision=settings.precision, progress=True)
     write_json(folder / MARKER, asdict(replace(origin, fingerprint=digest.hexdigest())))
     show.tell(f"{engine.place} is up to date: {encoded:,} encoded, {gone:,} deleted")
-
-
-def _keep_bm25(folder: Path, corpus: Corpus) -> None:
-    """Build BM25 in a folder, unless it is there for the same documents."""
-    try:
-        BM25.load(folder, corpus)
-    except (FileNotFoundError, ValueError):
-        with naming(folder):
-            BM25(corpus, progress=True).save(folder)
 
 
 def update(
@@ -235,7 +219,10 @@ def update(
     write_corpus(rows, folder / FRESH)
     after = read_corpus(folder / FRESH)
     indexed = set(compress(store.ids, store.living))
-    same = _unchanged(origin.pieces(before), after, indexed)
+    pieces = origin.pieces(before)
+    unchanged = [id for id in before.ids if after.has(id) and after.document(id) == before.document(id)]
+    passages = {id: pieces.of(id) for id in unchanged}
+    same = {id: names for id, names in passages.items() if indexed.issuperset(names)}
     if origin.source != former.source and len(same) < MOVED * len(before):
         (folder / FRESH).unlink()
         raise FileExistsError(
@@ -246,7 +233,7 @@ def update(
     digest = Digest()
     write_corpus(digest.passing(map(after.document, (*same, *encoded.ids))), folder / FRESH)
     fingerprint = digest.hexdigest()
-    stays = {piece for pieces in same.values() for piece in pieces}
+    stays = {piece for names in same.values() for piece in names}
     if fingerprint != former.fingerprint or indexed != stays:
         added = origin.pieces(encoded).corpus
         store = store.add(
@@ -269,15 +256,6 @@ def update(
     index = Index(store.compact())
     if isinstance(index.finder, Approximate) and not index.choices:  # or of less than half of the documents
         Indexed(index, paradigm, origin.pieces(after).corpus, precision=precision).tuned()
-
-
-def _unchanged(pieces: Pieces, after: Corpus, indexed: set[str]) -> dict[str, list[str]]:
-    """Return the documents that are the same before and after, with their indexed passages."""
-    before = pieces.source
-    ids = set(after.ids)
-    same = [id for id in before.ids if id in ids and after.document(id) == before.document(id)]
-    passages = {id: pieces.of(id) for id in same}
-    return {id: names for id, names in passages.items() if indexed.issuperset(names)}
 
 
 def _settle(folder: Path, fingerprint: str | None) -> Origin:
@@ -303,13 +281,6 @@ def kind_of(model: Paradigm) -> str:
     return "compressed" if many else "exact"
 
 
-def _former(folder: Path) -> Origin | None:
-    """Return the settings with which a folder was built, or its build begun; None for a new folder."""
-    files = (file for file in (folder / MARKER, folder / BEGUN) if file.is_file() and file.stat().st_size)
-    file = next(files, None)
-    return None if file is None else read_settings(Origin, file)
-
-
 def _check_origin(folder: Path, former: Origin, origin: Origin) -> None:
     """Raise FileExistsError if a folder was built, or its build begun, with other settings.
 
@@ -322,7 +293,5 @@ def _check_origin(folder: Path, former: Origin, origin: Origin) -> None:
         if old != new:
             changed.append(f"{name.replace('_', ' ')} ({old}, not {new})")
     if changed:
-        raise FileExistsError(
-            f"{folder} was made with other {', '.join(changed)}: choose another --output, or add --anew to "
-            "index everything again"
-        )
+        others = ", ".join(changed)
+        raise FileExistsError(f"{folder} was made with other {others}: choose another --output or add --anew")

@@ -35,9 +35,8 @@ VERIFIED, LARGEST = 5, 64  # answers of each kind to verify rationally; maximum 
 class Stored(NamedTuple):
     """All tokens in an index, in float64, sorted by document. ids, salience: None if the index has none.
 
-    axes [h, k]: all vectors, including query vectors, are projected onto these axes; None means no
-    projection. unit: whether the index's vectors have length 1. Projected vectors then have length 1, too, as
-    in an index of as few numbers (`Paradigm.truncated`).
+    axes [h, k]: all vectors, queries' too, are projected onto these axes; None means no projection. unit:
+    whether the index's vectors have length 1. Projected vectors then have length 1 (`Paradigm.truncated`).
     """
 
     vectors: np.ndarray  # [t, h]
@@ -231,8 +230,7 @@ def question_of(tokens: Stored, queries: Tokens, n: int, align: Alignment) -> Qu
     """Build the `Question` for the n-th query.
 
     Exact matches depend only on the tokens with the query's ids. A document without such tokens has a zero
-    vector instead. If the alignment `align` drops non-positive similarities, every document also has a zero
-    vector.
+    vector instead. If the alignment `align` drops non-positive similarities, every document also has one.
     """
     mask = queries.mask[n, 0]
 

@@ -59,8 +59,7 @@ def words_of(source: str, most: int | None, length: int | None = None, passages:
 
     most: the value of --words; by default `WORDS`, or fewer if the model reads fewer. length: tokens that
     the model reads, for 2 words about 3. passages: whether documents other than text files are split. Raises
-    FileNotFoundError if the source does not exist, and ValueError if --words is given for a source that is
-    not cut.
+    ValueError if --words is given for a source that is not cut.
     """
     check_source(source)
     if passages or is_text(source):

@@ -54,9 +54,7 @@ def load_collection(name: str | Path, *, documents: int | None = None) -> Collec
     if name == "pydocs":
         return read_pydocs(documents)
     if documents is not None:
-        raise ValueError(
-            f"documents={documents} is for load_collection('pydocs') only, not for {str(name)!r}"
-        )
+        raise ValueError(f"documents={documents} is for load_collection('pydocs') only, not {str(name)!r}")
     if isinstance(name, str) and name.startswith("irds:"):
         return read_irds(name.removeprefix("irds:"))
     if isinstance(name, str) and name.startswith("hf:"):

@@ -122,7 +122,15 @@ def assemble(
     for split in dict.fromkeys([*judgements, *answers]):
         texts = _texts(queries[split], problems) if isinstance(queries, Mapping) else shared
         judged: Judgements = {query: {} for query in answers.get(split, {})}
-        _judge(judged, judgements.get(split, ()), texts, ids, split, problems)
+        for query, document, value in judgements.get(split, ()):
+            if query not in texts:
+                problems.add("judgement for an absent query (left out)", f"{split}: {query}")
+            elif document not in ids:
+                problems.add("judgement for an absent document (left out)", f"{split}: {query} -> {document}")
+            elif document in judged.get(query, {}):
+                problems.add("repeated judgement (first one kept)", f"{split}: {query} -> {document}")
+            else:
+                judged.setdefault(query, {})[document] = value
         # In the order of the queries, not of the judgements.
         loaded = Split(texts, judged, answers.get(split, {}), groups or {})
         splits[split] = loaded.only(query for query in texts if query in judged)
@@ -130,26 +138,6 @@ def assemble(
     if not any(split.queries for split in splits.values()):
         raise ValueError(f"{name}: no split holds a judged query" + (f"\n{problems}" if problems else ""))
     return Collection(name, corpus, splits, problems, digest.hexdigest(), measures)
-
-
-def _judge(
-    judged: Judgements,
-    rows: Iterable[tuple[str, str, int]],
-    queries: Mapping[str, str],
-    documents: Set[str],
-    split: str,
-    problems: Problems,
-) -> None:
-    """Add judgements of known queries and documents to `judged`; count the others, and repeated ones."""
-    for query, document, value in rows:
-        if query not in queries:
-            problems.add("judgement for an absent query (left out)", f"{split}: {query}")
-        elif document not in documents:
-            problems.add("judgement for an absent document (left out)", f"{split}: {query} -> {document}")
-        elif document in judged.get(query, {}):
-            problems.add("repeated judgement (first one kept)", f"{split}: {query} -> {document}")
-        else:
-            judged.setdefault(query, {})[document] = value
 
 
 def _digest_split(digest: Digest, name: str, split: Split) -> None:

@@ -50,8 +50,7 @@ def write_folder(collection: Collection, path: str | Path) -> None:
     """Write a collection in BEIR layout (plain .jsonl), atomically.
 
     A title that is not at the start of the text is written as `metadata.title`. Raises ValueError if the
-    collection has answers, or if two splits use an id for different queries: this layout cannot represent
-    either.
+    collection has answers, or if two splits use an id for different queries.
     """
     if any(split.answers for split in collection.splits.values()):
         raise ValueError(f"{collection.name} has answers, which a folder in BEIR layout cannot hold")

@@ -127,9 +127,8 @@ def read_msmarco(folder: Path) -> Collection:
         raise FileNotFoundError(f"{folder} holds no qrels.<split>.tsv and no triples.<split>.tsv")
     if "dev" in files and "test" not in files:
         files["test"] = files.pop("dev")
-    query_files = (
-        ["queries.all.tsv"] if "queries.all.tsv" in names else list(filter(QUERIES.fullmatch, names))
-    )
+    every = "queries.all.tsv"
+    query_files = [every] if every in names else list(filter(QUERIES.fullmatch, names))
     queries = [pair for name in query_files for pair in _pairs(existing(folder, name))]
     with_text = {id for id, _ in queries}
     judgements: dict[str, Iterable[tuple[str, str, int]]] = {}

@@ -103,8 +103,7 @@ def columns(line: str, where: str, count: int, quoted: bool = False) -> list[str
     """Split a line at tabs into `count` cells, or return None for a header (`is_header`).
 
     The last cell holds any further tabs. quoted: whether cells may be quoted as in CSV; a cell with other
-    quotes is read as it is, and further tabs are an error. Raises ValueError if there are fewer cells or if
-    the first one is empty.
+    quotes is read as it is, and further tabs are an error, as are fewer cells or a first one that is empty.
     """
     cells = line.split("\t")
     if quoted and '"' in line:
@@ -130,9 +129,8 @@ def json_id(row: Mapping[str, Any], where: str, number: int | None = None) -> st
     """Return the id of a JSON row: a string or integer under a key of `IDS`, or else `number`."""
     id = next((row[key] for key in IDS if row.get(key) is not None), number)
     if not isinstance(id, str | int) or isinstance(id, bool) or id == "":
-        raise ValueError(
-            f"{where}: no usable id, a string or an integer under {' or '.join(IDS)} (found {id!r})"
-        )
+        keys = " or ".join(IDS)
+        raise ValueError(f"{where}: no usable id, a string or an integer under {keys} (found {id!r})")
     return str(id)
 
 

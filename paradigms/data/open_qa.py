@@ -36,8 +36,7 @@ def read_open_qa(folder: Path) -> Collection:
 
     Question files are in the folder, in its train/, dev/ or test/, or in dataset/train/ and so on. They are
     <split>.csv, .qa.csv or .tsv with a question and a Python list of answers per line, .json with a list of
-    objects {"question", "answers"}, or .jsonl. EntityQuestions' files (P17.test.json and so on) together form
-    the split test, grouped by relation.
+    objects {"question", "answers"}, or .jsonl. P17.test.json and so on form the split test, by relation.
     """
     folder = folder.resolve()
     passages = next(name for name in PASSAGES if name in names_in(folder))

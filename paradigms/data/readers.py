@@ -34,7 +34,9 @@ def read_parts(file: Path, name: str, problems: Problems) -> Iterator[tuple[int,
     """
     suffix = file.suffix.lower()
     try:
-        if suffix == ".pdf" or _begins(file, b"%PDF-"):
+        with file.open("rb") as stream:
+            pdf = suffix == ".pdf" or stream.read(5) == b"%PDF-"
+        if pdf:
             parts = list(_pages(file))
         elif suffix in PANDOC:
             parts = [(1, _by_pandoc(file))]
@@ -56,11 +58,6 @@ def read_parts(file: Path, name: str, problems: Problems) -> Iterator[tuple[int,
 
 class NotText(Exception):
     """A file has no text that can be read. The message says what it is."""
-
-
-def _begins(file: Path, start: bytes) -> bool:
-    with file.open("rb") as stream:
-        return stream.read(len(start)) == start
 
 
 def _pages(file: Path) -> Iterator[tuple[int, str]]:

@@ -62,19 +62,16 @@ def sections(file: Path, name: str, problems: Problems) -> Iterator[tuple[int, s
             problems.add("JSON lines that cannot be read as documents (left out from there)", str(error))
         return
     for number, text in read_parts(file, name, problems):
-        yield number, "", visible_text(text) if file.suffix.lower() in HTML else text
-
-
-def visible_text(html: str) -> str:
-    """Return the text of an HTML page, keeping each word on its line."""
-    page = _Page()
-    page.feed(html)
-    page.close()
-    return "".join(page.parts)
+        if file.suffix.lower() in HTML:
+            page = _Page()
+            page.feed(text)
+            page.close()
+            text = "".join(page.parts)
+        yield number, "", text
 
 
 class _Page(HTMLParser):
-    """HTML parser that collects the text outside tags, scripts and styles."""
+    """HTML parser that collects the text outside tags, scripts and styles, keeping each word on its line."""
 
     def __init__(self) -> None:
         super().__init__()

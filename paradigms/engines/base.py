@@ -109,9 +109,8 @@ class Engine(ABC):
         """Store documents [1, n, i, h], replacing those with the same ids; return how many have tokens.
 
         Documents without tokens are left out. texts: digest of each document's text, or 0 if it is not known;
-        None means that all are unknown. Raises ValueError if a document is listed twice, or if vectors have
-        the wrong shape or are not finite. Also raises ValueError, naming the engine (`place`), if the engine
-        fails, for example because the disk is full.
+        None means that all are unknown. Raises ValueError if a document is listed twice, if vectors have the
+        wrong shape or are not finite, or, naming the engine (`place`), if the engine fails.
         """
         if twice := [id for id, count in Counter(ids).items() if count > 1]:
             raise ValueError(f"document {twice[0]!r} is listed twice")
@@ -128,8 +127,7 @@ class Engine(ABC):
     def rank(self, query: Tokens, recipe: Recipe, k: int, among: Collection[str] | None = None) -> list[Hit]:
         """Return the k best documents and their rel for one query [1, 1, j, h]; none if it has no tokens.
 
-        among: ids of documents to score exactly, ignoring all others. Raises ValueError if the vectors have
-        the wrong shape or are not finite.
+        among: ids of documents to score exactly, ignoring all others. Raises ValueError for wrong vectors.
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
@@ -207,29 +205,18 @@ def arrays(texts: Tokens) -> list[Vectors]:
     return [vectors[mask].float().numpy() for vectors, mask in pairs]
 
 
-def hand_over(
-    store: Store,
-    model: Paradigm,
-    engine: Engine,
-    *,
-    rows: Sequence[int] | None = None,
-    progress: bool = False,
-) -> int:
+def hand_over(store: Store, model: Paradigm, engine: Engine, *, rows: Sequence[int] | None = None) -> int:
     """Write the stored vectors of documents to an engine; return the number of documents with vectors.
 
-    rows: rows to write; None means all rows. Deleted documents are skipped. Raises ValueError if the engine
-    cannot score the model's vectors (`Engine.check`) or has vectors of another model (`Engine.claim`).
+    rows: rows to write; None means all rows. Deleted documents are skipped. Raises as `index_corpus`.
     """
     store.check(model)
     engine.check(model)
     engine.claim(identity(model.encoder, anew=True))
-    count, chosen = 0, np.arange(len(store.ids)) if rows is None else np.asarray(rows, np.int64)
-    chosen = chosen[store.living[chosen]]
-    with progress_bar(progress) as bar:
-        task = bar.add_task(f"hand over {model.name}", total=len(chosen))
-        for block in store.blocks(BLOCK, chosen):
-            count += engine.write(store.names(block), store.tokens(block), store.texts[block].tolist())
-            bar.advance(task, len(block))
+    chosen = np.arange(len(store.ids)) if rows is None else np.asarray(rows, np.int64)
+    count = 0
+    for block in store.blocks(BLOCK, chosen[store.living[chosen]]):
+        count += engine.write(store.names(block), store.tokens(block), store.texts[block].tolist())
     return count
 
 

@@ -173,8 +173,7 @@ class ClickHouseEngine(Engine):
         self.condition = condition
         settings = {"index_granularity": GRANULE, **(settings or {})}
         literals = {n: _text(v) if isinstance(v, str) else v for n, v in settings.items()}
-        options = ", ".join(f"{name} = {literal}" for name, literal in literals.items())
-        options = f" SETTINGS {options}" if options else ""
+        options = " SETTINGS " + ", ".join(f"{name} = {literal}" for name, literal in literals.items())
         with naming(self.place):
             self.shards: list[Connection] = [
                 Server(one) if ADDRESS.match(one) else Folder(one) for one in places
@@ -201,11 +200,8 @@ class ClickHouseEngine(Engine):
                 "ENGINE = MergeTree ORDER BY ()"
             )
             stored = f"SELECT name FROM system.columns WHERE database = {_text(database)}"
-            if missing := COLUMNS - {row["name"] for row in self.rows(stored)}:
-                raise ValueError(
-                    f"another release made it, without {', '.join(sorted(missing))}: index again, in another "
-                    "database"
-                )
+            if lost := ", ".join(sorted(COLUMNS - {row["name"] for row in self.rows(stored)})):
+                raise ValueError(f"another release made it, without {lost}: index again, in another database")
             types = {row["name"]: row["type"] for row in self.rows(f"DESCRIBE TABLE {self.tokens}")}
             if types.get("vector") != f"Array({numbers})":
                 raise ValueError(f"its vectors are {types.get('vector')}, not Array({numbers}): say numbers=")
@@ -239,10 +235,8 @@ class ClickHouseEngine(Engine):
             large = TOO_LARGE.search(str(error))
             if large is None:
                 raise
-            raise ValueError(
-                f"the statement is too large for ClickHouse ({large[0]}): use fewer query tokens, or a "
-                "shorter condition"
-            ) from error
+            advice = "use fewer query tokens, or a shorter condition"
+            raise ValueError(f"the statement is too large for ClickHouse ({large[0]}): {advice}") from error
         return [row for table in tables for row in table.to_pylist()]
 
     def insert(self, table: str, rows: Any) -> None:
@@ -261,20 +255,21 @@ class ClickHouseEngine(Engine):
 
         n, i = documents.mask[0].nonzero(as_tuple=True)
         vectors = documents.vectors[0, n, i].to(torch.float64 if self.numbers == "Float64" else torch.float32)
-        count = len(n)
+        count, dim = vectors.shape
         tokens = torch.full((count,), NO_ID) if documents.ids is None else documents.ids[0, n, i]
         salience = torch.ones(count) if documents.salience is None else documents.salience[0, n, i]
         pooled = [part.float().mean(0).tolist() for part in vectors.split(documents.mask[0].sum(-1).tolist())]
         former = {row["document"]: row for row in self._stored(ids)}
         # Above the former ones even if this machine's clock is behind the one that wrote them.
         version = max([time.time_ns(), *(row["version"] + 1 for row in former.values())])
+        starts = np.arange(0, (count + 1) * dim, dim, dtype=np.int32)
         columns = {
             "document": [ids[row] for row in n.tolist()],
             "version": pa.array([version] * count, pa.uint64()),
             "place": pa.array(i.numpy(), pa.uint32()),
             "token": tokens.numpy(),
             "salience": salience.numpy(),
-            "vector": _lists(vectors),
+            "vector": pa.ListArray.from_arrays(starts, vectors.flatten().numpy()),
         }
         self.insert(self.tokens, pa.table(columns))
         rows = zip(ids, texts, pooled, strict=True)
@@ -428,13 +423,3 @@ class ClickHouseEngine(Engine):
 def _text(value: str) -> str:
     escaped = value.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
-
-
-def _lists(vectors: torch.Tensor) -> Any:
-    """Convert vectors [n, h] to a list column of pyarrow."""
-    import pyarrow as pa
-
-    count, dim = vectors.shape
-    return pa.ListArray.from_arrays(
-        np.arange(0, (count + 1) * dim, dim, dtype=np.int32), vectors.flatten().numpy()
-    )

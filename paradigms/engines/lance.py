@@ -22,9 +22,8 @@ class LanceEngine(MaxSimEngine):
 
     place: a folder, or an address such as s3://bucket/path. single: whether each document has one vector.
     numbers: type of stored numbers, float32 or float16. nprobes: number of index lists to read per search.
-    storage_options: LanceDB's options for an object store,
-    such as endpoint and region; LanceDB also reads AWS_ENDPOINT, AWS_ACCESS_KEY_ID and similar variables from
-    the environment.
+    storage_options: LanceDB's options for an object store, such as endpoint and region; LanceDB also reads
+    AWS_ENDPOINT, AWS_ACCESS_KEY_ID and similar variables from the environment.
 
     Search is exact until `approximate` builds an index. LanceDB can index multiple vectors per document only
     by cosine, so such vectors must have unit length. Raises ValueError if `place` contains a table with

@@ -92,9 +92,8 @@ class PgvectorEngine(MaxSimEngine):
             with cursor.copy(statement) as copy:
                 copy.set_types([kind.partition("(")[0] for kind in self.columns.values()])
                 for id, vectors, text in zip(ids, documents, texts, strict=True):
-                    for n, vector in enumerate(
-                        vectors if self.type == "vector" else map(HalfVector, vectors)
-                    ):
+                    rows = vectors if self.type == "vector" else map(HalfVector, vectors)
+                    for n, vector in enumerate(rows):
                         copy.write_row((id, vector, text) if self.single else (id, n, vector, text))
 
     def stored(self, ids: Collection[str] | None = None) -> dict[str, int]:
@@ -152,7 +151,6 @@ class PgvectorEngine(MaxSimEngine):
         options = f"WITH (m = {int(m)}, ef_construction = {int(ef_construction)})"
         with naming(self.place), self.connection.transaction():
             self.connection.execute(f"DROP INDEX IF EXISTS {INDEX}")
-            self.connection.execute(
-                f"CREATE INDEX {INDEX} ON {TABLE} USING hnsw (vector {self.type}_ip_ops) {options}"
-            )
+            kind = f"USING hnsw (vector {self.type}_ip_ops)"
+            self.connection.execute(f"CREATE INDEX {INDEX} ON {TABLE} {kind} {options}")
             self.connection.execute(f"ANALYZE {TABLE}")

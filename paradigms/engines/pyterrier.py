@@ -83,9 +83,7 @@ class Indexer(pt.Indexer):
         file = self.folder / "corpus.jsonl"
         ours = store_files(self.folder / "index") or (self.folder / ".index.building").is_dir()
         if file.exists() and not ours:
-            raise FileExistsError(
-                f"{file} would be replaced, but has no index beside it: choose another folder"
-            )
+            raise FileExistsError(f"{file} would be replaced, but has no index beside it: use another folder")
         new = file.with_name(f".{file.name}")  # temporary name until the index is built
         write_corpus(((str(row["docno"]), "", row["text"]) for row in iter), new)
         corpus = read_corpus(new)

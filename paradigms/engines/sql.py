@@ -71,11 +71,6 @@ class Column:
         return f"arraySum(row -> row.1 * row.2, {rows})", f"arraySum(row -> row.2, {rows})"
 
 
-def _document_to_query(align: DocumentToQuery, column: Column) -> tuple[str, str]:
-    chosen = f"best = {column.number}"
-    return f"sumIf({column.similarity} * u, {chosen})", f"sumIf(u, {chosen})"
-
-
 def _table_excess(align: TableExcess, column: Column) -> tuple[str, str]:
     if column.id is None:
         raise ValueError("TableExcess needs the ids of query tokens; Tokens.ids is None")
@@ -88,7 +83,10 @@ ALIGNED: dict[type[Alignment], Callable[[Any, Column], tuple[str, str]]] = {
     AllPairs: lambda align, column: (f"sum({column.similarity} * u)", "sum(u)"),
     QueryToDocument: lambda align, column: column.maximum(),
     Idf: lambda align, column: column.maximum(),  # its weights become saliences (`Alignment.with_salience`)
-    DocumentToQuery: _document_to_query,
+    DocumentToQuery: lambda align, column: (
+        f"sumIf({column.similarity} * u, best = {column.number})",
+        f"sumIf(u, best = {column.number})",
+    ),
     PoolTopK: lambda align, column: column.maximum(f"{column.similarity} >= {column.floor!r}"),
     Excess: lambda align, column: column.excess(float(align.tau)),
     TableExcess: _table_excess,
@@ -111,18 +109,11 @@ def check_alignment(align: Alignment) -> None:
 
 def _normaliser(name: str, count: int, total: str, retrieved: str) -> str:
     """Return SQL of Z. count: query tokens. total: SQL of ΣA. retrieved: of the query tokens with ΣA > 0."""
-    match name:
-        case "one":
-            return "1"
-        case "query_tokens":
-            return str(count)
-        case "document_tokens":
-            return "rows"
-        case "total":
-            return f"greatest({total}, {SMALLEST})"
-        case "retrieved":
-            return f"greatest({retrieved}, {SMALLEST})"
-    raise ValueError(f"the normaliser {name!r} has no SQL")
+    known = {"one": "1", "query_tokens": str(count), "document_tokens": "rows"}
+    known |= {"total": f"greatest({total}, {SMALLEST})", "retrieved": f"greatest({retrieved}, {SMALLEST})"}
+    if name not in known:
+        raise ValueError(f"the normaliser {name!r} has no SQL")
+    return known[name]
 
 
 def similarities(query: Tokens, table: str, numbers: str, weighed: bool, where: str) -> str:
@@ -140,9 +131,8 @@ def relevance(
 ) -> str:
     """Return SQL with the columns `document` and `score`, rel(d, q) of each document that has rows.
 
-    query: one query [1, 1, j, h] without padding. rows: SQL as of `similarities`. floors: the least
-    similarity that each query token retrieved from the pool, if A reads it. weighed: whether salience may
-    differ from 1. Raises ValueError if there is no SQL for the alignment or the normaliser.
+    query: one query [1, 1, j, h] without padding. rows: SQL as of `similarities`. floors, weighed: see
+    `Column`. Raises ValueError if there is no SQL for the alignment or the normaliser.
     """
     align, query = align.with_salience(query)
     check_alignment(align)
@@ -184,9 +174,8 @@ def equal_ids(
     # As one string, the query is one node of ClickHouse's syntax tree, which has at most 50,000.
     tokens = f"'[{','.join(map(str, columns))}]'::Array(Tuple(UInt32, Int64, Float64, Array({numbers})))"
     asked = f"SELECT t.1 AS j, t.2 AS token, t.3 AS u, t.4 AS other FROM (SELECT arrayJoin({tokens}) AS t)"
-    rows = (
-        f"SELECT document, token, salience, vector FROM {table} WHERE token IN (SELECT token FROM ({asked}))"
-    )
+    read = f"token IN (SELECT token FROM ({asked}))"
+    rows = f"SELECT document, token, salience, vector FROM {table} WHERE {read}"
     pairs = (
         "SELECT document, j, u * salience AS weight, dotProduct(vector, other) AS s "
         f"FROM ({rows} AND {where}) AS stored INNER JOIN ({asked}) AS asked ON stored.token = asked.token"

@@ -129,9 +129,7 @@ def per_query(
     parsed = {name: _parse(name) for name in measures}
     judged = judgements if every else _with_relevant(judgements)
     if not judged:
-        raise ValueError(
-            f"none of the {len(judgements)} judged queries has a relevant document: nothing to measure"
-        )
+        raise ValueError(f"none of the {len(judgements)} judged queries has a relevant document")
     if groups and not groups.keys() >= judged.keys():
         raise ValueError(f"query {next(q for q in judged if q not in groups)!r} has no group, others do")
     ranked = {query: _ranks(query, run[query]) for query in judged if run.get(query)}
@@ -206,10 +204,8 @@ def _parse(name: str) -> ir_measures.Measure:
         for limit in COUNTED & measure.params.keys():
             check_type(limit, measure.params[limit], Annotated[int, Range(1, 1 << 31)])
     except (NameError, ValueError, KeyError, AssertionError) as error:
-        examples = ", ".join(MEASURES)
-        raise ValueError(
-            f"{name!r} is not a measure of ir_measures ({error}); known are, for example, {examples}"
-        ) from None
+        known = ", ".join(MEASURES)
+        raise ValueError(f"{name!r} is not a measure of ir_measures ({error}), such as {known}") from None
     return measure
 
 

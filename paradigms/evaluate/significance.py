@@ -146,8 +146,7 @@ def compare_training(
 ) -> list[Comparison]:
     """Compare trained systems with their untrained versions, with Holm's correction over all tests.
 
-    The baseline of each row is `UNTRAINED`. At an adjusted p below `ALPHA`, the mark is ↗ for better and ↘
-    for worse; otherwise it is →. Raises the same errors as `compare`.
+    The baseline of each row is `UNTRAINED`. The mark is ↗ for better and ↘ for worse; otherwise it is →.
     """
     both = {name: trained[name] for name in untrained}
     _check_queries(both | {f"{name}, {UNTRAINED}": row for name, row in untrained.items()}, measures)
@@ -162,10 +161,8 @@ def _check_queries(systems: Mapping[str, PerQuery], measures: Sequence[str]) -> 
         if lost := [measure for measure in measures if measure not in results.values]:
             raise ValueError(f"{lost[0]!r} was not measured; there are: {', '.join(results.values)}")
         if results.queries != reference.queries:
-            raise ValueError(
-                f"{system!r} and {first!r} were not measured on the same queries in the same order: "
-                "use per_query with the same judgements for both"
-            )
+            same = "on the same queries in the same order: use per_query with the same judgements"
+            raise ValueError(f"{system!r} and {first!r} were not measured {same}")
 
 
 def _tested(

@@ -112,8 +112,7 @@ def result_table(
 
     systems: system -> values. With a baseline, the `primary` measures are tested as one family (`compare`).
     With more than two systems, all pairs are also tested on the first of these measures, as another family.
-    untrained: the values that trained systems had before training; before and after are compared as a third
-    family.
+    untrained: the values of trained systems before training, which are compared as a third family.
     """
     if not systems:
         raise ValueError(f"the table {title!r} has no system")

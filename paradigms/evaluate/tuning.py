@@ -25,8 +25,7 @@ def tune_weights(runs: Sequence[Run], dev: Split) -> tuple[float, ...]:
     """Choose weights ≥ 0 with sum 1 so that the weighted sum of runs (`fuse`) has the best dev nDCG@10.
 
     Candidate weights are the multiples of 1/10, or of a larger step if there would be more than 300
-    candidates. Among equally good weights, the most even ones win. Raises ValueError if the dev split has no
-    queries.
+    candidates. Among equally good weights, the most even ones win.
     """
     if not dev.queries:
         raise ValueError("weights are chosen on dev queries, but the dev split has none")

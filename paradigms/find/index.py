@@ -61,8 +61,7 @@ class Index:
     def tuned(self, recipe: Recipe, queries: Sequence[Tokens]) -> "Index":
         """Measure and store the finder's recall (`recall`), which chooses its settings of 0; see `Finder`.
 
-        queries: encoded queries, each [b, 1, j, h]. Raises ValueError for a restricted index, whose recall is
-        not that of the whole.
+        queries: encoded queries, each [b, 1, j, h]. Raises ValueError for a restricted index.
         """
         if self.store.whole is not self.store:
             raise ValueError(f"{self.store} is restricted to some documents: measure the whole index")
@@ -105,8 +104,7 @@ class Index:
     ) -> Ranked:
         """Return the k best documents for each query [b, 1, j, h], best first, or fewer if fewer match.
 
-        queries: one batch, or a sequence of batches. advance: callback that receives the number of queries
-        just completed.
+        queries: one batch, or a sequence of batches. advance: receives the number of queries just completed.
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
@@ -132,8 +130,7 @@ class Index:
     ) -> list[Ranked]:
         """Rescore each query's candidates with each recipe, best first. If possible, S is computed only once.
 
-        queries: [b, 1, j, h]. For an imputing recipe, a query's candidates form its pool. Raises KeyError,
-        naming the document, if a document is unknown.
+        queries: [b, 1, j, h]. For an imputing recipe, a query's candidates form its pool.
         """
         for recipe in recipes:
             queries = self.checked(recipe, queries)
@@ -187,15 +184,10 @@ class Index:
         store = self.store
         shape = queries.vectors.shape
         if queries.side == "document" or shape[1] != 1 or shape[-1] != store.dim:
-            raise ValueError(
-                f"queries need axes [b, 1, j, {store.dim}] to search {store}, not those of "
-                f"{queries.side or 'tokens'} {list(shape)}"
-            )
+            given = f"those of {queries.side or 'tokens'} {list(shape)}"
+            raise ValueError(f"queries need axes [b, 1, j, {store.dim}] to search {store}, not {given}")
         if "ids" in recipe.align.reads and "ids" not in store.manifest["fields"]:
-            raise ValueError(
-                f"{store}, made by {store.manifest['paradigm']}, holds no ids of tokens, which {recipe.name} "
-                "reads"
-            )
+            raise ValueError(f"{store} holds no ids of tokens, which {recipe.name} reads")
         if queries.vectors.dtype != torch.float32 or queries.vectors.requires_grad:
             queries = queries.map(lambda t: t.detach().float() if t.is_floating_point() else t)
         checks = {"vectors": queries.vectors}
@@ -205,9 +197,7 @@ class Index:
             flat = values.flatten()
             if not math.isfinite(flat.dot(flat)):
                 finite = values.square().sum(-1).isfinite() | ~queries.mask
-                bad = (~finite).flatten(1).any(1).nonzero()
-                if len(bad):
-                    raise ValueError(
-                        f"query {int(bad[0])} of {len(finite)} has {name} that are not finite, or too large"
-                    )
+                if bad := (~finite).flatten(1).any(1).nonzero().flatten().tolist():
+                    where = f"query {bad[0]} of {len(finite)}"
+                    raise ValueError(f"{where} has {name} that are not finite, or too large")
         return queries

@@ -83,12 +83,7 @@ def lemur(
 
 
 INDEXES: dict[str, Callable[..., Kind]] = Named(
-    "kind of index",
-    exact=exact,
-    faiss=faiss,
-    compressed=compressed,
-    inverted=inverted,
-    lemur=lemur,
+    "kind of index", exact=exact, faiss=faiss, compressed=compressed, inverted=inverted, lemur=lemur
 )
 
 

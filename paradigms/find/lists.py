@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from paradigms.core import Tokens
-from paradigms.find.ranking import Ranked, imputed, scanned, scores, top_documents
+from paradigms.find.ranking import Ranked, from_tokens, scanned, scores, top_documents
 from paradigms.recipe import Recipe
 from paradigms.scoring.stored import PackedQueries, Scanned, divided
 from paradigms.scoring.threads import shared, worth
@@ -150,7 +150,7 @@ class Probing:
         candidates = max(k, self.candidates or max(CANDIDATES, EACH * k))
         imputes = recipe.search == "impute"
         if imputes and recipe.search_tokens <= SMALL:
-            return imputed(store, recipe, parts, k, advance, self.token_search)
+            return from_tokens(store, recipe, parts, k, advance, self.token_search)
         if imputes and recipe.imputation != "kth":
             raise ValueError(
                 f"{store} is compressed and estimates the k'-th similarity where search_tokens is above "
@@ -159,13 +159,12 @@ class Probing:
 
         def search(query: Tokens) -> dict[str, float]:
             # Eq. 4 knows no salience.
-            coarse = _coarse(store)
+            coarse, fine = _codes(store)
             packed = coarse.packed(Tokens(query.vectors, query.mask) if imputes else query)
             probed = _probe(store, packed, self.probes or PROBES, recipe.search_tokens if imputes else 0)
             rows = _bounded(store, packed, probed, BOUNDED * candidates)
             rows = _largest(rows, _f(coarse, packed, rows, probed.chosen, probed.least), candidates)
             every = np.ones_like(probed.chosen)
-            fine = _fine(store)
             if fine.tokens.bits > coarse.tokens.bits:
                 # All tokens are scored, so that only imputation has a floor.
                 floors = probed.missing if imputes else np.full_like(probed.least, -np.inf)
@@ -227,8 +226,7 @@ def _probe(store: Store, packed: PackedQueries, probes: int, k: int) -> ProbedLi
 def _bounded(store: Store, packed: PackedQueries, probed: ProbedLists, limit: int) -> np.ndarray:
     """Return, in ascending order, the `limit` documents with the largest bounds.
 
-    Bounds are weighted by the query's salience, if any. The documents are divided among the threads, so that
-    no two threads update the same document.
+    Bounds are weighted by the query's salience, if any. Each thread has documents of its own.
     """
     from paradigms.find import loops
 
@@ -273,8 +271,7 @@ def _f(
 ) -> np.ndarray:
     """Compute N · f of the documents at `rows` with m = missing, weighted by the query's salience if any.
 
-    read: codes of the tokens, for which the query is packed. chosen: the lists whose tokens are scored,
-    bool [K].
+    read: codes, for which the query is packed. chosen [K]: the lists whose tokens are scored.
     """
     from paradigms.scoring import kernels
 
@@ -321,17 +318,14 @@ def _tokens(store: Store, chosen: Sequence[int]) -> np.ndarray:
     return tokens[np.isin(store.columns["centroids"][tokens], chosen)]
 
 
-def _fine(store: Store) -> Scanned:
-    read = scanned(store, torch.device("cpu"))
-    assert read is not None
-    return read
+def _codes(store: Store) -> tuple[Scanned, Scanned]:
+    """Return the coarse and the fine codes, which are the same codes if a store has one of each token."""
+    fine = scanned(store, torch.device("cpu"))
+    assert fine is not None
+    return store.whole.once(_coarse) if FINE in store.codec.codes else fine, fine
 
 
 def _coarse(store: Store) -> Scanned:
-    return store.whole.once(_scanned) if FINE in store.codec.codes else _fine(store)
-
-
-def _scanned(store: Store) -> Scanned:
     return store.codec.scanned(store.columns, store.offsets, coarse=True)
 
 

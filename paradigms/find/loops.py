@@ -52,22 +52,15 @@ def select(similarities, sizes, probes, rank, spread, least, missing):
         noise = spread[j] * scale[j]
         reached = blurred(tokens[j], rank, noise)
         if lists[j].sum() < probes or (rank and reached - 4 * noise < BINS // 2):
-            count_below(similarities[:, j], sizes, half[j], low[j], scale[j], lists[j], tokens[j])
+            for c in range(similarities.shape[0]):
+                if similarities[c, j] < half[j]:
+                    bin = int((similarities[c, j] - low[j]) * scale[j])
+                    lists[j, bin] += 1
+                    tokens[j, bin] += sizes[c]
             reached = blurred(tokens[j], rank, noise)
         missing[j] = low[j] + reached / scale[j]
         # The product of a list at the bin's edge may be rounded to the bin above.
         least[j] = low[j] + (place(lists[j], probes) - np.float32(1e-3)) / scale[j]
-
-
-@no_type_check
-@cached_njit(nogil=True)
-def count_below(similarities, sizes, half, low, scale, lists, tokens):
-    """Add the lists with similarities [K] below `half`, and their tokens, to histograms."""
-    for c in range(similarities.shape[0]):
-        if similarities[c] < half:
-            bin = int((similarities[c] - low) * scale)
-            lists[bin] += 1
-            tokens[bin] += sizes[c]
 
 
 @no_type_check
@@ -139,8 +132,7 @@ def bound(similarities, least, weights, tokens, lists, begins, ends, entries, al
 
     tokens, lists: the pairs (j, c) in the order of `probed`. begins, ends: range of each pair's list in
     `entries`. alive: False for deleted documents, which have no bound. state: [documents, 2], initially 0;
-    state[d, 0] is set to the bound. documents: output, the documents with a bound. Returns the number of
-    these documents.
+    state[d, 0] is set to the bound. documents: output. Returns the number of documents with a bound.
     """
     met = 0
     for n in range(tokens.shape[0]):
@@ -167,8 +159,7 @@ def bound_unlisted(
 ):
     """Extend `bound` to the documents `first` to `stop`, whose tokens are not in the lists yet.
 
-    chosen[c]: whether any query token probes list c. met: number of documents in `documents` so far. Returns
-    the new number.
+    chosen[c]: whether any query token probes list c. met, returned: number of documents in `documents`.
     """
     maxima = np.empty(least.shape[0], np.float32)
     for d in range(first, stop):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paradigms.core import Tokens
 from paradigms.find.nearest import Factory, Nearest
-from paradigms.find.ranking import Ranked, gathered, imputed
+from paradigms.find.ranking import Ranked, from_tokens
 from paradigms.find.scan import Exact
 from paradigms.recipe import Recipe
 from paradigms.store.build import Advance
@@ -59,8 +59,7 @@ class NearTokens:
     def search(
         self, store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance
     ) -> Ranked:
-        search = imputed if recipe.search == "impute" else gathered
-        return search(store, recipe, parts, k, advance, self.token_search)
+        return from_tokens(store, recipe, parts, k, advance, self.token_search)
 
     def token_search(self, store: Store, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return the similarities and rows of the k tokens that FAISS finds for each query token.

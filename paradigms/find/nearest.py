@@ -164,8 +164,10 @@ class Nearest:
 
 
 def default_factory(tokens: int, sample: int = SAMPLE) -> str:
-    """Return the default factory string: a flat float16 index for few tokens, else about 4√tokens inverted
-    lists. The number of lists is a power of 2 that leaves 39 sample vectors per list, FAISS's minimum."""
+    """Return the factory of a flat float16 index for few tokens, else of about 4√tokens inverted lists.
+
+    The number of lists is a power of 2 that leaves 39 sample vectors per list, FAISS's minimum.
+    """
     if tokens <= SMALL:
         return FLAT
     trained = 1 << max(0, (sample // 39).bit_length() - 1)

@@ -111,9 +111,8 @@ def top_rows(postings, table, terms, weights, k, rows, scores):
     """Find the k best documents; write their rows and scores, and return how many were written.
 
     terms [m], weights [m] > 0: the query. Documents that were among the k best only temporarily are also
-    written. Documents without a query term are left out. Bounds and scores are summed over terms in the same
-    order, so rounding cannot put a score above its bound. The block with the largest bound is searched first,
-    then the other blocks in memory order.
+    written, those without a query term are not. Bounds and scores are summed in the same order, so rounding
+    cannot put a score above its bound. The block with the largest bound is searched first.
     """
     bounds = np.zeros(postings.number, np.float32)
     cells = np.full((postings.number, terms.shape[0]), -1, np.int64)

@@ -29,32 +29,28 @@ Retrieve = Callable[[Store, Tensor, int], tuple[Tensor, Tensor]]
 similar stored tokens, unordered, without deleted documents. Missing tokens have similarity −∞ and row −1."""
 
 
-def gathered(
+def from_tokens(
     store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance, retrieve: Retrieve
 ) -> Ranked:
-    """Retrieve tokens, and score the documents that contain one of them by `core.rel`."""
+    """Retrieve tokens, and score the documents that contain one of them.
+
+    gather scores by `core.rel`; impute from these tokens alone: `impute.retrieved_rel` (Lee et al., Eq. 4).
+    """
     ranked = []
-    for query, _, tokens in retrieved_each(store, parts, recipe.search_tokens, retrieve):
-        rows = np.unique(store.owners(tokens[tokens >= 0].cpu().numpy()))
-        ranked.append(top_documents(store, scores(store, [recipe], query, rows)[0], rows, k))
+    for query, similarities, tokens in _retrieved(store, parts, recipe.search_tokens, retrieve):
+        if recipe.search == "impute":
+            owners = torch.from_numpy(store.owners(tokens.cpu().numpy())).to(tokens.device)
+            documents, values = retrieved_rel(similarities, owners, store.living_tokens, recipe.imputation)
+            rows = documents.cpu().numpy()
+        else:
+            rows = np.unique(store.owners(tokens[tokens >= 0].cpu().numpy()))
+            values = scores(store, [recipe], query, rows)[0]
+        ranked.append(top_documents(store, values, rows, k))
         advance(1)
     return ranked
 
 
-def imputed(
-    store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance, retrieve: Retrieve
-) -> Ranked:
-    """Score documents from the retrieved tokens alone: `impute.retrieved_rel` (Lee et al. 2023, Eq. 4)."""
-    ranked = []
-    for _, similarities, tokens in retrieved_each(store, parts, recipe.search_tokens, retrieve):
-        owners = torch.from_numpy(store.owners(tokens.cpu().numpy())).to(tokens.device)
-        rows, filled = retrieved_rel(similarities, owners, store.living_tokens, recipe.imputation)
-        ranked.append(top_documents(store, filled, rows.cpu().numpy(), k))
-        advance(1)
-    return ranked
-
-
-def retrieved_each(
+def _retrieved(
     store: Store, parts: Sequence[Tokens], k: int, retrieve: Retrieve
 ) -> Iterator[tuple[Tokens, Tensor, Tensor]]:
     """Yield each query, without padding, and the similarities and rows that `retrieve` returns for it."""

@@ -90,10 +90,14 @@ def chosen(finder: Any, store: Store, search: str, k: int) -> Any:
 def measure(finder: Approximate, store: Store, recipe: Recipe, queries: Sequence[Tokens]) -> list[Choice]:
     """Choose the settings of a finder for each cutoff. queries: encoded queries, each [b, 1, j, h]."""
     selected: list[Choice] = []
+
+    def found(searching: Any, k: int) -> list[set[str]]:
+        return [set(row) for row in searching.search(store, recipe, queries, k, lambda n: None)]
+
     for k in sorted({min(k, len(store)) for k in CUTOFFS}):
-        exact = _documents(finder.exhaustive(store), store, recipe, queries, k)
+        exact = found(finder.exhaustive(store), k)
         for effort in dict.fromkeys(finder.efforts(store, k)):
-            ranked = _documents(effort, store, recipe, queries, k)
+            ranked = found(effort, k)
             shares = [len(a & b) / len(b) for a, b in zip(ranked, exact, strict=True) if b]
             if not shares:
                 return []
@@ -103,12 +107,6 @@ def measure(finder: Approximate, store: Store, recipe: Recipe, queries: Sequence
                 break
         selected.append(choice)
     return selected
-
-
-def _documents(
-    finder: Any, store: Store, recipe: Recipe, queries: Sequence[Tokens], k: int
-) -> list[set[str]]:
-    return [set(row) for row in finder.search(store, recipe, queries, k, lambda n: None)]
 
 
 def query_texts(texts: Sequence[str], tokens: int) -> list[str]:

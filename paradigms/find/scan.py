@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paradigms.core import Tokens
 from paradigms.find import ranking
-from paradigms.find.ranking import LARGE_SIZES, Ranked, decoded, imputed, keys, scanned, top_documents
+from paradigms.find.ranking import LARGE_SIZES, Ranked, decoded, from_tokens, keys, scanned, top_documents
 from paradigms.recipe import Recipe
 from paradigms.scoring.stored import compiled, score, slices
 from paradigms.store.build import Advance
@@ -86,7 +86,7 @@ def _imputed(store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, adva
     """Score by `impute.imputed_rel`, with one pass over the stored vectors per slice of queries."""
     read = scanned(store, parts[0].mask.device) if compiled(recipe) else None
     if not read:
-        return imputed(store, recipe, parts, k, advance, Exact().token_search)
+        return from_tokens(store, recipe, parts, k, advance, Exact().token_search)
     rows = np.flatnonzero(store.living)
     ranked = []
     for piece in (piece for queries in parts for piece in slices(queries)):

@@ -59,9 +59,7 @@ def _check(store: Store, recipe: Recipe, queries: Tokens) -> None:
     if recipe.search == "impute":
         raise ValueError(f"{store} finds tokens by their ids, and cannot impute")
     if "ids" not in recipe.align.reads or recipe.normalise != "one":
-        raise ValueError(
-            f"{store} scores equal ids with Z = 1, not {recipe.align} with Z = {recipe.normalise}"
-        )
+        raise ValueError(f"{store} scores equal ids with Z = 1, not {recipe.align}, {recipe.normalise}")
     if queries.salience is not None:
         raise ValueError(f"{recipe.name} weighs terms of queries by salience, which {store} does not")
     if (queries.vectors.squeeze(-1).where(queries.mask, 0) < 0).any():

@@ -194,8 +194,7 @@ def check_several(values: object, what: str) -> None:
 def as_sequence(values: Iterable[T], what: str) -> Sequence[T]:
     """Return a sequence unchanged, and any other iterable as a list in the order of iteration.
 
-    Indexing a pandas Series by a number would look up a label. Raises TypeError for a string, and for a
-    mapping, whose keys would be read.
+    Indexing a pandas Series by a number would look up a label. Raises TypeError for a string or a mapping.
     """
     check_several(values, what)
     if isinstance(values, Mapping):

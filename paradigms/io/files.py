@@ -267,10 +267,7 @@ def check_replaceable(folder: Path, written: Contents) -> None:
         names = []
         foreign = None  # the folder was replaced meanwhile
     if names and patterns is None:
-        raise FileExistsError(
-            f"{folder} would be replaced, but was not written by this program: it holds {names[0]}. "
-            "Choose another folder"
-        )
+        foreign = names[0]
     if foreign is not None:
         raise FileExistsError(
             f"{folder} would be replaced, but holds {foreign}, which this program did not write. Move it "

@@ -94,9 +94,8 @@ def fuse(
             wrong = next((d for d, score in scores.items() if weight and not score < inf), None)
             if wrong is not None:
                 score = "NaN" if isnan(scores[wrong]) else "infinite"
-                raise ValueError(
-                    f"the score of document {wrong!r} for query {query!r} is {score}: it has no rank"
-                )
+                where = f"the score of document {wrong!r} for query {query!r}"
+                raise ValueError(f"{where} is {score}: it has no rank")
             summed = fused[query]
             for document, value in METHODS[method](scores).items():
                 summed[document] = summed.get(document, 0.0) + (weight * value if weight else 0.0)
@@ -123,9 +122,7 @@ def check_same(runs: Sequence[Run]) -> None:
             lacking = documents.keys() - run.get(query, {}).keys()
             if lacking or query not in run:
                 what = f"document {min(lacking)!r} for query {query!r}" if lacking else f"query {query!r}"
-                raise ValueError(
-                    f"only some of the runs have the {what}: rerank their `union` by each system"
-                )
+                raise ValueError(f"only some of the runs have the {what}: rerank their `union` by all")
 
 
 def union(*runs: Run) -> Run:

@@ -29,6 +29,5 @@ class Retriever(Protocol):
     def explain(self, query: str, document: str, others: Sequence[str] = ()) -> list[Explanation]:
         """Explain a document's score by its tokens; return an explanation for each model with an alignment.
 
-        query: the query's text. document: the document's id. others: ids of the query's other candidates, on
-        which XTR's alignment depends.
+        others: ids of the query's other candidates, on which XTR's alignment depends.
         """

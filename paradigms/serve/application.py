@@ -67,9 +67,8 @@ def openapi() -> dict[str, Any]:
             content = {"application/json": {"schema": requests.schema_of(kind)}}
             operation |= {"description": kind.__doc__, "requestBody": {"required": True, "content": content}}
         if "{id}" in path:
-            operation["parameters"] = [
-                {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
-            ]
+            id = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+            operation["parameters"] = [id]
         paths[path] = {"get" if kind is None else "post": operation}
     return {"openapi": "3.1.0", "info": {"title": "retrieval-paradigms", "version": "1"}, "paths": paths}
 
@@ -219,8 +218,8 @@ def server_of(app: Starlette) -> uvicorn.Server:
 def listen(host: str, port: int) -> socket.socket:
     """Open a listening socket whose connections send data without delay (TCP_NODELAY).
 
-    asyncio only sets this option on sockets that it opens itself. Without the option, a response's body would
-    wait 40 ms for the client to acknowledge the headers. Raises OSError if the port is in use.
+    asyncio only sets this option on its own sockets. Without it, a response's body would wait 40 ms for the
+    client to acknowledge the headers. Raises OSError if the port is in use.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.create_server((host, port), family=family)
@@ -235,8 +234,6 @@ def check_host(host: str, token: str) -> None:
     except ValueError:
         local = False
     if not local and not token:
-        raise ValueError(
-            f"other machines can reach {host}: set --token, which every request must then contain"
-        )
+        raise ValueError(f"other machines can reach {host}: set --token, which every request must contain")
     if token and not (token.isascii() and token.isprintable() and " " not in token and len(token) >= 8):
         raise ValueError("a token must have at least 8 characters: printable ASCII without spaces")

@@ -45,9 +45,7 @@ def share(cost: Cost, allowed: Cost) -> float:
 def check_answer(size: int) -> None:
     """Raise ValueError if an answer of up to `size` bytes is too large."""
     if size > ANSWER:
-        raise ValueError(
-            f"the answer may have {size:,} bytes, more than {ANSWER:,}: divide the request into several"
-        )
+        raise ValueError(f"the answer may have {size:,} bytes, more than {ANSWER:,}: divide the request")
 
 
 def _named(cost: Cost) -> str:

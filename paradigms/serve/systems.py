@@ -249,13 +249,10 @@ class ServedSystem:
         assert self.model is not None
         return self.model.with_alignment(view.align or self.model.recipe.align, view.normalise).recipe
 
-    def _query(self, query: str, view: View) -> Tokens:
-        return _seen(self.encoded(query, "query"), view)
-
     def _scored(self, query: str, ids: list[str], view: View) -> dict[str, float]:
         """Score documents under a view from their stored tokens; return them best first."""
         recipe = self._recipe(view)
-        queries = self._query(query, view)
+        queries = _seen(self.encoded(query, "query"), view)
         names = [piece for id in ids for piece in self.pieces.of(id)]
         indexed = self.inner if isinstance(self.inner, Indexed) else self._indexed(tuple(sorted(names)))
         if view.salience:
@@ -273,7 +270,7 @@ class ServedSystem:
         """Explain the score of the document or, if it is divided into passages, of its best passage."""
         assert self.model is not None
         recipe = self._recipe(view)
-        queries = self._query(query, view)
+        queries = _seen(self.encoded(query, "query"), view)
         pool = None
         model = self.model.with_alignment(recipe.align, recipe.normalise)
         if "pool" in model.reads and isinstance(self.inner, Indexed):

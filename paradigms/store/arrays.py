@@ -32,17 +32,10 @@ def as_tokens(vectors: Any, side: Side = "document", *, ids: Any = None, salienc
 
     vectors: see the module's description; if ids are given, each token may also be a single number (term
     weight, h = 1). ids: an integer per token. salience: a number ≥ 0 per token. Raises ValueError, naming the
-    argument, if an array has unsupported axes, vectors of different h or missing values, or if ids or
-    salience do not match the number of tokens.
+    argument, if axes, h or the numbers of tokens do not fit, or values are missing.
     """
     rows, lengths = _rows("vectors", vectors, 1 if ids is None else 2)
-    more = {}
-    for name, values in (("ids", ids), ("salience", salience)):
-        if values is not None:
-            column, counts = _rows(name, values, 2)
-            if not np.array_equal(counts, lengths):
-                raise ValueError(f"{name} are of {counts[:3]} … tokens, where vectors are of {lengths[:3]} …")
-            more[name] = column[:, 0]
+    rows = rows.astype(np.promote_types(rows.dtype, np.float32), copy=False)
     mask = np.arange(max(1, int(lengths.max(initial=0)))) < lengths[:, None]
 
     def padded(values: np.ndarray) -> Tensor:
@@ -50,13 +43,14 @@ def as_tokens(vectors: Any, side: Side = "document", *, ids: Any = None, salienc
         full[mask] = values
         return torch.from_numpy(full).unsqueeze(0 if side == "document" else 1)
 
-    rows = rows.astype(np.promote_types(rows.dtype, np.float32), copy=False)
-    return Tokens(
-        padded(rows),
-        padded(np.ones(len(rows), bool)),
-        padded(more["ids"].astype(np.int64)) if "ids" in more else None,
-        padded(more["salience"].astype(rows.dtype)) if "salience" in more else None,
-    )
+    fields: dict[str, Any] = {"vectors": padded(rows), "mask": padded(np.ones(len(rows), bool))}
+    for name, values, dtype in (("ids", ids, np.dtype(np.int64)), ("salience", salience, rows.dtype)):
+        if values is not None:
+            column, counts = _rows(name, values, 2)
+            if not np.array_equal(counts, lengths):
+                raise ValueError(f"{name} are of {counts[:3]} … tokens, where vectors are of {lengths[:3]} …")
+            fields[name] = padded(column[:, 0].astype(dtype))
+    return Tokens(**fields)
 
 
 def parts(

@@ -47,7 +47,6 @@ from paradigms.store.kind import (
     TEXTS,
     Codec,
     Kind,
-    Quantiser,
     Rows,
 )
 from paradigms.store.pruning import TokenReduction
@@ -109,9 +108,7 @@ class Build:
     def in_memory(self, derive: Callable[[Writer], None]) -> ColumnMemory:
         """Build the columns in memory. derive: function that writes the kind's derived files."""
         if self.launch.num_processes > 1:
-            raise ValueError(
-                "only one process can build a store in memory: give a folder that all processes see"
-            )
+            raise ValueError("several processes build in a folder that all of them see, not in memory")
         files = ColumnMemory(self.manifest)
         table = ColumnMemory({})
         work = Building(self, table, ShardMemory(), table, str(files))
@@ -122,13 +119,10 @@ class Build:
     def in_folder(self, folder: str | Path, derive: Callable[[Writer], None]) -> None:
         """Encode all shards into files of a hidden folder, using all processes, and make the store.
 
-        derive: function that writes the kind's derived files.
-
         If more than HELD * SHARD documents are expected, process 0 encodes `sample` and trains the
-        quantiser on it. Otherwise the quantiser is trained on the first shards with as many documents, or on
-        all shards if there are fewer; these are stored as float16. All other shards are quantised as they are
-        encoded. A quantiser that was trained before an interruption is kept unless one of the documents that
-        trained it has changed.
+        quantiser on it. Otherwise it is trained on the first shards with as many documents, or on all, which
+        are stored as float16. All other shards are quantised as they are encoded. A quantiser that was
+        trained before an interruption is kept unless one of the documents that trained it has changed.
         """
         manifest = self.manifest
         launch = self.launch
@@ -164,15 +158,14 @@ class Building:
     """A build in progress.
 
     table: files of the trained codec. shards: the encoded shards, as float16 until the codec is trained.
-    writer: writes the codec; None in every process except process 0. place: name of the store in error
-    messages.
+    writer: writes the codec; None in every process except process 0. place: the store, in error messages.
     """
 
     def __init__(
         self, build: Build, table: Files, shards: ShardFiles | ShardMemory, writer: Writer | None, place: str
     ) -> None:
         self._build = build
-        self._quantiser = build.kind.quantiser
+        self._quantiser: Any = build.kind.quantiser
         self._table = table
         self._shards = shards
         self._writer = writer
@@ -184,8 +177,8 @@ class Building:
         """Train the quantiser, and store this process's share of the shards; return all shards' sources."""
         build = self._build
         count = build.count
-        if self._quantiser is not None and build.sample is not None and (count or 0) > HELD * SHARD:
-            self._train_on_sample(self._quantiser, build.sample)
+        if build.sample is not None and (count or 0) > HELD * SHARD:
+            self._train_on_sample(build.sample)
         sources: list[bytes] = []
         documents = 0
         for n, shard in enumerate(different(build.shards)):
@@ -193,7 +186,7 @@ class Building:
                 self._train_on_stored(sources, documents, count)
             mine = n % build.launch.num_processes == build.launch.process_index
             if mine and not any(self._shards.holds(shard.source, codec) for codec in (self._checksum, "")):
-                columns = self._encoded(shard, build.advance)
+                columns = encoded(build.kind.codec, shard, build.manifest, self._place, build.advance)
                 self._shards.put(shard.source, in_codes(self._codec, columns), self._checksum)
             else:
                 build.advance(len(shard.ids))
@@ -217,73 +210,65 @@ class Building:
             manifest |= grown(manifest, columns)
         return manifest
 
-    def _encoded(self, shard: Shard, advance: Advance) -> Rows:
-        return encoded(self._build.kind.codec, shard, self._build.manifest, self._place, advance)
-
-    def _train_on_sample(self, quantiser: Quantiser, sample: Iterable[Shard]) -> None:
+    def _train_on_sample(self, sample: Iterable[Shard]) -> None:
         """Train the quantiser on a random sample of the documents, or open the codec trained on it."""
-        count = self._build.count
+        build = self._build
+        if self._quantiser is None:
+            return
         if self._writer is not None:
             shards = iter(sample)
             again = list(islice(shards, self._table.manifest.get(TRAINED_ON, {}).get("shards", 0)))
-            if not self._trained_on([shard.source for shard in again], count):
+            if not self._trained_on([shard.source for shard in again], build.count):
                 sources: list[bytes] = []
                 parts: list[np.ndarray] = []
                 documents = vectors = tokens = 0
                 for shard in chain(again, shards):
+                    columns = encoded(build.kind.codec, shard, build.manifest, self._place, lambda n: None)
                     sources.append(shard.source)
-                    parts.append(self._encoded(shard, lambda n: None)[VECTORS])
+                    parts.append(columns[VECTORS])
                     documents += len(shard.ids)
                     vectors += len(parts[-1])
-                    tokens = _estimated(vectors, documents, count)
-                    if vectors >= quantiser.sample_size(tokens):
+                    tokens = _estimated(vectors, documents, build.count)
+                    if vectors >= self._quantiser.sample_size(tokens):
                         break
-                self._train(quantiser, parts, vectors, tokens, sources, count)
-        self._open_codec(quantiser)
+                self._train(parts, vectors, tokens, _training(sources, build.count))
+        self._open_codec()
 
     def _train_on_stored(self, sources: Sequence[bytes], documents: int, count: int | None) -> None:
         """If there is an untrained quantiser, train it on stored shards, or open the codec trained on these.
 
         sources: the shards. documents: number of documents in them. count: total number, if known.
         """
-        quantiser = self._quantiser
         shards = self._shards
-        if quantiser is None or self._codec is not None:
+        if self._quantiser is None or self._codec is not None:
             return
         self._build.launch.wait_for_everyone()
         if self._writer is not None and not self._trained_on(sources, count):
             vectors = sum(int(shards.column(source, LENGTHS).sum(dtype=np.int64)) for source in sources)
             parts = (shards.column(source, VECTORS) for source in sources)
-            self._train(quantiser, parts, vectors, _estimated(vectors, documents, count), sources, count)
-        self._open_codec(quantiser)
+            tokens = _estimated(vectors, documents, count)
+            self._train(parts, vectors, tokens, _training(sources, count))
+        self._open_codec()
 
-    def _train(
-        self,
-        quantiser: Quantiser,
-        parts: Iterable[np.ndarray],
-        vectors: int,
-        tokens: int,
-        sources: Sequence[bytes],
-        count: int | None,
-    ) -> None:
+    def _train(self, parts: Iterable[np.ndarray], vectors: int, tokens: int, shards: dict[str, Any]) -> None:
         """Train the quantiser on `vectors` vectors in `parts`, for an index of `tokens` tokens."""
         assert self._writer is not None
-        quantiser.train(self._writer, parts, vectors, tokens, self._build.dim)
-        self._writer.commit(**{TRAINED: tokens, TRAINED_ON: _training(sources, count)})
+        self._quantiser.train(self._writer, parts, vectors, tokens, self._build.dim)
+        self._writer.commit(**{TRAINED: tokens, TRAINED_ON: shards})
 
     def _trained_on(self, sources: Sequence[bytes], count: int | None) -> bool:
         """Return whether an interrupted build trained the quantiser on these shards."""
         return self._table.manifest.get(TRAINED_ON) == _training(sources, count)
 
-    def _open_codec(self, quantiser: Quantiser) -> None:
+    def _open_codec(self) -> None:
         """Open the codec that process 0 has committed."""
         self._build.launch.wait_for_everyone()
         if isinstance(self._table, ColumnFolder):
             self._table.read()
-        self._codec = quantiser.open(self._table, self._build.dim)
+        self._codec = self._quantiser.open(self._table, self._build.dim)
         # Codes depend on the quantiser's bits, too, which its files do not have.
         checksums = (entry.get("crc32") for entry in self._table.entries.values())
-        self._checksum = str([quantiser, *checksums])
+        self._checksum = str([self._quantiser, *checksums])
 
 
 def _training(sources: Sequence[bytes], count: int | None) -> dict[str, Any]:
@@ -335,8 +320,7 @@ def key_of(id: str) -> np.ndarray:
 def _rows(tokens: Tokens, ids: Sequence[str], manifest: Mapping[str, Any], place: str) -> Rows:
     """Extract the manifest's fields from the documents' tokens, without padding, converted to DTYPES.
 
-    ids: the documents' ids. place: name of the store in error messages. Raises ValueError, naming the
-    document, if a value does not fit its dtype.
+    place: the store, in error messages. Raises ValueError, naming the document, if a value does not fit.
     """
     rows = {}
     for name in manifest["fields"]:
@@ -348,10 +332,8 @@ def _rows(tokens: Tokens, ids: Sequence[str], manifest: Mapping[str, Any], place
             wrong = (~used.isfinite()).view(len(used), -1).any(1).nonzero()[0].cpu()
             ends = tokens.mask[0].sum(-1).cumsum(0).cpu()
             owner = int(torch.searchsorted(ends, wrong, right=True))
-            raise ValueError(
-                f"the {name} of document {ids[owner]!r} do not fit {DTYPES[name]}: not finite, or too large, "
-                f"as {manifest['paradigm']} makes them"
-            )
+            where = f"the {name} of document {ids[owner]!r}"
+            raise ValueError(f"{where} do not fit {DTYPES[name]}: not finite, or too large")
         rows[name] = used.cpu().numpy()
     dim = rows["vectors"].shape[1]
     if dim != manifest["dim"]:

@@ -114,8 +114,7 @@ class ShardMemory:
 def begun(table: ColumnFolder, entries: Mapping[str, Any]) -> Iterator[FolderWriter]:
     """Start or resume a build in a hidden folder; yield the folder's only writer.
 
-    entries: manifest entries that the trained codec depends on, besides the shards that trained it; if they
-    differ, a new codec is trained.
+    entries: manifest entries that the trained codec depends on; if they differ, a new codec is trained.
     Raises BlockingIOError if another process is building there. After an error, the folder is removed if it
     contains no shards.
     """

@@ -69,8 +69,7 @@ class ColumnFolder(_FolderFiles):
     def read(self) -> dict[str, Any]:
         """Read the manifest, and check that no file is shorter than the manifest records.
 
-        Raises FileNotFoundError if there is no manifest, and ValueError, naming the file, if a file is
-        damaged or has another format.
+        Raises FileNotFoundError without a manifest, and ValueError, naming the file, if a file is damaged.
         """
         manifest = self._manifest()
         for entry in manifest["files"].values():

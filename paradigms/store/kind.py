@@ -63,8 +63,7 @@ class Quantiser(Protocol):
     def train(self, writer: Writer, parts: Iterable[np.ndarray], vectors: int, tokens: int, dim: int) -> None:
         """Train the codec and write its files.
 
-        parts: arrays of vectors [t, dim]. vectors: their total number of vectors. tokens: number of tokens
-        that the index will contain.
+        parts: arrays of vectors [t, dim], `vectors` in all. tokens: number of tokens of the index.
         """
 
     def open(self, files: Files | Writer, dim: int) -> Codec:
@@ -81,8 +80,7 @@ class Derived:
     def write(self, writer: Writer, store: "Store", anew: bool) -> None:
         """Update the files before a commit.
 
-        store: the rows after the commit. anew: True if any row is new or has moved, False if rows were only
-        appended.
+        store: the rows after the commit. anew: False if rows were only appended.
         """
 
     def behind(self, store: "Store") -> bool:

@@ -14,8 +14,7 @@ def encode(residuals, spread, bits, step, fineness, codes, scales):
     """residual ≈ scale · spread · (code − (2^bits − 1) / 2): quantise residuals [t, h] to codes and scales.
 
     Each residual is quantised with the best step for a normal distribution of its size, rounded to `fineness`
-    steps per factor of two. The scale is then fitted to the codes by least squares. A residual of 0 has scale
-    0.
+    steps per factor of two. The scale, 0 for a residual of 0, is then fitted to the codes by least squares.
     """
     count, width = residuals.shape
     packed = codes.shape[1]

@@ -62,8 +62,7 @@ class TokenReduction:
     """Reduce the document tokens that an index stores: keep the `most_salient` tokens, then pool them.
 
     keep: β^d, the share of tokens to keep. pool: average number of tokens per pooled token; 1 disables
-    pooling. pooling: method of grouping tokens (`pooled`). Raises ValueError if keep is outside (0, 1] or
-    pool is below 1.
+    pooling. pooling: method of grouping tokens (`pooled`).
     """
 
     keep: Annotated[float, Range(0, 1, above=True)] = 1.0
@@ -85,10 +84,9 @@ class TokenReduction:
 def pooled(tokens: Tokens, pool: int, pooling: str) -> Tokens:
     """Pool each document [1, n, i, h] to ⌈length / pool⌉ tokens: cluster means of vectors and saliences.
 
-    pooling: "ward" makes ⌈length / pool⌉ clusters by Ward's hierarchical clustering of unit vectors, whose
-    squared distances are 2 − 2 cosine, and orders the clusters by their first tokens. "sequential" groups
-    every run of `pool` tokens. As in the publication, means are not normalised. Ids have no mean and are left
-    out.
+    pooling: "ward" makes clusters by Ward's hierarchical clustering of unit vectors, whose squared distances
+    are 2 − 2 cosine, and orders the clusters by their first tokens. "sequential" groups every run of `pool`
+    tokens. As in the publication, means are not normalised. Ids have no mean and are left out.
     """
     if pool == 1:
         return tokens

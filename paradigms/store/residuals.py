@@ -163,8 +163,7 @@ class Codec:
     """A trained codec.
 
     packed: int8 [K, h], centroids with h = `padded_width`; units [K]: each centroid's scale. spread: σ [h].
-    cells: int64 [C + 1]; cell n contains the centroids cells[n] to cells[n + 1] − 1. bits, fine_bits: see
-    `Residuals`.
+    cells: int64 [C + 1], see `Centroids`. bits, fine_bits: see `Residuals`.
     """
 
     packed: np.ndarray

@@ -60,8 +60,7 @@ def text_shards(
     A shard also ends after a text that a hash selects, at a quarter of SHARD or later. Thus a text that is
     added, changed or deleted changes only the shards beside it, wherever it stands.
 
-    Raises ValueError if the numbers of ids and texts differ or batch_size is below 1, and TypeError if a text
-    is not a string.
+    Raises ValueError if the numbers of ids and texts differ, and TypeError if a text is not a string.
     """
 
     if batch_size < 1:
@@ -101,17 +100,14 @@ Batches = Iterable[Batch | tuple[list[str], Tokens]]
 def token_shards(parts: Batches, reduction: TokenReduction) -> Iterator[Shard]:
     """Yield shards of documents that are given as tokens [1, n, i, h]; parts are not divided.
 
-    A shard ends after SHARD documents or SHARD_TOKENS padded tokens. Raises ValueError if the numbers of ids
-    and documents in a part differ.
+    A shard ends after SHARD documents or SHARD_TOKENS padded tokens.
     """
     batches: list[Batch] = []
     for batch in parts:
         ids, tokens, _ = batch = Batch(*batch)
         if tokens.mask.shape[:2] != (1, len(ids)):
-            raise ValueError(
-                f"{len(ids)} ids, {ids[:3]} …, need tokens of axes [1, {len(ids)}, i, h], not of "
-                f"{list(tokens.vectors.shape)}"
-            )
+            shape = list(tokens.vectors.shape)
+            raise ValueError(f"{len(ids)} ids, {ids[:3]} …, need tokens [1, {len(ids)}, i, h], not {shape}")
         if ids:
             batches.append(batch)
         documents = sum(len(batch.ids) for batch in batches)
@@ -131,10 +127,9 @@ def check_ids(ids: Iterable[str], texts: Iterable[str]) -> int | None:
     check_several(texts, "document texts")
     if not (isinstance(ids, Sized) and isinstance(texts, Sized)):
         return None
-    if len(ids) != len(texts) or len(set(ids)) != len(ids):
-        raise ValueError(
-            f"{len(texts)} texts need as many different ids, not {len(set(ids))} among {len(ids)}"
-        )
+    distinct = len(set(ids))
+    if len(ids) != len(texts) or distinct != len(ids):
+        raise ValueError(f"{len(texts)} texts need as many different ids, not {distinct} among {len(ids)}")
     return len(ids)
 
 
@@ -144,9 +139,7 @@ def different(shards: Iterable[Shard], taken: Container[str] = ()) -> Iterator[S
     for shard in shards:
         for id in shard.ids:
             if id in seen or id in taken:
-                raise ValueError(
-                    f"document {id!r} already exists: ids must be unique, so delete it first to replace it"
-                )
+                raise ValueError(f"document {id!r} already exists: delete it first, or choose another id")
             seen.add(id)
         yield shard
 
@@ -168,10 +161,8 @@ def _joined(batches: list[Batch], reduction: TokenReduction) -> Shard:
             first += len(ids)
 
     every = [id for batch in batches for id in batch.ids]
-    unknown = [np.zeros(len(batch.ids), np.int64) for batch in batches]
-    texts = np.concatenate(
-        [none if batch.texts is None else batch.texts for batch, none in zip(batches, unknown, strict=True)]
-    )
+    digests = [np.zeros(len(b.ids), np.int64) if b.texts is None else b.texts for b in batches]
+    texts = np.concatenate(digests)
     for id in every:
         check_text(id, "the id of a document")
     source = _source(every, texts)

@@ -123,11 +123,10 @@ class Store(View):
         """Build a store from documents that are already encoded.
 
         parts: batches of ids and Tokens [1, n, i, h], with the texts' digests if known (`shards.Batch`).
-        paradigm: name of the paradigm. fields: the fields of
-        Tokens to store: vectors, ids, salience. count: number of documents, if known. sample: documents drawn
-        at random to train the centroids of a large compressed index; None means the first documents.
-        identity: what made the vectors (`identity.identity`). See `build` for the other arguments and for
-        errors.
+        paradigm: name of the paradigm. fields: the fields of Tokens to store: vectors, ids, salience. count:
+        number of documents, if known. sample: documents drawn at random to train the centroids of a large
+        compressed index; None means the first documents. identity: what made the vectors
+        (`identity.identity`). See `build` for the other arguments and for errors.
         """
         reduction = TokenReduction(keep, pool, pooling)
         build = Build(
@@ -235,8 +234,7 @@ class Store(View):
         in the same commit; the new documents may take their ids. state: manifest entries of the caller, to
         set in the same commit.
 
-        Raises ValueError if an id is already stored and not deleted, and KeyError if a document to delete is
-        unknown.
+        Raises ValueError if an id is already stored, and KeyError if a document to delete is unknown.
         """
         self.check(paradigm)
         count = check_ids(ids, texts)
@@ -372,8 +370,7 @@ class Store(View):
         """Store the distances between each document's tokens here and in `original`: `errors` [documents, 2].
 
         The two columns are `pruning.directed_distances` plus an allowance for rounding, and bound the error
-        of a sum of maxima. `add` and `compact` remove the errors. Raises KeyError if `original` lacks a
-        document.
+        of a sum of maxima. `add` and `compact` remove them. Raises KeyError if `original` lacks a document.
         """
         with self._writing() as (now, writer):
             errors = np.zeros((len(now.ids), 2), np.float32)
@@ -458,9 +455,5 @@ def _sample(
 
 def _encoding(paradigm: Paradigm, batch_size: int, precision: str) -> dict[str, Any]:
     """Return what determines the tokens of a text, besides pruning and the fields that are stored."""
-    return {
-        "batch": batch_size,
-        "precision": precision,
-        "dim": paradigm.encoder.dim,
-        **identity(paradigm.encoder),
-    }
+    encoder = paradigm.encoder
+    return {"batch": batch_size, "precision": precision, "dim": encoder.dim, **identity(encoder)}

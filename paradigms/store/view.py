@@ -66,6 +66,7 @@ class View:
         self._computed: dict[Callable[[Any], Any], Any] = {}
         self._corpus: Corpus | None = None  # the last texts of `check_texts`
         self._scans = 0  # number of scans of `keys` so far
+        self.derived: Any = None  # content of the derived files, which the finder reads
 
     def __str__(self) -> str:
         return str(self.files)
@@ -75,9 +76,6 @@ class View:
 
     def __contains__(self, id: object) -> bool:
         return isinstance(id, str) and self._row(id) is not None
-
-    derived: Any = None
-    """content of the derived files, which the finder reads"""
 
     @property
     def folder(self) -> Path | None:
@@ -237,8 +235,7 @@ class View:
     def blocks(self, tokens: int, rows: np.ndarray | None = None) -> Iterator[np.ndarray]:
         """Yield rows in blocks of at most `tokens` padded tokens.
 
-        rows: rows to yield in the given order; None means all documents with tokens, sorted by length within
-        each group of LIKE consecutive documents.
+        rows: None means all documents with tokens, sorted by length in groups of LIKE.
         """
         if rows is None:
             living = self.with_tokens()
@@ -286,15 +283,11 @@ class View:
         maker = self.manifest["paradigm"]
         missing = [field for field in fields_of(paradigm) if field not in self.manifest["fields"]]
         if missing:
-            raise ValueError(
-                f"{self}, made by {maker}, holds no {' and no '.join(missing)} of tokens, which {name} reads"
-            )
+            raise ValueError(f"{self} holds no {' and no '.join(missing)} of tokens, which {name} reads")
         if paradigm.encoder.dim != self.dim:
             shorter = f": search with the model's truncated({self.dim})" if self.fits(paradigm) else ""
-            raise ValueError(
-                f"{self} holds vectors of {self.dim} dimensions of {maker}, not of {paradigm.encoder.dim} of "
-                f"{name}{shorter}"
-            )
+            dims = f"{self.dim} dimensions of {maker}, not of {paradigm.encoder.dim} of {name}{shorter}"
+            raise ValueError(f"{self} holds vectors of {dims}")
         if other := self._differing(paradigm):
             raise ValueError(
                 f"{self} was made by {maker}, but not by this {name} ({other}): use the model that made it, "

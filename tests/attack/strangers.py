@@ -26,12 +26,7 @@ from safetensors.numpy import load_file, save_file
 import paradigms
 from paradigms.baselines.cross_attention import CrossAttention
 from paradigms.cli.queries import from_file
-from paradigms.data import (
-    Corpus,
-    Problems,
-    read_judgements,
-    read_run,
-)
+from paradigms.data import Corpus, Problems, read_judgements, read_run
 from paradigms.data.texts import json_lines
 from paradigms.find import Store, kinds
 from paradigms.generative.model import Generative

@@ -14,12 +14,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from torch import Tensor
-from transformers import (
-    AutoModel,
-    AutoModelForTextEncoding,
-    AutoTokenizer,
-    BertForSequenceClassification,
-)
+from transformers import AutoModel, AutoModelForTextEncoding, AutoTokenizer, BertForSequenceClassification
 
 from paradigms import CrossAttention, load
 from paradigms.baselines.cross_attention import HEAD, cross_attention
@@ -224,9 +219,8 @@ def test_examples_without_negatives_or_with_unequally_many_are_refused(tiny_bert
     model = build(tiny_bert)
     none, one = Example("a", 0, (), (0,)), Example("a", 0, (1,), (0,))
     for examples, told in (([none], "has 0"), ([one, *EXAMPLES], "has 1 or 2")):
-        with pytest.raises(
-            ValueError, match=f"cross_attention needs the same number of hard negatives.*{told}"
-        ):
+        needed = f"cross_attention needs the same number of hard negatives.*{told}"
+        with pytest.raises(ValueError, match=needed):
             Listwise(model, CORPUS, examples)
 
 

@@ -137,19 +137,13 @@ def test_index_then_search(source, models, capsys):
     assert out.count("fire and warm wood") == 3  # as a query, and as a text for each
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("", "compressed"),
-        ("dpr", "exact"),
-        ("ME-BERT", "compressed"),
-        ("coil", "exact"),
-        ("aligner", "compressed"),
-        ("xtr", "exact"),
-    ],
-)
-def test_every_paradigm_indexes_with_an_encoder(source, tiny_bert, capsys, monkeypatch, name, kind):
+COMPRESSED = ("", "ME-BERT", "aligner")  # "" is ColBERT
+
+
+@pytest.mark.parametrize("name", [*COMPRESSED, "dpr", "coil", "xtr"])
+def test_every_paradigm_indexes_with_an_encoder(source, tiny_bert, capsys, monkeypatch, name):
     """By default ColBERT, in 4 bits a number; weights that a paradigm adds are the same when it is opened."""
+    kind = "compressed" if name in COMPRESSED else "exact"
     monkeypatch.setattr("paradigms.cli.indexed.OFFLINE", str(tiny_bert))
     _, err = printed(capsys, "index", "notes", *(["--paradigm", name] if name else []))
     assert f"3 passages of notes in notes.index, as {PARADIGMS[name or 'colbert'].__name__}, {kind}" in err
@@ -380,17 +374,12 @@ def test_compare_measures_judged_queries(judged, models, capsys):
 
 def test_fusion_at_the_terminal(judged, models, capsys, source):
     index(judged, models["colbert"], "--output", "one")
-    (judged / "qrels" / "dev.tsv").write_text((judged / "qrels" / "test.tsv").read_text())
-    compare = ["compare", "one", "--split", "test"]
-    main([*compare, "--fuse", "--output", "rrf"])
+    main(["compare", "one", "--split", "test", "--fuse", "--output", "rrf"])
     runs = [read_run(f"rrf/{name}.run") for name in ("bm25", "one")]
     assert read_run("rrf/fused.run") == fuse(runs)
-    _, err = printed(capsys, *compare, "--fuse", "--dev", "dev", "--output", "sum")
-    assert "weights chosen on dev: bm25 " in err
     rows = found_by(capsys, "search", "one", "--split", "test", "--hybrid")
     found = [(row["query"], row["id"], row["score"]) for row in rows]
     assert found == [(q, d, s) for q, scores in fuse(runs[::-1]).items() for d, s in scores.items()]
-    assert "--dev chooses the weights" in refused(*compare, "--dev", "dev")
 
 
 @pytest.mark.parametrize(
@@ -465,16 +454,8 @@ def test_a_first_stage_finds_an_engines_candidates(
     address = f"clickhouse:{tmp_path_factory.getbasetemp() / 'clickhouse'}"
 
     def command(model, database, **options):
-        called = [
-            "index",
-            "notes",
-            "--model",
-            models[model],
-            "--output",
-            f"{model}.index",
-            "--engine",
-            address,
-        ]
+        called = ["index", "notes", "--model", models[model], "--output", f"{model}.index"]
+        called += ["--engine", address]
         return *called, "--engine-options", json.dumps({"database": f"{database} {first}"} | options)
 
     def found(*more):
@@ -502,7 +483,7 @@ def test_a_first_stage_finds_an_engines_candidates(
     (source / "wood.txt").write_text("warm wood")
     if first == "coil.index":
         assert "give both the same --words" in refused(*staged, "--words", "1", "--anew")
-        assert "use one folder and another database" in refused(*staged, "--engine", "clickhouse:elsewhere")
+        assert "use one folder, another database" in refused(*staged, "--engine", "clickhouse:elsewhere")
         assert "different documents" in refused("index", "notes", "--output", "colbert.index", *staged[2:4])
         main([*map(str, command("coil", "terms"))])
         file = Path("coil.index/search.json")
@@ -547,13 +528,11 @@ def test_folders_are_searched_as_one(source, models, capsys):
         write_rows(source / f"{folder}.jsonl", {id: rows[id] for id in ids})
         index(f"notes/{folder}.jsonl", models["colbert"])
     parts = ("one.jsonl.index", "two.jsonl.index")
-    found, whole = (
-        found_by(capsys, "search", *folders, "cold fish", "warm ice", "-k", 4)
-        for folders in (parts, ["all.jsonl.index"])
-    )
-    assert [(row["query"], row["id"], row["document"]) for row in found] == [
-        (row["query"], row["id"], row["document"]) for row in whole
-    ]
+    answers = []
+    for folders in (parts, ["all.jsonl.index"]):
+        rows = found_by(capsys, "search", *folders, "cold fish", "warm ice", "-k", 4)
+        answers.append([(row["query"], row["id"], row["document"]) for row in rows])
+    assert answers[0] == answers[1]
     assert "is also in another index" in refused("search", "one.jsonl.index", "one.jsonl.index", "cold")
     assert "--split needs an index" in refused("search", *parts, "--split", "test")
 
@@ -574,9 +553,8 @@ def test_rerank_orders_what_bm25_finds(source, models, capsys, name):
 
 
 def test_rerank_of_a_run(source, models, capsys):
-    (source.parent / "first.run").write_text(
-        "a Q0 snow.txt:1 1 9 x\na Q0 fire.txt:1 2 8 x\na Q0 fish.txt:1 3 7 x\nb Q0 fire.txt:1 1 1 x\n"
-    )
+    rows = ["a Q0 snow.txt:1 1 9 x", "a Q0 fire.txt:1 2 8 x", "a Q0 fish.txt:1 3 7 x"]
+    (source.parent / "first.run").write_text("\n".join([*rows, "b Q0 fire.txt:1 1 1 x"]))
     (source.parent / "queries.tsv").write_text("a\tfire and warm wood\n")
     rerank = ["rerank", "notes", "--model", str(models["colbert"]), "--queries", "queries.tsv"]
     rows = found_by(capsys, *rerank, "--run", "first.run", "--depth", "2")
@@ -793,12 +771,10 @@ def test_dimensions_of_a_source(source, models, capsys, queries):
 @pytest.mark.parametrize("name", ["aligner", "coil", "colbert", "dpr", "xtr"])
 def test_oracle_says_what_any_query_vectors_could_answer(judged, models, capsys, name):
     index(judged, models[name], "--output", name)
-    capsys.readouterr()
-    out, _ = printed(capsys, "oracle", name, "--split", "test")
-    assert "Of 3 judged queries, some query vectors" in out
-    assert "the query encoder loses" in out
-    assert "R-precision is" in out
-    assert "in rational arithmetic" in out.lower()
+    out = printed(capsys, "oracle", name, "--split", "test")[0].lower()
+    assert "of 3 judged queries, some query vectors" in out
+    for said in ("the query encoder loses", "r-precision is", "in rational arithmetic"):
+        assert said in out
 
 
 @pytest.mark.parametrize("name", ["aligner", "coil", "colbert", "dpr"])

@@ -231,10 +231,8 @@ def test_the_fingerprint_follows_the_content(tmp_path):
     first = load_collection(beir(tmp_path / "a")).fingerprint
     assert load_collection(beir(tmp_path / "b", packed=True)).fingerprint == first
     rows = QRELS["test"].splitlines(keepends=True)
-    assert (
-        load_collection(beir(tmp_path / "c", qrels={**QRELS, "test": "".join(rows[::-1])})).fingerprint
-        == first
-    )
+    turned = beir(tmp_path / "c", qrels={**QRELS, "test": "".join(rows[::-1])})
+    assert load_collection(turned).fingerprint == first
     changed = [
         {"documents": [*DOCUMENTS[:3], {"_id": "4", "text": "other"}]},
         {"documents": DOCUMENTS[::-1]},
@@ -242,9 +240,9 @@ def test_the_fingerprint_follows_the_content(tmp_path):
         {"qrels": {**QRELS, "test": "q2\ta\t1\nq1\tb\t1\nq1\tc\t0\n"}},
         {"qrels": {"dev": QRELS["test"], "train": QRELS["train"]}},
     ]
-    others = {
-        load_collection(beir(tmp_path / f"x{i}", **change)).fingerprint for i, change in enumerate(changed)
-    }
+    others = set()
+    for i, change in enumerate(changed):
+        others.add(load_collection(beir(tmp_path / f"x{i}", **change)).fingerprint)
     assert len(others | {first}) == 6
 
 
@@ -252,9 +250,8 @@ def test_write_folder_keeps_titles_and_what_they_are_part_of(tmp_path):
     texts = ["One body", "One  body", "One", "Onebody", "body"]
     titles = ["One", "One", "One", "One", "One"]
     corpus = Corpus([f"d{i}" for i in range(5)], texts, titles)
-    collection = replace(
-        load_collection(beir(tmp_path / "tiny", qrels={"test": QRELS["test"]})), corpus=corpus
-    )
+    folder = beir(tmp_path / "tiny", qrels={"test": QRELS["test"]})
+    collection = replace(load_collection(folder), corpus=corpus)
     written = replace(collection, splits={"test": Split({"q": "x"}, {"q": {"d1": 1}})})
     for _ in range(2):
         write_folder(written, tmp_path / "copy")
@@ -268,9 +265,8 @@ def test_write_folder_keeps_titles_and_what_they_are_part_of(tmp_path):
     assert [row.get("title") for row in rows] == ["One", "One", None, None, None]
 
 
-IDS = st.text(st.characters(blacklist_categories=("Z", "C")), min_size=1, max_size=5).filter(
-    lambda id: id.split() == [id]
-)
+WORDS = st.text(st.characters(blacklist_categories=("Z", "C")), min_size=1, max_size=5)
+IDS = WORDS.filter(lambda id: id.split() == [id])
 SCORES = st.floats(allow_nan=False)
 
 

@@ -171,9 +171,8 @@ def questions(root: Path, passages: str = "psgs_w100.tsv") -> Path:
     """Wikipedia with Natural Questions, TriviaQA and EntityQuestions."""
     folder = root / "wikipedia"
     put(folder / passages, WIKIPEDIA)
-    put(
-        folder / "nq-test.qa.csv", "who was a prophet\t['Aaron', \"Ahärôn\"]\nwhere is kiel\t['Baltic Sea']\n"
-    )
+    rows = "who was a prophet\t['Aaron', \"Ahärôn\"]\nwhere is kiel\t['Baltic Sea']\n"
+    put(folder / "nq-test.qa.csv", rows)
     put(folder / "trivia-test.csv.gz", '"what is the ""capital"""\t"[\'Lisbon\', \'L\'\'isboa\']"\n')
     put(folder / "squad1-test.jsonl", jsonl({"question": "which sea?", "answer": ["the Baltic Sea", ""]}))
     for relation, rows in {
@@ -314,9 +313,8 @@ def test_passages_without_questions_and_unknown_layouts_are_named(tmp_path):
     put(tmp_path / "wikipedia" / "psgs_w100.tsv", WIKIPEDIA)
     with pytest.raises(FileNotFoundError, match="holds passages, but no file of questions"):
         load_collection(tmp_path / "wikipedia")
-    with pytest.raises(
-        FileNotFoundError, match=r"has none of the layouts BEIR .* MIRACL .* MS MARCO .* LoTTE .* DPR"
-    ):
+    names = r"has none of the layouts BEIR .* MIRACL .* MS MARCO .* LoTTE .* DPR"
+    with pytest.raises(FileNotFoundError, match=names):
         load_collection(tmp_path)
 
 
@@ -327,10 +325,8 @@ def test_what_is_measured_trains_nothing(tmp_path):
     assert {**train.queries, **dev.queries}["1"] == "mlima gani?"
     train, dev = training_splits(collection, seed=0)
     assert (len(train.queries), dev) == (2, collection.split("dev"))
-    unjudged, _ = training_splits(
-        load_collection(questions(tmp_path)), seed=0
-    )  # answers alone are no positives
-    assert not unjudged.queries
+    unjudged, _ = training_splits(load_collection(questions(tmp_path)), seed=0)
+    assert not unjudged.queries  # answers alone are no positives
 
 
 def test_questions_are_compared_by_accuracy(tmp_path, tiny_bert):

@@ -153,11 +153,7 @@ def test_a_subset_is_fixed_and_in_proportion():
         assert shrunk.queries.items() <= split.queries.items()
         assert all(split.judgements[query] == grades for query, grades in shrunk.judgements.items())
     rows = whole.corpus.only(part.corpus.ids)
-    assert (rows.ids, list(rows), rows.titles) == (
-        part.corpus.ids,
-        list(part.corpus),
-        list(part.corpus.titles),
-    )
+    assert (rows.ids, list(rows), rows.titles) == (part.corpus.ids, [*part.corpus], [*part.corpus.titles])
     half = load_collection("pydocs", documents=50)
     assert len(set(half.corpus.ids) - set(part.corpus.ids)) <= len(whole.splits)
     for wrong in (0, len(whole.corpus) + 1):
@@ -215,14 +211,8 @@ def test_the_relevant_documents_of_a_parameter_are_those_that_hold_its_words(nam
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (
-            "Parameters\n-----\nx : array\n    The first of the two arrays. More.\n",
-            ["The first of the two arrays."],
-        ),
-        (
-            "Args:\n  x (int): How many of them there are\n    at most.\n",
-            ["How many of them there are at most."],
-        ),
+        ("x : array\n    The first of the two arrays. More.\n", ["The first of the two arrays."]),
+        ("Args:\n  x (int): How many there are of them\n    now.\n", ["How many there are of them now."]),
         (":param x: how many of them there are", ["how many of them there are"]),
         ("x : array\n    too short\n", []),
         ("word " * 71 + "\n:param x: how many of them there are", []),

@@ -17,15 +17,12 @@ def question(document: int, number: int) -> str:
 
 
 def collection(documents: int = 40, each: int = 5, name: str = "made"):
-    texts = [
-        (f"d{n}", "", f"document number {n} says what no query asks in these words") for n in range(documents)
-    ]
+    says = "says what no query asks in these words"
+    texts = [(f"d{n}", "", f"document number {n} {says}") for n in range(documents)]
     queries = [(f"q{n}.{m}", f"{question(n, m)} {n}") for n in range(documents) for m in range(each)]
     judged = {"train": [], "test": []}
-    for id, _ in queries:
-        judged["test" if int(id[1:].split(".")[0]) % 2 else "train"].append(
-            (id, f"d{id[1:].split('.')[0]}", 1)
-        )
+    for n in range(documents):
+        judged["test" if n % 2 else "train"] += [(f"q{n}.{m}", f"d{n}", 1) for m in range(each)]
     return assemble(name, texts, queries, {name: iter(rows) for name, rows in judged.items()})
 
 
@@ -80,9 +77,8 @@ def test_near_copies_of_training_queries_and_words_of_a_document_are_no_test_que
 @pytest.mark.parametrize("built_in", [True, False])
 def test_descriptions_of_parameters_train_and_summaries_test(built_in):
     text = "Some words that describe what it does at length.\n\nParameters\n----------\nsize : int\n    "
-    sentences = [
-        f"The number of {word} that are kept in the result of call {n}." for n, word in enumerate(WORDS)
-    ]
+    kept = "that are kept in the result of call"
+    sentences = [f"The number of {word} {kept} {n}." for n, word in enumerate(WORDS)]
     texts = [(f"d{n}", "", text + sentence) for n, sentence in enumerate(sentences)]
     queries = [(f"q:d{n}", f"{question(n, 2)} {n}") for n in range(len(WORDS))]
     judged = {"test": iter([(f"q:d{n}", f"d{n}", 1) for n in range(len(WORDS))])}

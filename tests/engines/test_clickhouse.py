@@ -5,6 +5,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
 from urllib.parse import parse_qsl, urlsplit
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -34,6 +35,7 @@ from paradigms.find import Index, Store, kinds
 from paradigms.impute import IMPUTATIONS, imputed_rel
 from paradigms.recipe import Recipe
 from paradigms.retrieve import Indexed
+from paradigms.store.arrays import as_tokens
 from tests import needs
 from tests.engines.test_engines import LENGTHS, texts, top
 from tests.near import assert_same, assert_same_run
@@ -61,8 +63,10 @@ def engine_of(folder, request):
     return opened
 
 
-def scores_of(hits):
-    return {hit.id: hit.score for hit in hits}
+def scores_of(hits, ids):
+    """The scores of these documents, in this order."""
+    scores = {hit.id: hit.score for hit in hits}
+    return torch.tensor([scores[id] for id in ids], dtype=torch.float64)
 
 
 @pytest.mark.parametrize("case", SQL.values(), ids=SQL)
@@ -73,13 +77,11 @@ def test_sql_is_rel(engine_of, case):
     recipe = Recipe("case", case.A, case.normalise)
     expected = case.rel(documents, queries)
     for b in range(B):
-        ranked = scores_of(engine.rank(queries[b : b + 1], recipe, 5))
-        assert_same(torch.tensor([ranked[id] for id in "abcde"], dtype=torch.float64), expected[b])
-        few = scores_of(engine.rank(queries[b : b + 1], recipe, 5, among=["b", "d"]))
+        query = queries[b : b + 1]
+        assert_same(scores_of(engine.rank(query, recipe, 5), "abcde"), expected[b])
+        few = engine.rank(query, recipe, 5, among=["b", "d"])
         pool = documents.map(lambda t: t[:, [1, 3]])
-        assert_same(
-            torch.tensor([few[id] for id in "bd"], dtype=torch.float64), case.rel(pool, queries[b : b + 1])[0]
-        )
+        assert_same(scores_of(few, "bd"), case.rel(pool, query)[0])
 
 
 @pytest.mark.parametrize("imputation", IMPUTATIONS)
@@ -93,10 +95,10 @@ def test_sql_imputes(engine_of, imputation):
     for b in range(B):
         real = queries.mask[b, 0]
         expected = imputed_rel(S[b : b + 1, ..., real], valid[b : b + 1, ..., real], 4, imputation)[0]
-        ranked = scores_of(engine.rank(queries[b : b + 1], recipe, 5))
+        ranked = engine.rank(queries[b : b + 1], recipe, 5)
         assert len(ranked) > 1
-        rows = ["abcde".index(id) for id in ranked]
-        assert_same(torch.tensor(list(ranked.values()), dtype=torch.float64), expected[rows])
+        ids = [hit.id for hit in ranked]
+        assert_same(scores_of(ranked, ids), expected[["abcde".index(id) for id in ids]])
 
 
 @pytest.mark.parametrize("name", ["coil", "aligner", "xtr", "idf"])
@@ -140,8 +142,7 @@ def test_a_search_of_term_weights_reads_its_terms_alone(engine_of, monkeypatch, 
     for k in (8, 40):
         ranked = engine.rank(asked, Recipe("terms", align, "one"), k)
         order = sorted(range(40), key=lambda n: (-expected[n].item(), ids[n]))[:k]
-        scores = torch.tensor([hit.score for hit in ranked], dtype=torch.float64)
-        assert_same(scores, expected[order])
+        assert_same(scores_of(ranked, [hit.id for hit in ranked]), expected[order])
         assert {hit.id for hit in ranked if hit.score} == {ids[n] for n in order if expected[n]}
     assert expected.topk(8).values[-1] > 0
     assert ["LEFT JOIN" in sql for sql in statements] == [False, False, True]
@@ -170,9 +171,8 @@ def test_term_weights_choose_candidates(tiny_bert, engine_of, monkeypatch):
     assert all(kinds_of[id] == {"kind": "1"} for run in expected.values() for id in run)
     assert all(len(run) == 8 for run in expected.values())
     assert [len(run) for run in retriever.search(queries, 3).values()] == [3] * 3
-    missed = next(
-        id for id in kinds_of if kinds_of[id] == {"kind": "1"} and id not in next(iter(expected.values()))
-    )
+    best = next(iter(expected.values()))
+    missed = next(id for id in kinds_of if kinds_of[id] == {"kind": "1"} and id not in best)
     assert all(run.keys() == {missed} for run in retriever.only([missed]).search(queries, 3).values())
     with pytest.raises(ValueError, match="k must be at least 1"):
         retriever.search(queries, 0)
@@ -188,7 +188,7 @@ def test_term_weights_choose_candidates(tiny_bert, engine_of, monkeypatch):
 def test_filters_candidates_and_deletions(engine_of):
     engine = engine_of(2)
     vectors = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-1.0, 0.0]])
-    engine.write(list("abcd"), Tokens(vectors[None, :, None], torch.ones(1, 4, 1, dtype=torch.bool)))
+    engine.write(list("abcd"), tokens(*vectors.tolist()))
     engine.describe({id: {"language": "de" if id in "ac" else "it's"} for id in "abcd"})
     query = vectors[:1].numpy()
     engine.condition = r"metadata['language'] = 'it\'s'"
@@ -237,19 +237,13 @@ def test_a_plug_in_brings_its_own_sql(engine_of, monkeypatch):
     with pytest.raises(ValueError, match="has no SQL"):
         engine.rank(queries[:1], recipe, 5)
     monkeypatch.setitem(ALIGNED, Least, lambda align, column: (f"min({column.similarity})", "1"))
-    ranked = scores_of(engine.rank(queries[:1], recipe, 5))
-    expected = rel(documents, queries[:1], Least(), one)[0]
-    assert_same(torch.tensor([ranked[id] for id in "abcde"], dtype=torch.float64), expected)
+    ranked = engine.rank(queries[:1], recipe, 5)
+    assert_same(scores_of(ranked, "abcde"), rel(documents, queries[:1], Least(), one)[0])
 
 
 def tokens(*vectors, ids=None):
     """Documents of one token each."""
-    places = torch.ones(1, len(vectors), 1, dtype=torch.bool)
-    return Tokens(
-        torch.tensor(vectors)[None, :, None],
-        places,
-        None if ids is None else torch.tensor(ids)[None, :, None],
-    )
+    return as_tokens([[vector] for vector in vectors], ids=None if ids is None else [[id] for id in ids])
 
 
 def test_a_write_is_complete_or_changes_nothing(engine_of, monkeypatch):
@@ -275,11 +269,8 @@ def test_a_write_is_complete_or_changes_nothing(engine_of, monkeypatch):
                 change()
             assert top(engine, query, 3) == [("a", 1.0), ("b", 0.0)]
     engine.write(["a", "c"], tokens([0.5, 0.0], [2.0, 0.0]))
-    assert engine.rank(tokens([1.0, 0.0]), Recipe("all", AllPairs(), "one"), 3) == [
-        ("c", 2.0, 0),
-        ("a", 0.5, 0),
-        ("b", 0, 0),
-    ]
+    ranked = engine.rank(tokens([1.0, 0.0]), Recipe("all", AllPairs(), "one"), 3)
+    assert ranked == [("c", 2.0, 0), ("a", 0.5, 0), ("b", 0, 0)]
     engine.where = {"language": "en"}
     assert top(engine, query, 3) == [("a", 0.5)]  # which a replacement keeps
     with pytest.raises(ValueError, match="has documents, and does not record which model"):
@@ -290,11 +281,10 @@ def test_many_documents_and_long_queries(engine_of):
     engine = engine_of(1024)
     ids = [f"document {n}" for n in range(20_000)]
     engine_of(2, database="many").write(ids, tokens(*[[n / 20_000, 1.0] for n in range(20_000)]))
-    vectors = torch.randn(1, 1, 24, 1024)
-    engine.write(["a"], Tokens(vectors, torch.ones(1, 1, 24, dtype=torch.bool)))
-    assert top(engine, vectors[0, 0].numpy(), 1)[0][0] == "a"
-    terms = torch.arange(30_000)[None, None]
-    asked = Tokens(torch.ones(1, 1, 30_000, 1), torch.ones(1, 1, 30_000, dtype=torch.bool), ids=terms)
+    vectors = np.random.default_rng(0).standard_normal((24, 1024)).astype(np.float32)
+    engine.write(["a"], as_tokens([vectors]))
+    assert top(engine, vectors, 1)[0][0] == "a"
+    asked = as_tokens(np.ones((1, 30_000, 1)), "query", ids=[range(30_000)])
     engine = engine_of(1, database="terms", numbers="BFloat16")
     engine.write(["b"], asked.map(lambda t: t[:, :, :100]))
     assert engine.rank(asked, Recipe("terms", EqualIds(), "one"), 1) == [("b", 100, 0)]
@@ -318,7 +308,7 @@ def test_a_pool_that_is_empty_or_smaller_than_k(engine_of):
 
 def test_what_it_cannot_take_is_refused(tiny_bert, engine_of):
     engine = engine_of(4)
-    engine.write(["a"], Tokens(torch.ones(1, 1, 1, 4), torch.ones(1, 1, 1, dtype=torch.bool)))
+    engine.write(["a"], tokens([1.0] * 4))
     with pytest.raises(ValueError, match="its vectors have 4 numbers, not 5"):
         engine_of(5)
     with pytest.raises(ValueError, match=r"are Array\(Float32\), not Array\(BFloat16\)"):
@@ -383,7 +373,7 @@ def servers(folder):
 def test_a_server_is_asked_over_http(servers, monkeypatch):
     [address, *_], asked = servers
     engine = ClickHouseEngine(address, 2, database="over_http", settings={"index_granularity": 256})
-    engine.write(["a", "b"], Tokens(torch.eye(2)[None, :, None], torch.ones(1, 2, 1, dtype=torch.bool)))
+    engine.write(["a", "b"], tokens([1.0, 0.0], [0.0, 1.0]))
     assert top(engine, torch.tensor([[0.0, 1.0]]).numpy(), 1) == [("b", pytest.approx(1.0))]
     assert set(asked) == {("reader", "secret@")}
     assert "secret" not in engine.place

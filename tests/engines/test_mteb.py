@@ -20,14 +20,10 @@ def task(top_ranked: dict[str, list[str]] | None = None, identical: bool = False
     from mteb.abstasks.retrieval import AbsTaskRetrieval
     from mteb.mocks.mock_tasks.retrieval import MockRetrievalTask
 
+    more = {"type": "Reranking" if top_ranked else "Retrieval", "name": "Local", "eval_splits": ["test"]}
+
     class Local(AbsTaskRetrieval):
-        metadata = MockRetrievalTask.metadata.model_copy(
-            update={
-                "name": "Local",
-                "type": "Reranking" if top_ranked else "Retrieval",
-                "eval_splits": ["test"],
-            }
-        )
+        metadata = MockRetrievalTask.metadata.model_copy(update=more)
         ignore_identical_ids = identical
 
         def load_data(self, **_: object) -> None:
@@ -52,7 +48,6 @@ def evaluated(model: object, task: object) -> dict:
 
 @pytest.mark.parametrize("name", ["dpr", "colbert"])
 def test_mteb_measures_what_our_search_finds(tiny_bert: Path, name: str):
-
     from paradigms.engines.mteb import MTEBModel
 
     paradigm = PARADIGMS[name](str(tiny_bert), query_length=8, document_length=12)

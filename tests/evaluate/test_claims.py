@@ -59,9 +59,8 @@ def test_a_control_is_no_claim_of_a_paper(mean, word):
 
 def test_what_training_does_is_judged_of_models_that_it_moved():
     still = claim(0.1, unmoved="ColBERT", about=TRAINING)
-    assert (
-        judge([still])[0].row["verdict"] == "not decided here: training did not move ColBERT on dev queries"
-    )
+    verdict = "not decided here: training did not move ColBERT on dev queries"
+    assert judge([still])[0].row["verdict"] == verdict
     assert judge([replace(still, unmoved="")])[0].word == REPRODUCED
     readout = judge([replace(still, about=READOUT)])[0]
     assert readout.word == REPRODUCED
@@ -111,10 +110,8 @@ def test_seeds_that_differ_leave_a_claim_open():
     """Two seeds of +.30 and +.10: their mean is +.20, and a third seed may well be below 0."""
     two = np.array([[0.3], [0.1]]) + np.random.default_rng(0).normal(0, 0.01, (2, 400))
     verdict = judge([Claim("P", "s", "q", two, least=0.01)])[0]
-    assert (verdict.word, verdict.reason) == (
-        UNDECIDED,
-        "its training seeds differ too much: it needs more of them",
-    )
+    reason = "its training seeds differ too much: it needs more of them"
+    assert (verdict.word, verdict.reason) == (UNDECIDED, reason)
     assert seeds_interval(two).low > 0.05, "their bootstrap does not show it"
 
 
@@ -191,6 +188,5 @@ def test_queries_of_one_cluster_count_as_one():
     assert together.interval == pytest.approx(few.interval)
     assert (apart.word, together.word) == (REPRODUCED, UNDECIDED)
     half = replace(each, contrast=each.contrast[:, :100])
-    assert judge([half], articles)[0].interval == pytest.approx(
-        judge([replace(each, contrast=twenty[:, :10])])[0].interval
-    )
+    (few,) = judge([replace(each, contrast=twenty[:, :10])])
+    assert judge([half], articles)[0].interval == pytest.approx(few.interval)

@@ -25,9 +25,8 @@ def test_documents_of_any_length_by_numpy():
 
 @pytest.mark.parametrize(("spread", "flat"), [(0.0, True), (0.9 * FLAT, True), (1.1 * FLAT, False)])
 def test_a_gate_is_flat_below_a_tenth_of_its_mean(spread, flat):
-    gate = measure_gate(
-        np.array([1 - spread, 1 + spread, 2 - 2 * spread, 2 + 2 * spread]), np.array([0, 2, 4])
-    )
+    salience = np.array([1 - spread, 1 + spread, 2 - 2 * spread, 2 + 2 * spread])
+    gate = measure_gate(salience, np.array([0, 2, 4]))
     assert_same(gate.relative, spread, scale=1.0)
     assert gate.flat == flat
     assert ("the gate is flat" in str(gate)) == flat

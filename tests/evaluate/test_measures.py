@@ -128,9 +128,8 @@ def test_queries_without_results_and_negative_grades_are_measured():
 def test_bootstrap_agrees_with_scipy():
     values = np.random.default_rng(0).beta(0.3, 0.5, size=150)
     ours = seeds_interval(values[None], resamples=20_000)
-    theirs = stats.bootstrap(
-        (values,), np.mean, n_resamples=20_000, method="percentile", rng=np.random.default_rng(1)
-    )
+    resampling = {"n_resamples": 20_000, "method": "percentile", "rng": np.random.default_rng(1)}
+    theirs = stats.bootstrap((values,), np.mean, **resampling)
     assert ours.mean == pytest.approx(values.mean())
     assert (ours.low, ours.high) == pytest.approx(tuple(theirs.confidence_interval), abs=0.002)
 
@@ -186,17 +185,13 @@ def test_holm_on_a_hand_example():
 def systems(queries=120, seed=0):
     generator = np.random.default_rng(seed)
     base = generator.random(queries)
-    shifts = {"BM25": 0.0, "same": 0.0, "good": 0.15, "bad": -0.15}
-    return {
-        name: PerQuery(
-            [f"q{x}" for x in range(queries)],
-            {
-                measure: np.clip(base + shift + generator.normal(0, 0.1, queries), 0, 1)
-                for measure in ("nDCG@10", "R@10")
-            },
-        )
-        for name, shift in shifts.items()
-    }
+    made = {}
+    for name, shift in {"BM25": 0.0, "same": 0.0, "good": 0.15, "bad": -0.15}.items():
+        drawn = [generator.normal(0, 0.1, queries) for _ in range(2)]
+        values = [np.clip(base + shift + noise, 0, 1) for noise in drawn]
+        ids = [f"q{x}" for x in range(queries)]
+        made[name] = PerQuery(ids, dict(zip(("nDCG@10", "R@10"), values, strict=True)))
+    return made
 
 
 def test_compare_marks_better_and_worse():
@@ -214,11 +209,8 @@ def test_compare_marks_better_and_worse():
 
 def test_all_pairs_are_one_family_and_a_triangle():
     rows = compare(systems(), None)
-    assert [(row.system, row.baseline) for row in rows[:3]] == [
-        ("same", "BM25"),
-        ("good", "BM25"),
-        ("good", "same"),
-    ]
+    pairs = [(row.system, row.baseline) for row in rows[:3]]
+    assert pairs == [("same", "BM25"), ("good", "BM25"), ("good", "same")]
     marks = {(row.system, row.baseline): row.mark for row in rows}
     assert marks["good", "BM25"] == marks["good", "same"] == "†"
     assert marks["bad", "good"] == "‡"
@@ -301,20 +293,11 @@ def test_table_without_baseline_and_with_gaps():
 
 def test_candidates_are_what_was_retrieved_unless_the_relevant_ones_are_asked_for():
     run = {"a": {"x": 3.0, "y": 2.0, "z": 1.0}, "b": {"x": 1.0}, "c": {"y": 2.0, "x": 1.0}, "none": {}}
-    judged = {
-        "a": {"z": 1, "y": 1},
-        "b": {"w": 1, "x": 0},
-        "c": {"y": 1},
-        "none": {"x": 1},
-        "empty": {"x": 0},
-    }
+    judged = {"a": {"z": 1, "y": 1}, "b": {"w": 1, "x": 0}, "c": {"y": 1}, "none": {"x": 1}}
+    judged["empty"] = {"x": 0}
     retrieved = candidates(run, 2)
-    assert {query: list(pool) for query, pool in retrieved.items()} == {
-        "a": ["x", "y"],
-        "b": ["x"],
-        "c": ["y", "x"],
-        "none": [],
-    }
+    pools = {query: list(pool) for query, pool in retrieved.items()}
+    assert pools == {"a": ["x", "y"], "b": ["x"], "c": ["y", "x"], "none": []}
     assert undecided(retrieved, judged) == 2, "b's one candidate is not relevant, none has no candidate"
     pool = candidates(run, 2, with_relevant=judged)
     assert list(pool["a"]) == ["x", "y", "z"]

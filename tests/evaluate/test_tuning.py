@@ -34,9 +34,8 @@ def test_weights_are_tried_around_the_ratio_of_the_spreads():
     # Of several queries the mean spread counts; a query without candidates has none.
     dense: Run = {"q": DENSE["q"], "p": {"x": 1.0, "y": 3.0}, "o": {}}
     sparse: Run = {"q": SPARSE["q"], "p": {"x": 0.0, "y": 0.0}, "o": {}}
-    assert scale(dense, sparse) == pytest.approx(
-        (np.std([4.0, 5.0, 1.0]) + 1) / (np.std([2.0, 0.0, 3.0]) + 0)
-    )
+    spreads = (np.std([4.0, 5.0, 1.0]) + 1) / (np.std([2.0, 0.0, 3.0]) + 0)
+    assert scale(dense, sparse) == pytest.approx(spreads)
     flat: Run = {"q": dict.fromkeys("grs", 1.0)}
     with pytest.raises(ValueError, match="the sparse scores are equal within every query"):
         tune_raw(DENSE, flat, DEV)

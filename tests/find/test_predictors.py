@@ -21,10 +21,12 @@ IMPUTING = Recipe("xtr", PoolTopK(k=8), "retrieved", search="impute", search_tok
 LEMUR = kinds.lemur(width=40, factory="Flat")
 
 
+EMPTY = (["empty"], Tokens(torch.ones(1, 1, 1, DIM), torch.zeros(1, 1, 1, dtype=torch.bool)))
+
+
 @pytest.fixture(scope="module")
 def exact() -> Index:
-    empty = (["empty"], Tokens(torch.ones(1, 1, 1, DIM), torch.zeros(1, 1, 1, dtype=torch.bool)))
-    return Index(Store.build_from(kinds.exact(), [*documents(0, 150), empty], paradigm="colbert", dim=DIM))
+    return Index(Store.build_from(kinds.exact(), [*documents(0, 150), EMPTY], paradigm="colbert", dim=DIM))
 
 
 def test_candidates_are_scored_by_rel(exact: Index) -> None:
@@ -58,8 +60,7 @@ def test_it_keeps_in_step_with_its_store(exact: Index, tmp_path: Path) -> None:
 
 
 def test_lemur_without_tokens_is_fitted_by_the_first_ones(exact: Index) -> None:
-    empty = (["empty"], Tokens(torch.ones(1, 1, 1, DIM), torch.zeros(1, 1, 1, dtype=torch.bool)))
-    store = Store.build_from(LEMUR, [empty], paradigm="colbert", dim=DIM)
+    store = Store.build_from(LEMUR, [EMPTY], paradigm="colbert", dim=DIM)
     assert Index(store).search_tokens(RECIPE, queries(), 5) == [{}] * 6
     grown = Index(store.add_from(documents(0, 60))).with_finder(candidates=60)
     expected = Index(exact.store.only([f"d{n}" for n in range(60)])).search_tokens(RECIPE, queries(), 5)

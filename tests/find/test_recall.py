@@ -28,11 +28,13 @@ KINDS = {
 }
 
 
+IDS = [f"d{n}" for n in range(COUNT)]
+VECTORS = np.random.default_rng(0).standard_normal((COUNT, 1, DIM)).astype(np.float32)
+
+
 def store(kind: str, folder: Path | None = None) -> Store:
     """One vector a document: most neighbours of a query lie in other lists than its own."""
-    vectors = np.random.default_rng(0).standard_normal((COUNT, 1, DIM)).astype(np.float32)
-    ids = [f"d{n}" for n in range(COUNT)]
-    return Store.build_from(KINDS[kind], parts(ids, vectors), folder, paradigm="dpr", dim=DIM)
+    return Store.build_from(KINDS[kind], parts(IDS, VECTORS), folder, paradigm="dpr", dim=DIM)
 
 
 def queries(seed: int, count: int = 32) -> Tokens:
@@ -66,9 +68,8 @@ def test_settings_of_a_user_are_kept_and_measured() -> None:
     tuned = index.tuned(RECIPE, [queries(1)])
     assert {choice.settings["probes"] for choice in tuned.choices} == {4}
     assert max(choice.recall for choice in tuned.choices) < 0.9
-    assert tuned.with_finder(candidates=1000).search_tokens(RECIPE, queries(2), 10) == index.with_finder(
-        candidates=1000
-    ).search_tokens(RECIPE, queries(2), 10)
+    alike = [one.with_finder(candidates=1000).search_tokens(RECIPE, queries(2), 10) for one in (tuned, index)]
+    assert alike[0] == alike[1]
 
 
 def test_candidates_grow_with_k_if_the_way_of_scoring_was_measured() -> None:
@@ -82,15 +83,13 @@ def test_candidates_grow_with_k_if_the_way_of_scoring_was_measured() -> None:
 
 @pytest.mark.parametrize("kind", [KINDS["compressed"], kinds.lemur(width=40, epochs=0)])
 def test_the_choice_of_a_small_index_serves_when_it_has_grown(kind: Kind) -> None:
-    ids = [f"d{n}" for n in range(COUNT)]
-    vectors = np.random.default_rng(0).standard_normal((COUNT, 1, DIM)).astype(np.float32)
-    small = Store.build_from(kind, parts(ids[:20], vectors[:20]), paradigm="dpr", dim=DIM)
+    small = Store.build_from(kind, parts(IDS[:20], VECTORS[:20]), paradigm="dpr", dim=DIM)
     tuned = Index(small).tuned(RECIPE, [queries(1)])
-    grown = Index(tuned.store.add_from(parts(ids[20:], vectors[20:])))
+    grown = Index(tuned.store.add_from(parts(IDS[20:], VECTORS[20:])))
     assert grown.choices == [], "they are of another size"
     assert all(choice.settings["candidates"] >= 64 for choice in tuned.choices)
     with pytest.raises(ValueError, match="restricted to some documents"):
-        tuned.only(ids[:5]).tuned(RECIPE, [queries(1)])
+        tuned.only(IDS[:5]).tuned(RECIPE, [queries(1)])
 
 
 def test_an_exhaustive_search_needs_no_choice() -> None:
@@ -113,6 +112,5 @@ def test_a_build_from_texts_measures_words_of_the_texts(tiny_bert: Path) -> None
     built_index = Indexed.build(built("colbert", tiny_bert), texts, kind=kinds.compressed(bits=8))
     assert [choice.k for choice in built_index.index.choices] == [10, 61]
     assert all(choice.queries > 30 and choice.recall >= LEAST for choice in built_index.index.choices)
-    assert Indexed.build(built("colbert", tiny_bert), {"empty": ""}, kind="compressed").search(
-        {"q": "a"}
-    ) == {"q": {}}
+    empty = Indexed.build(built("colbert", tiny_bert), {"empty": ""}, kind="compressed")
+    assert empty.search({"q": "a"}) == {"q": {}}

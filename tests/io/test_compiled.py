@@ -67,9 +67,8 @@ def test_code_is_that_of_the_present_sources(write):
         total = values.get("factor", 2) * 10 + values.get("added", 0) + 1
         assert loops.total(loops.make(10)) == total
         assert sum(loops.total.stats.cache_hits.values()) == (number == 1)
-    assert (
-        len(list(Path(loops.total.stats.cache_path).parent.parent.iterdir())) == 1
-    )  # former code is deleted
+    former = Path(loops.total.stats.cache_path).parent.parent
+    assert len(list(former.iterdir())) == 1  # its code is deleted
 
 
 @pytest.mark.parametrize("blocked", [0, 1, 2, 3])

@@ -21,9 +21,8 @@ def machine(monkeypatch):
     monkeypatch.setenv(VARIABLE, "")
     monkeypatch.delenv(VARIABLE)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.setattr(
-        torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda")
-    )
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: cuda)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
@@ -47,9 +46,8 @@ def test_the_chosen_device_is_that_of_models(name):
 def test_a_device_that_is_not_there_ends_with_a_line(name, capsys):
     with pytest.raises(SystemExit, match=r"^--device") as ended:
         main(["search", "folder", "text", "--device", name])
-    assert re.fullmatch(
-        r"--device( .*: torch finds no such device.*| must be cpu, cuda, .*)", str(ended.value)
-    )
+    said = r"--device( .*: torch finds no such device.*| must be cpu, cuda, .*)"
+    assert re.fullmatch(said, str(ended.value))
     script = import_module("interpret").Settings
     with pytest.raises(SystemExit):
         command_line(script, "", ["--device", name, "--checkpoint", "x"], device=True)

@@ -89,9 +89,7 @@ def test_a_file_system_without_locks_is_written_with_a_warning(tmp_path, monkeyp
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "cannot be written: No space"),
     ],
 )
-def test_an_interrupted_or_full_disk_writer_leaves_the_old_output_and_nothing_else(
-    tmp_path, failure, message
-):
+def test_an_interrupted_or_full_disk_writer_leaves_the_old_output_alone(tmp_path, failure, message):
     write_text(tmp_path / "file.gz", "old")
     old = (tmp_path / "file.gz").read_bytes()
     fill(tmp_path / "folder", "old")
@@ -318,13 +316,9 @@ def test_many_writers_and_readers_at_once_see_whole_outputs_only(tmp_path):
 
 def test_a_folder_has_one_writer(tmp_path):
     """Who holds it may ask again; another process may not."""
-    assert (
-        lock_until_exit(tmp_path / "results") == lock_until_exit(tmp_path / "results") == tmp_path / "results"
-    )
-    with (
-        pytest.raises(BlockingIOError, match="results is being written by another process"),
-        locked(tmp_path / "results"),
-    ):
+    results = tmp_path / "results"
+    assert lock_until_exit(results) == lock_until_exit(results) == results
+    with pytest.raises(BlockingIOError, match="results is being written by another process"), locked(results):
         pass
 
 

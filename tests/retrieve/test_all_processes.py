@@ -18,14 +18,8 @@ TEXTS = [" ".join(WORDS.split()[(5 * n + w) % 200] for w in range(4 + n % 5)) fo
 IDS = [f"d{n:02}" for n in range(30)]
 QUERIES = {"a": "bird over the sea", "b": "fire and wood", "none": "", "c": "city cold color"}
 POOL = {query: dict.fromkeys(IDS[n + 4 :: 3], 0.0) for n, query in enumerate(QUERIES)}
-SYSTEMS = [
-    ("colbert", "exact"),
-    ("xtr", "exact"),
-    ("dpr", "exact"),
-    ("colbert", "compressed"),
-    ("colbert", "lemur"),
-    ("colbert", "folders"),
-]
+SYSTEMS = [(name, "exact") for name in ("colbert", "xtr", "dpr")]
+SYSTEMS += [("colbert", kind) for kind in ("compressed", "lemur", "folders")]
 HALVES = (slice(0, None, 2), slice(1, None, 2))
 
 

@@ -13,12 +13,7 @@ from paradigms.retrieve import Indexed
 from tests.near import assert_same_run
 from tests.tiny import built
 
-TEXTS = {
-    "cat": "a cat is an animal",
-    "bank": "the bank of a river",
-    "sea": "a bird flew over the sea",
-    "none": "",
-}
+TEXTS = {"cat": "a cat is an animal", "bank": "the bank of a river", "sea": "a bird over the sea", "none": ""}
 QUERIES = {"q": "bird over the sea", "r": "animal", "blank": ""}
 
 

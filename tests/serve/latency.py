@@ -64,9 +64,8 @@ def change(tab: browser.Page, answers: int, act: Any) -> tuple[float, float, flo
 
 def main() -> None:
     texts = load_collection("pydocs", documents=1600).corpus
-    words = [
-        " ".join(texts[n] for n in range(start, start + 16)).split() for start in range(0, len(texts), 16)
-    ]
+    starts = range(0, len(texts), 16)
+    words = [" ".join(texts[n] for n in range(start, start + 16)).split() for start in starts]
     joined = [" ".join(some[:WORDS]) for some in words]
     corpus = Corpus([f"document {n}" for n in range(len(joined))], joined)
     retrievers = systems(corpus)

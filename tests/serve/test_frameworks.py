@@ -103,11 +103,8 @@ def test_a_language_models_program_searches(tmp_path, tiny_bert):
     model.save(tmp_path / "model")
     folder = str(tmp_path / "notes.index")
     main(["index", str(tmp_path / "notes"), "--model", str(tmp_path / "model"), "--output", folder])
-    program = mcp.StdioServerParameters(
-        command=sys.executable,
-        args=["-c", RUN, *sys.path[-1:], "mcp", folder, "--hybrid"],
-        env=dict(os.environ),
-    )
+    arguments = ["-c", RUN, *sys.path[-1:], "mcp", folder, "--hybrid"]
+    program = mcp.StdioServerParameters(command=sys.executable, args=arguments, env=dict(os.environ))
 
     async def talk():
         async with mcp.Client(mcp.stdio_client(program)) as client:

@@ -332,9 +332,8 @@ def hostile() -> list[str]:
 def test_hostile_texts_stay_texts(tab, tiny_bert):
     """Queries, documents, titles, ids and system names are shown literally, and no script runs."""
     texts = hostile()
-    corpus = Corpus(
-        [f"{n} {text}" for n, text in enumerate(texts)], [f"fish {text}" for text in texts], texts
-    )
+    ids = [f"{n} {text}" for n, text in enumerate(texts)]
+    corpus = Corpus(ids, [f"fish {text}" for text in texts], texts)
     judged = Split(dict(zip(corpus.ids, texts, strict=True)), {corpus.ids[0]: {corpus.ids[1]: 1}})
     index = Indexed.build(PARADIGMS["colbert"](tiny_bert, document_length=24), corpus)
     bm25 = BM25(corpus)

@@ -38,12 +38,7 @@ WORDS = TEXT.split()
 SHARD = 8
 TEXTS = [" ".join(WORDS[(7 * n + 3 * w) % len(WORDS)] for w in range(1 + 5 * n % 13)) for n in range(60)]
 IDS = [f"d{n}" for n in range(60)]
-BUILT = (
-    kinds.exact(),
-    kinds.compressed(lists=4),
-    kinds.faiss(),
-    kinds.lemur(width=16),
-)
+BUILT = (kinds.exact(), kinds.compressed(lists=4), kinds.faiss(), kinds.lemur(width=16))
 KINDS = {kind.name: kind for kind in BUILT}
 
 
