@@ -75,7 +75,7 @@ from paradigms.encoder.text import TextEncoder
 from paradigms.encoder.towers import TwoTowers
 from paradigms.evaluate import per_query
 from paradigms.find import kinds
-from paradigms.io.command_line import flags, folder_name
+from paradigms.io.command_line import folder_name
 from paradigms.io.terminal import printable
 from paradigms.loading import as_paradigm
 from paradigms.recipe import Recipe

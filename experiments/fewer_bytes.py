@@ -173,13 +173,8 @@ def make_stores(exact: Store) -> Iterator[tuple[str, str, Store, float]]:
             yield name, way, store, store.bytes_per_document
     for part in (2, 4):
         dim = exact.dim // part
-        store = Store.build_from(
-            kinds.exact(),
-            projected(exact, dim),
-            paradigm=exact.manifest["paradigm"],
-            dim=exact.manifest["dim"],
-            fields=exact.manifest["fields"],
-        )
+        same = {key: exact.manifest[key] for key in ("paradigm", "dim", "fields")}
+        store = Store.build_from(kinds.exact(), projected(exact, dim), **same)
         yield "dimensions", f"1/{part}", store, exact.bytes_per_document * dim / exact.dim
 
 
@@ -346,10 +341,8 @@ def ways(rows: Rows) -> Section:
         row |= {NDCG: average(stored, NDCG)}
         row |= {"minus all tokens": "–" if stored is all_tokens else average(stored, NDCG, all_tokens)}
         row |= {"error": mean(stored, "error")}
-        row |= {
-            count: sum(one[count] for one in stored) for count in ("unchanged", "certified", "violations")
-        }
-        table.append(row)
+        counts = ("unchanged", "certified", "violations")
+        table.append(row | {count: sum(one[count] for one in stored) for count in counts})
     queries = sum(row["queries"] for row in all_tokens)
     text = (
         "Means over collections. error: distance of a document's worst token to the nearest stored one. "
@@ -387,9 +380,7 @@ def recalls(rows: Rows) -> Section:
     for (planes, repetitions), of_planes in by(rows, "planes", "repetitions").items():
         row: dict[str, Any] = {"planes": planes, "repetitions": repetitions}
         for (form,), of_form in by(of_planes, "vectors").items():
-            row |= {
-                f"{form}: predicted": mean(of_form, "predicted"),
-                f"{form}: measured": average(of_form, "measured"),
-            }
+            row[f"{form}: predicted"] = mean(of_form, "predicted")
+            row[f"{form}: measured"] = average(of_form, "measured")
         table.append(row)
     return Section("Predicted recall, over collections", "Means over collections.", table)

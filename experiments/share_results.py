@@ -36,7 +36,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from paradigms.io.checks import json_or_empty
-from paradigms.io.command_line import flags, folder_name
+from paradigms.io.command_line import folder_name
 from paradigms.io.files import lock_until_exit, replace_file, write_text
 from paradigms.io.terminal import Terminal
 from paradigms.saving.hub import LICENSE, datasets_of

@@ -96,7 +96,7 @@ def main(settings: Settings) -> None:
         queries = drawn_queries(settings, frequency, random)
     ones = queries.sign()
     count = documents.shape[0]
-    size = nbytes(documents) / count
+    size = sum(part.nbytes for part in (documents.data, documents.indices, documents.indptr)) / count
     by_term = documents.T.tocsr()
     methods = {
         "scipy, CSR times dense": Method(dense_product(documents, queries), size, documents, queries),
@@ -198,10 +198,6 @@ def held_by(index: Index) -> Sparse:
         (rows["vectors"][:, 0].astype(np.float32), rows["ids"], index.store.offsets),
         shape=(len(index), TERMS),
     )
-
-
-def nbytes(documents: Sparse) -> int:
-    return documents.data.nbytes + documents.indices.nbytes + documents.indptr.nbytes
 
 
 def searches(index: Index, queries: Sparse) -> tuple[Callable[[], Answers], Callable[[], Results]]:

@@ -54,7 +54,7 @@ import torch
 from parts.measuring import MiB, interpreters
 from parts.stages import ANY, NOTHING, Stages
 from parts.vectors import prepare
-from scipy.stats import t
+from scipy.stats import linregress, t
 from studies.curves import Curves
 from studies.pages import Rows, Section, interval_text, publish
 
@@ -287,9 +287,8 @@ def fitted(costs: Sequence[Mapping[str, Any]], searches: Sequence[Mapping[str, A
     for (name, setting), timed in queries.items():
         if len(timed) > 1:
             sizes = sorted(timed)
-            x = np.log(sizes) - np.log(sizes).mean()
             y = np.log(np.stack([timed[size]["_ms"] for size in sizes]))
-            interval = seeds_interval((x @ (y - y.mean(0)) / (x**2).sum())[None])
+            interval = seeds_interval(np.polyfit(np.log(sizes), y, 1)[:1])
             last = timed[sizes[-1]]["CPU ms"]
             rows.append(beyond(name, f"query ms, {setting}", interval, sizes[-1], last))
     return rows
@@ -303,16 +302,9 @@ def beyond(name: str, what: str, exponent: Interval, last: int, value: float) ->
 
 def slope(sizes: Sequence[int], values: Sequence[float]) -> Interval:
     """Fit the slope of log values against log sizes; the interval is NaN if there are only two sizes."""
-    x = np.log(sizes)
-    y = np.log(values)
-    centred = x - x.mean()
-    value = float(centred @ y / (centred**2).sum())
-    if len(x) < 3:
-        return Interval(value, float("nan"), float("nan"))
-    rest = y - y.mean() - value * centred
-    error = float(np.sqrt((rest**2).sum() / (len(x) - 2) / (centred**2).sum()))
-    reach = float(t.ppf(0.975, len(x) - 2)) * error
-    return Interval(value, value - reach, value + reach)
+    fit = linregress(np.log(sizes), np.log(values))
+    reach = float(t.ppf(0.975, len(sizes) - 2)) * fit.stderr if len(sizes) > 2 else float("nan")
+    return Interval(fit.slope, fit.slope - reach, fit.slope + reach)
 
 
 def law(searches: Sequence[Mapping[str, Any]]) -> str:
@@ -322,11 +314,11 @@ def law(searches: Sequence[Mapping[str, Any]]) -> str:
     """
     said = []
     composed = {row["setting"]: row for row in searches if row["system"] == COMPOSED}
-    for row in searches:
-        other = composed.get(row["setting"], row)
-        same = row["system"] == "compressed" and row["documents"] == other["documents"]
-        if same and other is not row and row["_recalls"] is not None and other["_recalls"] is not None:
-            interval = seeds_interval((other["_recalls"] - row["_recalls"])[None])
+    for row in (row for row in searches if row["system"] == "compressed"):
+        other = composed.get(row["setting"], {"documents": None})
+        pair = [row["_recalls"], other.get("_recalls")]
+        if row["documents"] == other["documents"] and not any(recalls is None for recalls in pair):
+            interval = seeds_interval((pair[1] - pair[0])[None])
             said.append(f"{row['setting']}: {bracketed(interval, '+')}")
     return f"recall@10 of composed minus real documents at the first size: {'; '.join(said)}." if said else ""
 

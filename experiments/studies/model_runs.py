@@ -220,8 +220,7 @@ def training_cost(folder: Path) -> dict[str, Any]:
 
     Step 0 is the untrained model. The result is empty if `trained_once` did not train the folder's model.
     """
-    file = folder / "training" / "cost.json"
-    return read_json(file) if file.is_file() else {}
+    return json_or_empty(folder / "training" / "cost.json")
 
 
 def training_of(folder: Path) -> Measured:

@@ -14,7 +14,6 @@ import fewer_bytes
 import generate_queries
 import gpu
 import pytest
-import serving_costs
 import torch
 import yaml
 
@@ -236,52 +235,19 @@ def test_a_wrong_computation_fails_its_check(check: str, monkeypatch: pytest.Mon
     assert message in section.rows[0]["error"]
 
 
-def test_all_documents_are_measured_with_quality_and_once(
-    words: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = serving_costs.Settings(
-        collection=str(words), documents=0, queries=0, backbone=str(tiny_bert), bits=[8], rounds=1,
-        threads=1, clock="cpu", engines=False, output=str(tmp_path / "out"),
-        paradigms=["dpr", "coil", "xtr", "bm25"], query_length=8, document_length=16,
-    )  # fmt: skip
-    serving_costs.main(settings)
-    rows = json.loads((tmp_path / "out" / "costs.json").read_text())
-    dense = {"exact": 2, "FAISS": 4, "compressed, 8 bits": 1}  # least bytes of a number
-    expected = {(name, index) for name in ("dpr", "coil", "xtr") for index in dense}
-    expected |= {("bm25", "inverted, 8 bits"), ("bm25", "inverted, 16 bits"), ("xtr", "lemur")}
-    assert {(row["paradigm"], row["engine"]) for row in rows} == expected
-    for row in rows:
-        assert 0 < row["10%"] <= row["ms"] <= row["90%"]
-        assert row["recall@10"] == 1 if row["engine"] == "exact" else 0 < row["recall@10"] <= 1
-        assert row["bytes/document"] > dense.get(row["engine"], 0) * row["vectors"] * row["h"]
-        assert row["nDCG@10"].count(".") == 3  # a mean and its interval
-    (tmp_path / "out" / "measured" / "dpr" / f"{folder_name('compressed, 8 bits')}.json").unlink()
-    serving_costs.main(settings)
-    again = json.loads((tmp_path / "out" / "costs.json").read_text())
-    assert again[:2] == rows[:2]
-    monkeypatch.setattr(serving_costs, "measure_index", lambda *_, **__: pytest.fail("measured again"))
-    serving_costs.main(settings)
-    assert json.loads((tmp_path / "out" / "costs.json").read_text()) == again
-
-
-@pytest.fixture
-def settings(words: Path, tiny_bert: Path, tmp_path: Path) -> fewer_bytes.Settings:
-    torch.manual_seed(0)
-    PARADIGMS["colbert"](tiny_bert, query_length=8, document_length=16).save_pretrained(tmp_path / "model")
-    return fewer_bytes.Settings(
-        collections=[str(words)], documents=30, queries=5, model=str(tmp_path / "model"),
-        output=str(tmp_path / "out"),
-    )  # fmt: skip
-
-
 @pytest.mark.slow
 def test_every_way_is_measured_certified_and_drawn(
-    settings: fewer_bytes.Settings, monkeypatch: pytest.MonkeyPatch
+    words: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    torch.manual_seed(0)
+    model = str(tmp_path / "model")
+    PARADIGMS["colbert"](tiny_bert, query_length=8, document_length=16).save_pretrained(model)
+    out = tmp_path / "out"
+    flags = {"collections": [str(words)], "documents": 30, "queries": 5, "model": model}
+    settings = fewer_bytes.Settings(**flags, output=str(out))
     monkeypatch.setattr(fewer_bytes, "DOCUMENTS", 15)
     monkeypatch.setattr(fewer_bytes, "QUERIES", 2)
     fewer_bytes.main(settings)
-    out = Path(settings.output)
     own = out / folder_name(settings.collections[0])
     rows = json.loads((own / "fewer.json").read_text())["answer"]
     whole = rows[0]
