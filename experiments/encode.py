@@ -123,17 +123,9 @@ def encode(
         rows = range(len(corpus) * n // len(places), len(corpus) * (n + 1) // len(places))
         ids = [corpus.ids[row] for row in rows]
         texts = map(corpus.__getitem__, rows)
-        Store.build(
-            kind,
-            paradigm,
-            ids,
-            texts,
-            places[n],
-            keep=settings.keep,
-            precision=launch.mixed_precision,
-            progress=launch.is_main_process,
-            launch=None if apart else launch,
-        )
+        options: dict[str, Any] = {"keep": settings.keep, "precision": launch.mixed_precision}
+        options |= {"progress": launch.is_main_process, "launch": None if apart else launch}
+        Store.build(kind, paradigm, ids, texts, places[n], **options)
         tuned = Indexed.open(places[n], paradigm, corpus.only(ids)).tuned
         if apart:
             tuned()

@@ -185,10 +185,8 @@ def measure(seed: int, data: StudyData, models: dict[tuple[str, str], Any]) -> M
     sparse = dict(zip(SPARSE, (data.bm25, BM25(corpus, ngrams=2)), strict=True))
     dense: dict[str, dict[str, Retriever]] = {system: {} for system in DENSE.values()}
     runs_of_round: dict[str, dict[str, Run]] = {system: {} for system in dense}
-    on_dev: dict[str, Any] = {
-        name: rr(retriever.search(dev.queries, depth), dev) for name, retriever in sparse.items()
-    }
-    on_dev |= {system: {} for system in dense}
+    on_dev: dict[str, Any] = {system: {} for system in dense}
+    on_dev |= {name: rr(retriever.search(dev.queries, depth), dev) for name, retriever in sparse.items()}
     for (name, round), model in models.items():
         if name != RERANKER:
             retriever = Indexed.build(model, corpus, precision=precision)

@@ -137,12 +137,8 @@ def measure(data: StudyData, paradigm: Paradigm, index: Index) -> Measured:
     on_part = replace(ranker, corpus=sixteenth).run(dev)[1][NDCG]
     imputed = chosen(on_dev, "k'")
     of_part = chosen(on_part, "k'")
-    floors = {
-        "imputed": imputed,
-        "IDF, imputed": chosen(on_dev, "IDF, k'"),
-        "softplus": chosen(on_dev, "softplus"),
-    }
-    floors["same number"] = of_part
+    floors = {"imputed": imputed, "IDF, imputed": chosen(on_dev, "IDF, k'")}
+    floors |= {"softplus": chosen(on_dev, "softplus"), "same number": of_part}
     floors["same share"] = Floor(round(of_part.k * len(everything.owners) / len(sixteenth.owners)))
     texts = [corpus[corpus.position(id)] for id in sampled]
     sample = everything.only(index.store.positions(sampled))
@@ -229,11 +225,7 @@ def gains(study: Study, name: str, counts: Sequence[int]) -> list[Values]:
 
 def corpus_section(cells: Cells, counts: Sequence[int]) -> Section:
     """Draw the gain of imputation for T5 by k' on dev queries, in a sixteenth of the documents and in all."""
-    values = {
-        collection: losses["untrained"][0]["dev"]
-        for (name, collection), losses in cells.items()
-        if name == "T5"
-    }
+    values = {place: losses["untrained"][0]["dev"] for (name, place), losses in cells.items() if name == "T5"}
     if not values:
         return Section("Imputation by the size of the corpus")
     panels = {

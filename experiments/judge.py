@@ -141,12 +141,9 @@ def judged_again(file: Path, copies: Mapping[str, bool] | None) -> dict[str, Row
             sections.setdefault(section, {})[key] = values[name]
     omitted = {query for query, copy in (copies or {}).items() if copy}
     if copies is not None:
-        queries = {name: json.loads(str(part[ABOUT]))["queries"] for name, part in sections.items()}
-        sections = {
-            name: part
-            for name, part in sections.items()
-            if {*queries[name]} <= copies.keys() and queries[name]
-        }
+        queries = {name: {*json.loads(str(part[ABOUT]))["queries"]} for name, part in sections.items()}
+        kept = [name for name, of_part in queries.items() if of_part and of_part <= copies.keys()]
+        sections = {name: sections[name] for name in kept}
     return {section: again(of_section, omitted) for section, of_section in sections.items()}
 
 

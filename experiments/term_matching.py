@@ -58,14 +58,8 @@ Key = tuple[str, str, str]  # direction, series, kind
 
 
 def main(settings: Settings) -> None:
-    run_study(
-        settings,
-        "Term matching in alignments",
-        {TASK: ("colbert", "seal")},
-        measure,
-        report,
-        keep_recall=True,
-    )
+    tasks = {TASK: ("colbert", "seal")}
+    run_study(settings, "Term matching in alignments", tasks, measure, report, keep_recall=True)
 
 
 def measure(data: StudyData, _: str, __: int, models: list[Any]) -> Measured:
@@ -199,10 +193,8 @@ def limits(n: int) -> str:
 def report(data: StudyData, by_task: TaskResults) -> tuple[str, dict[str, Section]]:
     results: Results = {}
     for n, entry in enumerate(by_task[TASK][0]["rates"]):
-        totals = at_path(by_task[TASK], "rates", n, "totals")
-        results[entry["direction"], entry["series"], entry["kind"]] = Sums(
-            totals[:, :, 0], totals[:, :, 1].astype(int)
-        )
+        rates, tokens = np.moveaxis(at_path(by_task[TASK], "rates", n, "totals"), 2, 0)
+        results[entry["direction"], entry["series"], entry["kind"]] = Sums(rates, tokens.astype(int))
 
     def section(
         heading: str, text: str, direction: str, names: Sequence[str], more: Sequence[str]

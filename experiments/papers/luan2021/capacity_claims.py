@@ -118,7 +118,6 @@ class CapacityStudy:
         return Study(self.values, self.groups(), self.trainings, **more)
 
     def groups(self) -> dict[str, list[str]]:
-        """Return the systems and contrasts that the groups of the claims stand for."""
         order = sorted(self.sizes, key=lambda name: (self.sizes[name], not name[-1].isdigit()))
         single, multiple = ([name for name in order if name.startswith(kind)] for kind in ("DE-", "ME-"))
         searched = self.systems[self.measures["retrieve"]]

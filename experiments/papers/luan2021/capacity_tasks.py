@@ -53,12 +53,7 @@ class PassageTask:
 
 
 def open_task(
-    length: int,
-    collection: Collection,
-    measure: str,
-    first: str,
-    depth: int,
-    folder: Path,
+    length: int, collection: Collection, measure: str, first: str, depth: int, folder: Path
 ) -> PassageTask:
     """Open a collection of passages, with candidates that always include the relevant passages.
 
