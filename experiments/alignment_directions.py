@@ -87,10 +87,7 @@ def rankings(models: list[Any], data: StudyData, pool: Run) -> dict[str, Run]:
 
 
 def by_chance(pool: Run, judgements: Judgements, queries: list[str]) -> dict[str, list[float]]:
-    """Map each measure to its expected value per query when the candidates are ranked in random order.
-
-    Of a query's R relevant documents, r are among its n candidates.
-    """
+    """Return each measure's expected value per query in random order: r of R relevant among n documents."""
     means: dict[str, list[float]] = {measure: [] for measure in MEASURES}
     for query in queries:
         n = len(pool[query])

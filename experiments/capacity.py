@@ -292,7 +292,6 @@ def temperature(model: Paradigm, task: PassageTask) -> float:
 
 
 def numbers_of(model: Paradigm) -> int:
-    """Return the number of values in an encoded document."""
     encoder = model.encoder
     return encoder.dim * (1 if encoder.settings.document_vectors == "pooled" else encoder.settings.vectors)
 

@@ -143,7 +143,6 @@ def title(checkpoint: str) -> str:
 
 
 def part(collection: Collection, settings: Settings) -> tuple[Collection, Split]:
-    """Return the measured part of a collection, and its test queries."""
     test = collection.split("test")
     if not settings.documents:
         return collection, some_queries(test, settings.queries)
@@ -156,10 +155,7 @@ def part(collection: Collection, settings: Settings) -> tuple[Collection, Split]
 def measure_checkpoint(
     checkpoint: str, collection: Collection, split: Split, settings: Settings, accelerator: Accelerator
 ) -> Values:
-    """Measure nDCG@10 of each query under every alignment A that the checkpoint admits.
-
-    checkpoint: a folder or hub name; "" means BM25.
-    """
+    """Measure nDCG@10 of each query under every A that the checkpoint ("": BM25) admits."""
     corpus = collection.corpus
     values = dict[str, list[float]]()
 

@@ -149,10 +149,7 @@ def index_places(folder: Path, parts: int) -> list[Path]:
 
 
 def sizes_of(folders: Sequence[Path], paradigm: Paradigm) -> tuple[int, int, int]:
-    """Return the documents, the bytes and the checksum of indexes, whatever the number of parts.
-
-    Raises ValueError if another model built one of them.
-    """
+    """Return documents, bytes and checksum of indexes. Raises ValueError if another model built one."""
     indexes = [Indexed.open(folder, paradigm) for folder in folders]
     documents = sum(len(one.index) for one in indexes)
     checksum = sum(one.index.store.checksum() for one in indexes) % (1 << 64)

@@ -306,10 +306,7 @@ def by(rows: Rows, *keys: str) -> dict[tuple[Any, ...], Rows]:
 
 
 def joined(rows: Rows, key: str, minus: Rows | None = None) -> PerQuery:
-    """Join the values of `key`, one per query, of rows that differ in their collections.
-
-    minus: rows of the same queries, whose values are subtracted.
-    """
+    """Join values, one per query, over collections. minus: rows of the same queries, to subtract."""
     values = np.concatenate([row[key] for row in rows])
     if minus is not None:
         values = values - np.concatenate([row[key] for row in minus])

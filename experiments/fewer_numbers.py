@@ -148,10 +148,7 @@ def measure_model(name: str, data: StudyData, model: Paradigm, index: Index) -> 
 
 
 def sections(settings: Settings, values: dict[str, list[Measured]]) -> dict[str, Section]:
-    """Make the page's sections, with every model, storage format, and difference from the control.
-
-    The tests of all differences are one family.
-    """
+    """Make the page's sections; the tests of all differences from the control are one family."""
     rows: Rows = []
     pairs: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     for name, seeds in values.items():

@@ -115,7 +115,6 @@ class Place:
         return str(folder)
 
     def settings(self) -> training.Settings:
-        """Make settings of the training benchmark."""
         batch, length, steps = (32, 180, 8) if self.on_gpu else (8, 32, 2)
         return training.Settings(backbone=self.backbone({}), batches=[batch], length=length, steps=steps)
 

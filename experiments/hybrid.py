@@ -221,10 +221,7 @@ def measure(seed: int, data: StudyData, models: dict[tuple[str, str], Any]) -> M
 
 
 def dev_change(name: str, round: str, seed: int, settings: Settings) -> Measured:
-    """Return the result of `training_of` for all rounds up to `round` together.
-
-    The dev values are from before the first round and after the last round.
-    """
+    """Return `training_of` of a round, with dev values from before the first round and after this one."""
     first, last = (training_of(folder_of(seed, settings) / f"{name}-{r}") for r in (FIRST, round))
     return last | {DEV: {"untrained": first[DEV]["untrained"], "trained": last[DEV]["trained"]}}
 
@@ -250,5 +247,4 @@ def depth_values(
 
 
 def rr(run: Run, split: Split) -> float:
-    """Return a run's mean RR@10, by which models are selected on dev queries."""
     return per_query(run, split.judgements, (RR,)).mean(RR)

@@ -85,10 +85,7 @@ def main(settings: Settings) -> None:
 
 
 def gate(paradigm: Paradigm, texts: Sequence[str]) -> Iterator[str]:
-    """Describe how active the salience gate is on the documents `texts`.
-
-    Yields nothing if the model has no document salience.
-    """
+    """Describe how active the salience gate is on the documents; nothing without document salience."""
     if texts and (tokens := paradigm.encode_documents(texts).to("cpu")).salience is not None:
         mask = tokens.mask[0]
         yield str(measure_gate(tokens.salience[0][mask].numpy(), np.cumsum([0, *mask.sum(-1).tolist()])))

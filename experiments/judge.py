@@ -130,10 +130,7 @@ def near_copies(collection: Collection) -> dict[str, bool]:
 
 
 def judged_again(file: Path, copies: Mapping[str, bool] | None) -> dict[str, Rows]:
-    """Return the rows of each section of claims, judged from the values in a file.
-
-    copies: whether each test query of a collection is left out; then other collections' studies have no rows.
-    """
+    """Judge each section of claims. copies: test queries to leave out, of the collection of the studies."""
     sections: dict[str, dict[str, np.ndarray]] = {}
     with np.load(file, allow_pickle=False) as values:
         for name in values.files:
@@ -148,10 +145,7 @@ def judged_again(file: Path, copies: Mapping[str, bool] | None) -> dict[str, Row
 
 
 def differences(before: Rows, after: Rows, *, words: bool = False) -> Iterator[str]:
-    """Yield a line for each claim and contrast whose row is new, missing or different.
-
-    words: whether only the verdict's word counts, of the rows in both, not its reason and values.
-    """
+    """Yield a line for each row that is new, missing or different. words: other verdicts of the same rows."""
     old, new = ({key(row): row for row in rows} for rows in (before, after))
     row = {"verdict": "no row", "measured": "–"}
     for name in [name for name in old if name in new] if words else dict.fromkeys([*old, *new]):

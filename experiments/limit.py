@@ -206,10 +206,7 @@ def compared_figure(rows: Rows, measure: str) -> "Figure":
 
 
 def compared(settings: Settings) -> tuple[Rows, list[str], dict[str, list[Measured]]]:
-    """Measure R@k, R@10 and nDCG@10 of every system with compare.py, untrained and trained.
-
-    Returns the rows, the test queries, and what training did: "system, trained" -> one `training_of`.
-    """
+    """Measure every system with compare.py, untrained and trained: rows, test queries, trainings."""
     folder = Path(settings.output, "collection")
     write_folder(collection(settings), folder)
     splits = load_collection(str(folder)).splits

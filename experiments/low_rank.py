@@ -176,10 +176,7 @@ def parts_of_rel(
 def cosines_of_D(
     model: Generative, queries: list[str], names: list[list[int]]
 ) -> dict[str, list[list[float]]]:
-    """Return {form: [[mean, minimum] per name]} of the cosines of a name's D under two queries.
-
-    `FEW` names are measured. A cosine compares one document token D_lhi under two of the first `FEW` queries.
-    """
+    """Return {form: [[mean, minimum] per name]} of cosines of a document token D_lhi under two queries."""
     queries, names = list(dict.fromkeys(queries))[:FEW], names[:FEW]
     cosines: dict[str, list[list[float]]] = {}
     sources = model.tokenize(queries).to(model.device)
@@ -272,10 +269,7 @@ def report(data: StudyData, results: TaskResults) -> tuple[str, dict[str, Sectio
 
 
 def share_row(name: str, rel: Array, part: Array) -> dict[str, Any]:
-    """Format the table row for one scorer and one functional form, with the mean R² over seeds.
-
-    name: "scorer, form". rel, part: rel and its part Σ(DᵀQ ⊙ A), each [seeds, queries].
-    """
+    """Format the row of a "scorer, form", with the mean R² over seeds. rel, part: [seeds, queries]."""
     left = rel - rel.mean(1, keepdims=True)
     unexplained = rel - part
     total = np.abs(part) + np.abs(unexplained)

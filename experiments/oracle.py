@@ -108,10 +108,7 @@ def rows_of(results: Path, settings: Settings) -> Iterator[dict[str, Any]]:
 def measured_run(
     results: Path, name: str, untrained: bool, data: systems.ComparisonData, settings: Settings
 ) -> list[dict[str, Any]]:
-    """Measure a system of a comparison.
-
-    Raises Unsuitable if the oracle does not apply to the system's alignment.
-    """
+    """Measure a system of a comparison. Raises Unsuitable if its alignment has no oracle."""
     compared = data.settings
     corpus = data.collection.corpus
     if untrained:

@@ -155,10 +155,7 @@ def chosen(tokens: Tokens, weights: np.ndarray, ratio: float) -> Tokens:
 def pruned_by(
     method: str, paradigm: Paradigm, index: Index, corpus: Corpus
 ) -> tuple[dict[float, Index], Callable[[Tokens, Sequence[str], float], Tokens]]:
-    """Return the index with each share of document tokens, and a function that prunes encoded queries.
-
-    Tokens are chosen by IDF or at random for the methods of `CHOICES`, otherwise by salience.
-    """
+    """Return the index by share of tokens kept, and a function that prunes encoded queries alike."""
     store = index.store
     shares = {d for _, d in PAIRS} - {1.0}
     if method not in CHOICES:
@@ -232,11 +229,7 @@ def advantage(salience: np.ndarray, kinds: np.ndarray) -> float:
 
 
 def retrieved_share(index: Index, queries: Tokens) -> float:
-    """Return the share of a document's tokens that query tokens retrieve, averaged over some documents.
-
-    Each query token retrieves `RETRIEVED` tokens of the corpus. The average is taken over the `MOST`
-    documents from which tokens are retrieved most often.
-    """
+    """Return the share of tokens that queries retrieve, of the `MOST` most retrieved documents."""
     _, rows = Exact().token_search(index.store, queries.vectors[:, 0][queries.mask[:, 0]], RETRIEVED)
     tokens, often = np.unique(rows.cpu().numpy(), return_counts=True)
     owners = index.store.owners(tokens)

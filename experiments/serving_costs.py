@@ -190,10 +190,7 @@ def growth(paradigm: str, rows: Rows, documents: int) -> Rows:
 def rows_of(
     name: str, collection: Collection, settings: Settings, folder: Path, work: Path
 ) -> tuple[Rows, dict[str, str]]:
-    """Return a row for each index and engine that supports the paradigm, and the errors of engines that fail.
-
-    The folder keeps the encoded documents and what was measured, which is not measured again.
-    """
+    """Return a row for each index and engine, each measured once in `folder`, and errors of engines."""
     texts, questions = sample_of(collection, settings)
     exact: Answers = []  # of exact search, which is the first job unless BM25 searches
     if name == BM25:
@@ -337,10 +334,7 @@ def measure_index(
     kind: Kind,
     tuning: Tokens | None = None,
 ) -> Costs:
-    """Build an index of the given kind from the vectors in `base`, and measure it.
-
-    tuning: queries by which an index chooses its finder's settings (`find.recall`).
-    """
+    """Build an index from `base` and measure it. tuning: queries that choose its finder's settings."""
     now = clock(settings)
     began = now()
     index = Index(base.copy(kind, work / "index"))
@@ -426,11 +420,7 @@ def measure_clickhouse(
     count: int = 0,
     by_terms: bool = False,
 ) -> Costs:
-    """Load the vectors and, for candidates by terms, BM25's weights into ClickHouse once; measure searches.
-
-    count: number of candidates; 0 scores all documents. Building includes merging the parts, which ClickHouse
-    else does while it searches.
-    """
+    """Build once, with merged parts, and measure searches among `count` candidates (0: all documents)."""
     now = clock(settings)
     folder = work / CLICKHOUSE
     with ExitStack() as opened:

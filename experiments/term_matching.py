@@ -199,10 +199,7 @@ def report(data: StudyData, by_task: TaskResults) -> tuple[str, dict[str, Sectio
     def section(
         heading: str, text: str, direction: str, names: Sequence[str], more: Sequence[str]
     ) -> Section:
-        """Make a table of the series in `drawn` and `more`, and plot the rates of `drawn` by bin.
-
-        Rates are averaged over all tokens, and over tokens that can match.
-        """
+        """Make a table of the series in `names` and `more`, and plot the rates of `names` by bin."""
         rows: Rows = []
         panels: dict[str, dict[str, list[Any]]] = {}
         for name, kind in product([*names, *more], KINDS):

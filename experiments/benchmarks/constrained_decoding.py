@@ -189,10 +189,7 @@ def trie_costs(settings: Settings) -> tuple[int, int, float]:
 
 
 def words(settings: Settings) -> Sequences:
-    """Return the ids of the collection's first words and punctuation marks, and the documents' offsets.
-
-    Words are lower-cased; words and marks are numbered in order of appearance.
-    """
+    """Return ids of the collection's first lower-cased words and marks, and the documents' offsets."""
     numbers: dict[str, int] = {}
     tokens: list[int] = []
     offsets = [0]

@@ -123,10 +123,7 @@ def speeds(settings: Settings) -> tuple[Rows, dict[str, str]]:
 
 
 def long_documents(corpus: Corpus, settings: Settings) -> list[str]:
-    """Return the longest documents, if possible with at least `length` words each, so that none is padded.
-
-    The first `settings.documents` texts are to be encoded, and the rest are for calibration.
-    """
+    """Return the longest documents, up to LENGTH words: those to encode, then those for calibration."""
     count = settings.documents + settings.calibration
     texts = sorted(corpus, key=lambda text: -min(LENGTH, len(text.split())))[:count]
     if len(texts) < count:
@@ -157,7 +154,6 @@ def onnx(layout: str, settings: Settings, texts: Sequence[str], folder: Path) ->
 
 
 def exported(folder: Path, layout: str = "onnx") -> Path:
-    """Export the encoder, unless the folder has it."""
     place = folder / layout
     return place if place.is_dir() else export(load("offline"), layout, place)
 
@@ -299,10 +295,7 @@ def products(settings: Settings) -> list[dict[str, Any]]:
 
 
 def quality(settings: Settings, collection: Collection, name: str, folder: Path, console: Terminal) -> Rows:
-    """Measure the nDCG@10 of bf16, and of 8 bits in ONNX Runtime, minus that of float32 on the test queries.
-
-    Each precision's values are saved in the results folder, so that an interrupted run resumes.
-    """
+    """Measure nDCG@10 of bf16, and of 8 bits in ONNX Runtime, minus float32's, on the test queries."""
     split = collection.split("test")
     corpus = collection.corpus
 

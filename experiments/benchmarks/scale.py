@@ -266,11 +266,7 @@ def compare_with_xtr(searches: Rows) -> None:
 
 
 def fitted(costs: Sequence[Mapping[str, Any]], searches: Sequence[Mapping[str, Any]]) -> Rows:
-    """Fit power laws in the number of documents, and extrapolate beyond the largest measured size.
-
-    Exponents of costs have a Student's t interval over sizes; exponents of search times have a bootstrap
-    interval over queries.
-    """
+    """Fit power laws in the number of documents; intervals are Student's t over sizes, or over queries."""
     rows: Rows = []
     series: dict[tuple[str, str], dict[int, float]] = {}
     for row in costs:
@@ -308,10 +304,7 @@ def slope(sizes: Sequence[int], values: Sequence[float]) -> Interval:
 
 
 def law(searches: Sequence[Mapping[str, Any]]) -> str:
-    """Describe the difference in recall@10 between composed and real documents at the smallest size.
-
-    The difference is averaged over queries, with a bootstrap interval.
-    """
+    """Describe recall@10 of composed minus real documents at the smallest size, over queries."""
     said = []
     composed = {row["setting"]: row for row in searches if row["system"] == COMPOSED}
     for row in (row for row in searches if row["system"] == "compressed"):
@@ -349,7 +342,6 @@ def bracketed(interval: Interval, sign: str = "") -> str:
 
 
 def described(setting: Mapping[str, Any]) -> str:
-    """Format a search's settings, or "defaults" if there are none."""
     return ", ".join(f"{name}={value}" for name, value in setting.items()) or "defaults"
 
 

@@ -124,7 +124,6 @@ def saved(folder: Path) -> Paradigm:
 
 
 def systems(settings: Settings, corpus: Corpus) -> dict[str, Retriever]:
-    """Open the systems' indexes in the output folder, and build the missing ones."""
     retrievers: dict[str, Retriever] = {}
     for name in settings.systems:
         folder = Path(settings.output, "indexes", SHARED.get(name, name))
@@ -157,7 +156,6 @@ class Server:
 
 @contextmanager
 def running(settings: Settings) -> Iterator[Server]:
-    """Run the service in a new process, and interrupt it at the end."""
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()
     process = context.Process(target=answer, args=(settings, theirs))

@@ -181,10 +181,7 @@ def summary(
 def work(
     row: Row, vectors: Path, truth: Sequence[Sequence[int]], speed: Mapping[str, float]
 ) -> tuple[float, float]:
-    """Return the fewest milliseconds in which this machine reads and multiplies what a query needs.
-
-    For one query, and for a query of a batch, whose vectors are read once.
-    """
+    """Return the fewest milliseconds of a query, alone and in a batch, which reads its vectors once."""
     lengths = np.load(vectors / "tokens.lengths.npy")
     query_lengths = np.load(vectors / "tokens.query_lengths.npy")
     read = [lengths[rows_read].sum() if row.kind == "rerank" else lengths.sum() for rows_read in truth]

@@ -27,10 +27,7 @@ def align_query(
     pool: Mapping[str, float],
     retrievers: Mapping[str, Retriever],
 ) -> list[AlignmentExample]:
-    """Explain a relevant document and BM25's best other document with every system in a comparison.
-
-    test: judged queries. pool: document -> score, for the query's candidates. retrievers: one per system.
-    """
+    """Explain a relevant document and BM25's best other one in `pool` with every system."""
     query = test.queries[query_id]
     judged = test.judgements[query_id]
     relevant = [d for d in sorted(judged) if judged[d] > 0][:1]

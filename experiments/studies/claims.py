@@ -105,10 +105,7 @@ class Study:
         return replace(self, queries=queries, clusters=data.clusters(queries))
 
     def claims(self, paper: str, rows: Sequence[Row]) -> list[tuple[Row, list[Claim]]]:
-        """Return each row's claims; a row whose sides or groups the study lacks has none.
-
-        Raises ValueError, naming the row, if a contrast cannot be read or a group is unknown.
-        """
+        """Return each row's claims, none without its sides. Raises ValueError, naming an unreadable row."""
         return [(row, list(self._claims(PAPERS[paper], row))) for row in rows]
 
     def _claims(self, paper: str, row: Row) -> Iterator[Claim]:

@@ -76,10 +76,7 @@ class Curves:
         return Section(heading, text, self.rows, self.draw())
 
     def draw(self) -> "Figure":
-        """Plot means with their intervals; a system has the same colour and marker in all panels.
-
-        A paper's printed values have hollow markers and dashed lines.
-        """
+        """Plot means with intervals, one look for each system; a paper's values are hollow and dashed."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(5.5 * len(self.panels), 4.2), layout="constrained")

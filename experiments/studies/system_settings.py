@@ -60,10 +60,7 @@ def read_systems(listed: list[str] | dict[str, Any]) -> dict[str, SystemSettings
 
 
 def _check(system: SystemSettings, fields: dict[str, Any], others: list[str], teachers: list[str]) -> None:
-    """Raise ValueError if the fields of a system are incompatible.
-
-    others: systems that can be fused. teachers: systems that can be teachers.
-    """
+    """Raise ValueError if fields are incompatible. others: systems to fuse. teachers: to learn from."""
     from paradigms import GENERATIVE, PARADIGMS
     from paradigms.retrieve import fuse
 

@@ -69,16 +69,13 @@ class Composed:
 
     @cached_property
     def query_arrays(self) -> list[np.ndarray]:
-        """Return the values of each query."""
         return by_text(self._read("queries"), self._read("query_lengths"))
 
     @cached_property
     def queries(self) -> list[Any]:
-        """Return each query as `Tokens` [1, 1, j, h]."""
         return [self.query_tokens([n]) for n in range(len(self.query_arrays))]
 
     def query_tokens(self, numbers: Sequence[int]) -> Any:
-        """Return several queries as `Tokens` [b, 1, j, h]."""
         return _tokens([self.query_arrays[n] for n in numbers], "query")
 
     def _block(self, number: int) -> Rows:
@@ -128,7 +125,6 @@ class Composed:
         return (moved / np.linalg.norm(moved, axis=1, keepdims=True)).astype(np.float16), lengths
 
     def _documents(self, numbers: np.ndarray) -> Rows:
-        """Return the real documents with the given numbers."""
         rows = _ranged(self._offsets[numbers], self._offsets[numbers + 1])
         return self._read("values")[rows], self._read("lengths")[numbers]
 
@@ -190,7 +186,6 @@ def _loaded(file: Path) -> np.ndarray:
 
 
 def by_text(values: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
-    """Return the values of each text."""
     return np.split(values, np.cumsum(lengths)[:-1])
 
 

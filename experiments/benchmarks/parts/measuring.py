@@ -84,7 +84,6 @@ def cpu_seconds() -> float:
 
 
 def timed(work: Callable[[], Result], clock: Callable[[], float] = cpu_seconds) -> tuple[float, Result]:
-    """Time a call, and return (seconds, result)."""
     began = clock()
     result = work()
     return clock() - began, result

@@ -129,10 +129,7 @@ class Ranker:
         return queries, values
 
     def searched(self, split: Split) -> Iterator[tuple[str, torch.Tensor, torch.Tensor, np.ndarray]]:
-        """Yield each query with a relevant document, with its tokens' ids [j], vectors [j, h] and S [j, t].
-
-        One pass over the corpus serves several queries, because reading it takes most of the time.
-        """
+        """Yield judged queries: ids, vectors [j, h] and S [j, t]. A pass over the corpus serves several."""
         judged = [query for query, grades in split.judgements.items() if max(grades.values(), default=0) > 0]
         for start in range(0, len(judged), TOGETHER):
             names = judged[start : start + TOGETHER]
@@ -169,11 +166,7 @@ def rank_correlation(x: Float[np.ndarray, " j"], y: Float[np.ndarray, " j"]) -> 
 def estimates_of(
     paradigm: Paradigm, sample: Corpus, texts: Sequence[str], share: float
 ) -> dict[str, Estimate]:
-    """Estimate floors from a sample of the corpus, at the similarity that `share` of its tokens reach.
-
-    table: by vocabulary entry. regression: linear in the query token's vector, fitted to the sample's texts
-    as queries. sample: the quantile of the sample, by a token search in it.
-    """
+    """Estimate floors from a sample: by vocabulary entry, linear in the vector, or by a search in it."""
     rank = max(1, round(share * len(sample.owners)))
     table = paradigm.count_floors(texts, share)
 

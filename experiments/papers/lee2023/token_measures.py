@@ -64,10 +64,7 @@ class Retrieved:
 def token_search(
     paradigm: Paradigm, index: Index, queries: Mapping[str, str], k: int, *, gather: bool = False
 ) -> Iterator[Retrieved]:
-    """Retrieve, for each token of every query, the k best tokens of the corpus.
-
-    gather: whether to also score every document with all of its tokens.
-    """
+    """Retrieve each query token's k best tokens of the corpus. gather: also score all documents in full."""
     names = list(queries)
     gathered = np.zeros(0, np.float32)
     recipe = gathering(paradigm)
@@ -128,10 +125,7 @@ def gathering(paradigm: Paradigm) -> Recipe:
 
 
 def stored_ids(paradigm: Paradigm, index: Index, corpus: Corpus) -> Int[np.ndarray, " tokens"]:
-    """Return the vocabulary id of every token in the index, in index order.
-
-    Raises ValueError if the corpus's tokens do not match the index.
-    """
+    """Return each stored token's vocabulary id, in order. Raises ValueError if the corpus is another one."""
     parts = [np.zeros(0, dtype=np.int32)]
     for start in range(0, len(index.store.ids), DOCUMENTS):
         texts = [corpus[corpus.position(id)] for id in index.store.ids[start : start + DOCUMENTS]]

@@ -150,10 +150,7 @@ class CapacityStudy:
         return groups
 
     def sections(self) -> dict[str, Section]:
-        """Return the page's sections, keyed by file name.
-
-        In the figures, dotted lines show random projections to the encoders' dimensions.
-        """
+        """Return the page's sections by file name; dotted: random projections to encoders' dimensions."""
         name = "tokens of a passage at most"
         sections = {
             "claims": self.study().section(

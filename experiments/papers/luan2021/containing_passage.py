@@ -157,10 +157,7 @@ def hashed(*what: object) -> int:
 
 
 def _draw_queries(source: Source, count: int) -> list[Query]:
-    """Draw queries from different units, in random order.
-
-    Raises ValueError if the source has too few phrases that occur only once.
-    """
+    """Draw queries from different units, in random order. Raises ValueError if there are too few."""
     free = [unit for unit in source.units if not source.reserved(unit)]
     ids = source.corpus.ids
     waiting = sorted(free, key=lambda unit: hashed(source.seed, "unit", ids[unit.row], unit.place))
@@ -269,11 +266,7 @@ def _distractors(
 
 
 def _place(source: Source, runs: Runs, tokens: int, what: tuple) -> tuple[int, int]:
-    """Return (start, end) of the characters that will be replaced by `tokens` new tokens.
-
-    The span has at least `tokens` tokens. In a passage with fewer tokens, only the first run is replaced, so
-    the passage grows.
-    """
+    """Return (start, end) of `tokens` tokens to replace, or of the first run of shorter passages."""
     begins = np.flatnonzero(runs.upto[-1] - runs.before >= tokens)
     if not len(begins):
         return int(runs.starts[0]), int(runs.ends[0])

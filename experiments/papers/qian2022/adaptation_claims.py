@@ -208,11 +208,7 @@ def table_order(task: Task) -> list[str]:
 
 
 def answer(tasks: Sequence[Task]) -> Rows:
-    """Make rows that state whether choosing a strategy with few judged queries gains or costs nDCG@10.
-
-    The first rows are means over collections, for each training alignment; rows for single collections
-    follow.
-    """
+    """Make rows on what choosing by few judged queries gains or costs, means over collections first."""
     rows: Rows = []
     for of, shots in product([*means_of(tasks), *tasks], JUDGED_QUERIES):
         row: dict[str, Any] = {"collection": of.label, "judged queries": shots}

@@ -101,10 +101,7 @@ def attended(
 
 
 def multivector_rates(mvdr: Paradigm, query: str, texts: Sequence[str]) -> Iterator[tuple[str, str, Part]]:
-    """Yield (direction, series, rates) for the tokens of a query and of its candidates.
-
-    Masked tokens have the id −1 and match no token.
-    """
+    """Yield (direction, series, rates) of a query's and its candidates' tokens; −1: masked."""
     queries = mvdr.encode_queries([query])
     documents = mvdr.encode_documents(texts)
     valid = (documents.mask[..., :, None] & queries.mask[..., None, :])[0]
@@ -141,10 +138,7 @@ def softened(A: Float[Tensor, "n i j"], valid: Bool[Tensor, "n i j"], axis: int)
 def generative_rates(
     model: Generative, query: str, documents: Sequence[int], named: Bool[np.ndarray, " v"]
 ) -> Iterator[tuple[str, str, Part]]:
-    """Yield rates as in `multivector_rates`, for a decoder's cross-attention on the documents' windows.
-
-    Tokens in the overlap of two windows count once.
-    """
+    """Yield rates of a decoder's cross-attention on documents' windows, whose overlaps count once."""
     source = model.tokenize([query]).to(model.device)
     owned = model.identifiers
     windows = [w for d in documents for w in owned.windows(d, model.settings.span)]
@@ -167,11 +161,7 @@ def generative_rates(
 
 
 def averaged(part: Part, candidates: bool, conditional: bool) -> Rates:
-    """Return the ids and rates of single tokens, or of query tokens averaged over candidates.
-
-    candidates: average each query token over the candidates. conditional: use only tokens that can match or,
-    for means, only the candidates in which a query token can match.
-    """
+    """Return ids and rates of tokens, or means over `candidates`; conditional: where a match is possible."""
     ids, rates, possible = part
     within = possible if conditional else torch.ones_like(possible)
     if not candidates:

@@ -260,10 +260,7 @@ def trainings_of(results: TaskResults) -> dict[str, list[Measured]]:
 
 
 def recalls(data: StudyData, depth: int, models: Mapping[str, Paradigm | Generative]) -> Measured:
-    """Measure the mean R@10 of each model and of BM25 on the test queries, for `unlearned_models`.
-
-    A model reranks BM25's first `depth` documents, using its training score.
-    """
+    """Return mean R@10 of BM25, and of each model reranking BM25's documents by its training score."""
     pool = data.pool(depth)
     corpus = data.collection.corpus
     runs = {name: Reranking(model, corpus).rerank(data.test.queries, pool) for name, model in models.items()}
@@ -275,10 +272,7 @@ def recalls(data: StudyData, depth: int, models: Mapping[str, Paradigm | Generat
 
 
 def unlearned_models(seeds: Sequence[Measured]) -> list[str]:
-    """Return the models whose mean R@10 over seeds is too far below BM25's for a trained model.
-
-    seeds: results of `recalls`, one per seed.
-    """
+    """Return the models whose R@10, a mean over seeds of `recalls`, is too far below BM25's."""
     means = {name: sum(seed["R@10"][name] for seed in seeds) for name in seeds[0]["R@10"]}
     return [name for name, mean in means.items() if unlearned({name: mean}, means["BM25"])]
 
