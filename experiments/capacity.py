@@ -241,12 +241,11 @@ def job(task: PassageTask, seed: int, name: str, settings: Settings, accelerator
         return model
 
     def measure_model(model: Any) -> Measured:
-        measurements = {
-            "system": name,
-            "length": task.length,
-            "seed": seed,
-            "numbers": 0 if name == CROSS else numbers_of(model),
-        }
+        encoder = model.encoder
+        numbers = 0 if name == CROSS else encoder.dim  # of a document
+        if name != CROSS and encoder.settings.document_vectors != "pooled":
+            numbers *= encoder.settings.vectors
+        measurements = {"system": name, "length": task.length, "seed": seed, "numbers": numbers}
         measurements |= training_of(folder)  # dev values, untrained and trained
         measurements |= measure(model, name, task, settings, accelerator.mixed_precision)
         if not settings.keep_models:

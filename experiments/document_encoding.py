@@ -178,21 +178,13 @@ def study_of(results: TaskResults, documents: int) -> Study:
         groups,
         trainings_of(results),
         undecided,
-        printed=printed_recalls(),
+        printed={  # on NQ320K and, if printed, on MS MARCO
+            measure: {s: [t[s][n] / 100 for t in (NQ320K, MS_MARCO) if s in t] for s in NQ320K}
+            for n, measure in enumerate(RECALLS)
+        },
         parts={system: [SYSTEMS[system]] for system in results if system != BM25},
         counts={"storage": cells} if (cells := storage(results, documents)) else {},
     )
-
-
-def printed_recalls() -> dict[str, dict[str, list[float]]]:
-    """Return measure -> system -> the paper's values on NQ320K and, if printed, on MS MARCO."""
-    tables = NQ320K, MS_MARCO
-    return {
-        measure: {
-            system: [table[system][n] / 100 for table in tables if system in table] for system in NQ320K
-        }
-        for n, measure in enumerate(RECALLS)
-    }
 
 
 def same_order() -> Iterator[tuple[str, str, str]]:

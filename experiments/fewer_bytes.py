@@ -94,11 +94,8 @@ def main(settings: Settings) -> None:
             "fewer": partial(fewer, store, model.recipe, split, queries),
             "law": partial(law, store, queries),
         }
-        question = {
-            "queries": list(split.queries),
-            "documents": f"{store.checksum():016x}",
-            "model": identity(model.encoder),
-        }
+        question = {"queries": list(split.queries), "model": identity(model.encoder)}
+        question["documents"] = f"{store.checksum():016x}"
         for part, measure in parts.items():
             rows = measured_once(place / f"{part}.json", question, measure)
             results.setdefault(part, []).extend({"collection": folder_name(name)} | row for row in rows)

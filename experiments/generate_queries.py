@@ -119,14 +119,8 @@ def written(corpus: Corpus, settings: Settings, file: Path) -> list[tuple[str, s
             prompts = [settings.prompt.format(text) for text in texts]
             inputs = tokenizer(prompts, padding=True, return_tensors="pt").to(device)
             torch.manual_seed(settings.seed + start)
-            tokens = model.generate(
-                **inputs,
-                do_sample=True,
-                top_p=TOP_P,
-                top_k=0,
-                max_new_tokens=LENGTH,
-                num_return_sequences=settings.queries,
-            )
+            sampling = {"do_sample": True, "top_p": TOP_P, "top_k": 0, "max_new_tokens": LENGTH}
+            tokens = model.generate(**inputs, **sampling, num_return_sequences=settings.queries)
             texts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
             owners = (id for id in batch for _ in range(settings.queries))
             pairs = [[id, " ".join(text.split())] for id, text in zip(owners, texts, strict=True)]

@@ -78,9 +78,8 @@ def main(settings: Settings) -> int:
             study = read_json(file)
         minutes += study.get("minutes", 0.0)
         with refusing(f"{file}: "):
-            tables = {
-                name: part["rows"] for name, part in study["sections"].items() if has_claims(part["rows"])
-            }
+            rows = {name: part["rows"] for name, part in study["sections"].items()}
+            tables = {name: of for name, of in rows.items() if any(map(is_mean, of))}
             values = file.with_name(VALUES) if folders else file.with_suffix(f".{VALUES}")
             if tables and not values.is_file():
                 name = file.parent.name if folders else file.stem
@@ -107,9 +106,9 @@ def main(settings: Settings) -> int:
     return int(differing > 0)
 
 
-def has_claims(rows: Rows) -> bool:
-    """Return whether some row has a verdict on a mean over queries, and not on a count or a proof."""
-    return any(" queries, " in row["sample"] for row in rows if "verdict" in row)
+def is_mean(row: dict[str, Any]) -> bool:
+    """Return whether a row has a verdict on a mean over queries, and not on a count or a proof."""
+    return "verdict" in row and " queries, " in row["sample"]
 
 
 def near_copies(collection: Collection) -> dict[str, bool]:

@@ -197,10 +197,9 @@ def collection(settings: Settings) -> Collection:
 def compared_figure(rows: Rows, measure: str) -> "Figure":
     bm25, *others = rows
     systems = list(dict.fromkeys(row["system"] for row in others))
-    series = {
-        training: [row[measure] for row in others if row["training"] == training]
-        for training in dict.fromkeys(row["training"] for row in others)
-    }
+    series: dict[str, list[Any]] = {}
+    for row in others:
+        series.setdefault(row["training"], []).append(row[measure])
     level = {"bm25": [bm25[measure]] * len(systems)}
     return Curves("system", systems, {measure: series}, dotted=level, joined=False).draw()
 

@@ -218,11 +218,8 @@ def measure(paradigm: Paradigm, data: StudyData) -> Measured:
 
     dev = data.dev.only(hash_order(data.dev.queries)[: settings.dev_queries])
     ids = stored_ids(paradigm, indexes[1], corpus)
-    worths = {
-        "first": -np.arange(len(ids)),
-        "random": np.random.default_rng(settings.seed).random(len(ids)),
-        "rare": idf[ids],
-    }
+    drawn = np.random.default_rng(settings.seed).random(len(ids))
+    worths = {"first": -np.arange(len(ids)), "random": drawn, "rare": idf[ids]}
     systems = systems_of(idf, worths, store.offsets)
     on_dev = values_of(paradigm, indexes, dev, pool(dev), systems)
     weights = {}

@@ -70,10 +70,14 @@ def main(settings: Settings) -> None:
     problems = {w: Problem.of(*weigh(counts, w), groups) for w in WEIGHTINGS}
     problem = problems[WEIGHTINGS[0]]
     first = WEIGHTINGS[0]
-    most = max(len(problem.competitors(-1, query)[1]) for query in range(len(counts.query_ids)))
+    asked = range(len(counts.query_ids))
+    most = max(len(problem.competitors(-1, query)[1]) for query in asked)
     if most < RANK:
         raise SystemExit(f"too few documents: {most} are below a query's best; recall@{RANK} needs {RANK}")
-    smallest = {weighting: smallest_margins(value) for weighting, value in problems.items()}
+    smallest = {  # each query's margin over all documents; 1 if none scores below the best
+        weighting: np.array([of.margins(-1, query)[2].min(initial=1.0) for query in asked])
+        for weighting, of in problems.items()
+    }
     ranked = ranked_margins(problem)
     (thresholds,) = exact_thresholds(problem, [RANK], settings.samples, 0)
     ks = [projected_dimension(value, BETA) for value in thresholds]
@@ -122,12 +126,6 @@ def main(settings: Settings) -> None:
     title = f"Random projections of {collection.name}"
     publish(settings, title, summary, sections, accelerator)
     accelerator.end_training()
-
-
-def smallest_margins(problem: Problem) -> np.ndarray:
-    """Return each query's smallest margin over all documents, [m]; 1 if no document scores below the best."""
-    queries = range(problem.queries.shape[0])
-    return np.array([problem.margins(-1, query)[2].min(initial=1.0) for query in queries])
 
 
 def ranked_margins(problem: Problem) -> np.ndarray:

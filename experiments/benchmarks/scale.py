@@ -137,13 +137,9 @@ def main(settings: Settings) -> None:
         splade_documents=settings.splade,
     )
     pythons = interpreters(settings.peers)
-    chosen = [
-        name
-        for name, system in SYSTEMS.items()
-        if system.form in forms
-        and system.system in ("ours", *pythons)
-        and name.startswith(tuple(settings.systems) or "")
-    ]
+    prefixes = tuple(settings.systems) or ""
+    known = {name: system for name, system in SYSTEMS.items() if system.system in ("ours", *pythons)}
+    chosen = [name for name, system in known.items() if system.form in forms and name.startswith(prefixes)]
     stages = Stages(settings, vectors, console, pythons, k=K, limit=settings.limit, report=settings.report)
     rows: Rows = []
     for size in sorted(settings.sizes):
@@ -201,9 +197,9 @@ def report(rows: Rows, settings: Settings, stages: Stages) -> None:
             "search MiB": _in(searched, "memory", MiB),
         }
         if name not in SEARCHED:
-            costs.append(cost | {f"{what} s": changed.get(what) for what in CHANGES})
+            cost |= {f"{what} s": changed.get(what) for what in CHANGES}
+            costs.append({key: "–" if value is None else value for key, value in cost.items()})
         searches += [searched_row(name, row, search) for search in searched.get("rows", ())]
-    costs = [{key: "–" if value is None else value for key, value in row.items()} for row in costs]
     compare_with_xtr(searches)
     visible = [{key: value for key, value in row.items() if not key.startswith("_")} for row in searches]
     fits = fitted(costs, searches)

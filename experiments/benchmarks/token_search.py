@@ -94,11 +94,8 @@ def main(settings: Settings) -> None:
     pythons = interpreters(settings.peers)
     if missing := PEERS.keys() - pythons:
         console.print(f"Not installed in the environments given, and left out: {', '.join(missing)}.")
-    chosen = [
-        row
-        for row in ROWS
-        if row.system not in missing and row.name.startswith(tuple(settings.systems) or "")
-    ]
+    prefixes = tuple(settings.systems) or ""
+    chosen = [row for row in ROWS if row.system not in missing and row.name.startswith(prefixes)]
     vectors = prepare(
         PARADIGMS["colbert"]("offline", dim=None, skip="", document_length=LENGTH).eval(),
         {settings.collection: settings.documents},
@@ -139,7 +136,6 @@ def main(settings: Settings) -> None:
 
 
 def answer(name: str, job: dict[str, Any], stages: Stages, number: str = "") -> dict[str, Any]:
-    """Measure a stage. Raises SystemExit if it fails."""
     result = stages.measure(name, job, number)
     if "failed" in result:
         raise SystemExit(f"{name} failed in {job['stage']}")

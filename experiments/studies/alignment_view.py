@@ -21,11 +21,7 @@ def chosen_queries(split: Split, count: int) -> list[str]:
 
 
 def align_query(
-    query_id: str,
-    test: Split,
-    corpus: Corpus,
-    pool: Mapping[str, float],
-    retrievers: Mapping[str, Retriever],
+    query_id: str, test: Split, corpus: Corpus, pool: Mapping[str, float], retrievers: Mapping[str, Retriever]
 ) -> list[AlignmentExample]:
     """Explain a relevant document and BM25's best other one in `pool` with every system."""
     query = test.queries[query_id]

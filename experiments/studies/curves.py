@@ -100,14 +100,8 @@ class Curves:
         columns = 2 if len(self.panels) > 1 or max(map(len, labelled)) < 36 else 1
         lines = -(-len(labelled) // columns)
         figure.set_figheight(4.2 + 0.2 * max(0, lines - 8))
-        figure.legend(
-            labelled.values(),
-            labelled.keys(),
-            frameon=False,
-            fontsize=9,
-            loc="outside upper center",
-            ncols=columns,
-        )
+        style: Any = {"frameon": False, "fontsize": 9, "ncols": columns}
+        figure.legend(labelled.values(), labelled.keys(), loc="outside upper center", **style)
         return figure
 
     @property

@@ -287,14 +287,8 @@ def encoder_job(
 
     def train(paradigm: Paradigm, training: Path) -> Paradigm:
         chosen = TrainingSettings(**training_fields(settings) | {"seed": seed} | changes, save_every=100)
-        return data.fit(
-            paradigm,
-            chosen,
-            training,
-            settings.negatives,
-            states=states,
-            own_negatives=settings.own_negatives,
-        )
+        mining = {"negatives": settings.negatives, "own_negatives": settings.own_negatives}
+        return data.fit(paradigm, chosen, training, states=states, **mining)
 
     def prepare() -> Paradigm:
         if checkpoint is not None:

@@ -50,12 +50,8 @@ def read_systems(listed: list[str] | dict[str, Any]) -> dict[str, SystemSettings
             check_types(systems[name])
             fields = {other: f for other, f in named.items() if other != name and isinstance(f, dict)}
             unfused = ["bm25", *(other for other, f in fields.items() if not f.get("fuse"))]
-            _check(
-                systems[name],
-                options,
-                unfused,
-                [other for other in unfused if not fields.get(other, {}).get("teacher")],
-            )
+            teachers = [other for other in unfused if not fields.get(other, {}).get("teacher")]
+            _check(systems[name], options, unfused, teachers)
     return systems
 
 

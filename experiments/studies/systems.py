@@ -88,11 +88,8 @@ def prepare(collection: Collection, settings: Any, accelerator: Accelerator | No
     began = time.perf_counter()
     bm25 = shared_bm25(corpus, Path(settings.output, "bm25-index"))
     seconds = time.perf_counter() - began
-    own_of_splits = (
-        own_documents(corpus, part, settings.identical_ids) for part in (splits[-1], *others.values())
-    )
-    pieces = Pieces(corpus, settings.passages)
-    own_ids = frozenset().union(*own_of_splits)
+    measured = (splits[-1], *others.values())
+    own_ids = (own_documents(corpus, part, settings.identical_ids) for part in measured)
     cut, read = read_by_encoders(corpus, settings)
     return ComparisonData(
         collection,
@@ -103,8 +100,8 @@ def prepare(collection: Collection, settings: Any, accelerator: Accelerator | No
         progress=accelerator is not None and accelerator.is_main_process,
         others=others,
         bm25_seconds=seconds,
-        document_queries=own_ids,
-        pieces=pieces,
+        document_queries=frozenset().union(*own_ids),
+        pieces=Pieces(corpus, settings.passages),
         cut=cut,
         read=read,
     )

@@ -33,11 +33,7 @@ class WorkerError(Exception):
 
 
 def in_worker(
-    name: str,
-    job: Mapping[str, Any],
-    threads: int,
-    python: str = sys.executable,
-    limit: float | None = None,
+    name: str, job: Mapping[str, Any], threads: int, python: str = sys.executable, limit: float | None = None
 ) -> Any:
     """Return a worker's answer to a job, computed in a new process of the interpreter `python`.
 

@@ -119,7 +119,9 @@ class Ranker:
             gold = S[:, np.isin(self.corpus.owners, relevant)] >= at[TOP][:, None]
             of_tokens[GOLD].append(float(gold.sum() / len(S) / TOP))
             if "imputed" in named:
-                of_tokens[SPEARMAN].append(rank_correlation(idf, -at[named["imputed"].k]))
+                floor = -at[named["imputed"].k]
+                constant = min(len(np.unique(idf)), len(np.unique(floor))) < 2  # too few tokens
+                of_tokens[SPEARMAN].append(0.0 if constant else float(spearmanr(idf, floor).statistic))
         queries = list(runs["MaxSim"])
         judgements = {query: split.judgements[query] for query in queries}
         values = {measure: {TOKENS: numbers} for measure, numbers in of_tokens.items()}
@@ -155,12 +157,6 @@ def floored(
 
 def weighted(weights: Float[np.ndarray, " j"], M: Float[np.ndarray, "j n"]) -> Float[np.ndarray, " n"]:
     return (weights / max(weights.sum(), 1e-9)).astype(np.float32) @ M
-
-
-def rank_correlation(x: Float[np.ndarray, " j"], y: Float[np.ndarray, " j"]) -> float:
-    """Return Spearman's correlation; 0 if a query has too few tokens to have one."""
-    constant = min(len(np.unique(x)), len(np.unique(y))) < 2
-    return 0.0 if constant else float(spearmanr(x, y).statistic)
 
 
 def estimates_of(

@@ -264,11 +264,9 @@ def recalls(data: StudyData, depth: int, models: Mapping[str, Paradigm | Generat
     pool = data.pool(depth)
     corpus = data.collection.corpus
     runs = {name: Reranking(model, corpus).rerank(data.test.queries, pool) for name, model in models.items()}
-    means = {
-        name: per_query(run, data.test.judgements, ["R@10"]).mean("R@10")
-        for name, run in {"BM25": pool, **runs}.items()
-    }
-    return {"R@10": means}
+    runs["BM25"] = pool
+    judged = data.test.judgements
+    return {"R@10": {name: per_query(run, judged, ["R@10"]).mean("R@10") for name, run in runs.items()}}
 
 
 def unlearned_models(seeds: Sequence[Measured]) -> list[str]:
