@@ -152,11 +152,8 @@ def main(settings: Settings) -> None:
     results += [result for result in results if result["system"] == INIT for _ in settings.seeds[1:]]
     if accelerator.is_main_process:
         results = [lexical(task, settings.depth) for task in tasks for _ in settings.seeds] + results
-        sizes = {
-            result["system"]: result["numbers"]
-            for result in results
-            if result["numbers"] and result["system"] != INIT
-        }
+        encoders = [result for result in results if result["numbers"] and result["system"] != INIT]
+        sizes = {result["system"]: result["numbers"] for result in encoders}
         predictions = {task.length: predicted(task, sizes, settings) for task in tasks}
         study = CapacityStudy(settings.task, settings.lengths, results, predictions, sizes)
         counts = {name: len(split.queries) for name, split in tasks[0].collection.splits.items()}
@@ -229,22 +226,17 @@ def job(task: PassageTask, seed: int, name: str, settings: Settings, accelerator
     def prepare() -> Any:
         make = partial(build, name, task.length, settings)
         untrained = name == INIT
-        model = (
-            make().to(accelerator.device).eval()
-            if untrained
-            else trained_once(folder, seed, make, train, accelerator)
-        )
+        if untrained:
+            model = make().to(accelerator.device).eval()
+        else:
+            model = trained_once(folder, seed, make, train, accelerator)
         if settings.trained_layers and name != CROSS:
-            keep_states(
-                model, settings.trained_layers, states, {"document": task.collection.corpus}, accelerator
-            )
+            texts: dict[Any, Any] = {"document": task.collection.corpus}
+            keep_states(model, settings.trained_layers, states, texts, accelerator)
         return model
 
     def measure_model(model: Any) -> Measured:
-        encoder = model.encoder
-        numbers = 0 if name == CROSS else encoder.dim  # of a document
-        if name != CROSS and encoder.settings.document_vectors != "pooled":
-            numbers *= encoder.settings.vectors
+        numbers = 0 if name == CROSS else numbers_of(model)
         measurements = {"system": name, "length": task.length, "seed": seed, "numbers": numbers}
         measurements |= training_of(folder)  # dev values, untrained and trained
         measurements |= measure(model, name, task, settings, accelerator.mixed_precision)
@@ -303,9 +295,8 @@ def measure(model: Model, name: str, task: PassageTask, settings: Settings, prec
     if name == CROSS:
         run = retriever.rerank(queries, task.pool, progress=True)
         return {"stages": {name: {"rerank": task.values(run)}}, "weights": {}}
-    stages: dict[str, dict[str, list[float]]] = {}
+    stages = {name: both_stages(task, retriever, settings.depth)}
     weights: dict[str, float] = {}
-    stages[name] = both_stages(task, retriever, settings.depth)
     for sparse, bm25 in task.bm25.items() if name in settings.hybrids else ():
         hybrid = f"HYBRID-{name}-{sparse.removeprefix('BM25-')}"
         fused = Fused([retriever, bm25], method="raw", depth=settings.depth)

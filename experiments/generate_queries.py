@@ -139,9 +139,5 @@ def found_again(corpus: Corpus, pairs: list[tuple[str, str]], settings: Settings
         run = BM25(corpus).search(split.queries, settings.rank, progress=True)
     else:
         run = mine(load(settings.retriever), corpus, split, settings.rank, progress=True)
-    results = {name: set(map(corpus.first, run.get(name, {}))) for name in split.queries}
-    return [
-        pair
-        for name, pair in zip(split.queries, pairs, strict=True)
-        if corpus.first(pair[0]) in results[name]
-    ]
+    results = [set(map(corpus.first, run.get(name, {}))) for name in split.queries]
+    return [pair for pair, of in zip(pairs, results, strict=True) if corpus.first(pair[0]) in of]

@@ -67,12 +67,11 @@ def main(settings: Settings) -> None:
     rows = [row for results in map(Path, settings.results) for row in rows_of(results, settings)]
     if not rows:
         raise SystemExit("no finished system has an index and suitable queries: run compare.py first")
-    section = Section(
-        "Quality possible and reached",
+    columns = (
         "possible: the share of queries that some query vectors answer. reached: that the model's own "
-        "answer. neither found: neither query vectors nor a certificate were found.",
-        rows=[told(row) for row in rows],
+        "answer. neither found: neither query vectors nor a certificate were found."
     )
+    section = Section("Quality possible and reached", columns, [told(row) for row in rows])
     publish(settings, "Index or query encoder", text(rows), {"oracle": section})
 
 

@@ -113,9 +113,7 @@ def main(settings: Settings) -> None:
         ),
     }
     bounds = bound_ratios(problem, thresholds[-1])
-    overshoot = [
-        f"{name} asks for {np.median(ratios):.1f} times the exact k" for name, ratios in bounds.items()
-    ]
+    overshoot = [f"{name} asks for {np.median(of):.1f} times the exact k" for name, of in bounds.items()]
     summary = (
         f"A random projection to k = {ks[-1]} dimensions keeps the best document by {first} among the first "
         f"{RANK} for {1 - BETA:.0%} of the queries (exact law; 95% interval over queries). In the "
@@ -147,9 +145,8 @@ def length_rows(ranked: np.ndarray, ks: list[Dimension], lengths: np.ndarray) ->
         for rank, margins in zip(MARGIN_RANKS, ranked, strict=True):
             existing = margins[group][~np.isnan(margins[group])] if not everything else margins[:0]
             # Fewer than half of the queries would be a different population than for the other ranks.
-            row[f"{rank}th margin"] = (
-                float(np.median(existing)) if 2 * len(existing) >= len(margins[0]) else None
-            )
+            enough = 2 * len(existing) >= len(margins[0])
+            row[f"{rank}th margin"] = float(np.median(existing)) if enough else None
         rows.append(row | named(k))
     return rows
 

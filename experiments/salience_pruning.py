@@ -106,12 +106,8 @@ def main(settings: Settings) -> None:
     penalised = {f"{L1}{gamma:g}": {"salience": "relu", "salience_l1": gamma} for gamma in settings.l1}
     ordered = sorted(settings.methods, key=CHOICES.__contains__)  # these read the checkpoint of none
     each = {method: penalised if method == "l1" else {method: METHODS.get(method, {})} for method in ordered}
-    jobs = [
-        job(name, salience, seed, data)
-        for seed in settings.seeds
-        for models in each.values()
-        for name, salience in models.items()
-    ]
+    models = [model for of_method in each.values() for model in of_method.items()]
+    jobs = [job(*model, seed, data) for seed in settings.seeds for model in models]
     results = run_jobs(jobs, accelerator, console)
     if accelerator.is_main_process:
         query, document = RATIOS.values()

@@ -175,12 +175,8 @@ def sections_of(name: str, results: Mapping[str, Sequence[Measured]]) -> dict[st
     def values(model: str, way: str) -> np.ndarray:
         return np.array([seed["ways"][way]["values"] for seed in results[model]])
 
-    pairs = [
-        (model, way, control)
-        for model, control in CONTROLS.items()
-        if model in results
-        for way in results[model][0]["ways"]
-    ]
+    methods = {model: results[model][0]["ways"] for model in CONTROLS if model in results}
+    pairs = [(model, way, CONTROLS[model]) for model, ways in methods.items() for way in ways]
     tests = differences([(values(model, way), values(control, way)) for model, way, control in pairs])
     rows: Rows = []
     for (model, way, control), (difference, p) in zip(pairs, tests, strict=True):

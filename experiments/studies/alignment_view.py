@@ -49,9 +49,8 @@ def words(paradigm: Paradigm, text: str, side: Side, mask: Tensor) -> list[tuple
     """
     begins, special = _pieces(paradigm.encoder.tokenizer)
     spans: list[tuple[str, list[int]]] = []
-    for place, (label, counts) in enumerate(
-        zip(paradigm.encoder.labels(text, side), mask.tolist(), strict=True)
-    ):
+    labels = zip(paradigm.encoder.labels(text, side), mask.tolist(), strict=True)
+    for place, (label, counts) in enumerate(labels):
         if not counts or label in special:
             continue
         continues = not label.startswith(("▁", "Ġ")) if begins else label.startswith("##")

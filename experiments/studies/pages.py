@@ -197,8 +197,7 @@ def study(
         "processor": processor(),
         "minutes": round(minutes, 1),
         "sections": {
-            name: {"heading": section.heading, "text": section.text, "rows": list(section.rows)}
-            for name, section in sections.items()
+            name: {"heading": s.heading, "text": s.text, "rows": list(s.rows)} for name, s in sections.items()
         },
     }
 

@@ -99,9 +99,8 @@ def run_bm25(data: ComparisonData) -> None:
 
 def asked_of(data: ComparisonData, pool: Run) -> dict[str, Names[str]]:
     """Map each stage to the queries that systems answer in it. pool: candidates for rerank mode."""
-    return {"retrieve": data.test.queries, "rerank": pool} | {
-        name: split.queries for name, split in data.others.items()
-    }
+    others = {name: split.queries for name, split in data.others.items()}
+    return {"retrieve": data.test.queries, "rerank": pool} | others
 
 
 def run_system(name: str, trial: Training, data: ComparisonData, console: Console) -> None:

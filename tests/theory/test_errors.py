@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from theory import answerable, buckets, entropic, excess, kernels, low_rank
+from theory import answerable, buckets, decoding, entropic, excess, kernels, low_rank
 from theory import capacity as C
 from theory import multivector as M
 from theory import projections as P
@@ -37,6 +37,8 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: cosine_error(8, 0.2, 0.5, 0.1), "better does not exceed worse"),
     (lambda: cosine_error(8, 0.9, -0.9, 0.9), "not the cosines of three vectors"),
     (lambda: cosine_error(8, 1.1, 0.5, 0.1), "better"),
+    (lambda: decoding.prefix_states(np.ones((2, 3)) / 6), "equal axes of at least 2 tokens"),
+    (lambda: decoding.foresight_gap([0.5], [0.6]), "kept must lie between 0 and masses"),
     (lambda: entropic.entropic_top_k([0.1, np.nan], 1, 0.1), "scores"),
     (lambda: entropic.entropic_top_k([0.1, 0.2], -1, 0.1), "k ="),
     (lambda: entropic.entropic_top_k([0.1, 0.2], [1, 1], [0.1, 0.1, 0.1]), "broadcast"),

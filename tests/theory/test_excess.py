@@ -1,7 +1,6 @@
 """The excess by hand, floors by counting, and errors; the laws are in theory/claims/imputation.py."""
 
 import numpy as np
-import pytest
 
 from theory import excess
 
@@ -20,11 +19,3 @@ def test_the_floor_of_a_mixture_leaves_the_share_above_it():
         floor = excess.mixture_floor(share, shares, locations, scales)
         error = np.sqrt(share * (1 - share) / drawn.size)
         assert abs((drawn > floor).mean() - share) < 4.5 * error
-
-
-def test_the_best_floor_is_where_a_match_is_as_likely_as_none():
-    floor = excess.best_floor(0.2, 0.05, 0.2, 0.4)
-    none = 0.6 * np.exp(-(floor - 0.2) / 0.05) / 0.05
-    assert none == pytest.approx(0.4 * np.exp(-(floor - 0.2) / 0.2) / 0.2)
-    assert excess.best_share(0.05, 0.2, 0.4) == pytest.approx(np.exp(-(floor - 0.2) / 0.05))
-    assert excess.best_share(0.05, 0.2, 0.99) == 1  # nearly every relevant document matches: no floor acts

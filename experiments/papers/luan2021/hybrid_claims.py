@@ -47,12 +47,8 @@ class HybridStudy:
     def undecided(self, sides: Sequence[str]) -> dict[str, str]:
         """Return the dense parts that have not learned enough, and cross-attention if BM25 orders better."""
         sparse = self.values("retrieve", self.sparse, RR).mean()
-        weak = [
-            name
-            for name in (DE, ME)
-            if any(name in side for side in sides)
-            and self.values("retrieve", name, RR).mean() < LEARNED * sparse
-        ]
+        names = [name for name in (DE, ME) if any(name in side for side in sides)]
+        weak = [name for name in names if self.values("retrieve", name, RR).mean() < LEARNED * sparse]
         reranked = any("reranked" in side for side in sides)
         if reranked and self.reranked(self.sparse, self.depths[-1]).mean() < sparse:
             weak.append(CROSS)
@@ -61,11 +57,8 @@ class HybridStudy:
     def study(self) -> Study:
         systems = list(self.ours.values())
         values = {system: self.values("retrieve", system, RR) for system in systems}
-        values |= {
-            f"{system}, {depth} reranked": self.reranked(system, depth)
-            for system in systems
-            for depth in self.depths
-        }
+        for depth in self.depths:
+            values |= {f"{system}, {depth} reranked": self.reranked(system, depth) for system in systems}
         groups = {paper: [system] for paper, system in self.ours.items()}
         groups["few"] = [str(self.depths[0])]
         groups["many"] = [str(self.depths[-1])] * (len(self.depths) > 1)

@@ -77,12 +77,8 @@ def seen(model: Generative, query: str, name: Sequence[int]) -> Seen:
         return x.detach().double().cpu().numpy()
 
     def weights(side: str) -> Array:
-        return np.stack(
-            [
-                double(getattr(attention, side).weight.unflatten(0, (attention.heads, -1)))
-                for attention in crossing
-            ]
-        )
+        projections = [(getattr(attention, side).weight, attention.heads) for attention in crossing]
+        return np.stack([double(weight.unflatten(0, (heads, -1))) for weight, heads in projections])
 
     D = double(torch.stack(states)[:, 0, 0])
     heads = np.swapaxes(double(A[:, 0]), 1, 2)
@@ -111,11 +107,9 @@ def multivector_rates(mvdr: Paradigm, query: str, texts: Sequence[str]) -> Itera
     nothing = torch.zeros_like(forward)
     ids = numbered(queries).expand(len(texts), -1)
     possible = equal.any(-2)
-    for series, weights in (
-        ("MVDR hard", forward),
-        ("MVDR soft", softened(forward, valid, -2)),
-        ("uniform", softened(nothing, valid, -2)),
-    ):
+    rates = {"MVDR hard": forward, "MVDR soft": softened(forward, valid, -2)}
+    rates["uniform"] = softened(nothing, valid, -2)
+    for series, weights in rates.items():
         yield "q→d", series, (ids, (weights * equal).sum(-2), possible)
     ids = numbered(documents)
     possible = equal.any(-1)
