@@ -35,6 +35,7 @@ SYSTEM = re.compile(r"(DE|ME)-BERT(?:-([1-9]\d*))?")
 # INIT: the backbone before training, mean of tokens
 CROSS = "CROSS-ATTENTION"
 INIT = "BERT-INIT"
+SINGLE = ("DE-BERT-32", "DE-BERT-64", "DE-BERT-128", "DE-BERT-512", "DE-BERT")
 
 
 @flags(steps=1000, negatives=1, learning_rate=5e-5, trained_layers=0)
@@ -49,12 +50,7 @@ class Settings(Results, OneCollection, Training, HardNegatives, Backbone, Seeds)
     longest: int = 0
     """tokens of the passages in which passages of all lengths are nested, for the task containing; lengths up
     to it may be added to a results folder; 0: the greatest of `lengths`"""
-    systems: list[str] = field(
-        default_factory=lambda: [
-            *("DE-BERT-32", "DE-BERT-64", "DE-BERT-128", "DE-BERT-512", "DE-BERT"),
-            *("ME-BERT-64", "ME-BERT", CROSS, INIT),
-        ]
-    )
+    systems: list[str] = field(default_factory=lambda: [*SINGLE, "ME-BERT-64", "ME-BERT", CROSS, INIT])
     """any of DE-BERT-k, ME-BERT-k (without -k: the backbone's width), CROSS-ATTENTION and BERT-INIT"""
     hybrids: list[str] = field(default_factory=lambda: ["DE-BERT", "ME-BERT"])
     """systems to combine with BM25-uni and with BM25-bi"""

@@ -29,14 +29,10 @@ PUBLIC = [
     "answerdotai/answerai-colbert-small-v1",
     "lightonai/GTE-ModernColBERT-v1",
 ]
+NANO = ("ArguAna", "FiQA2018", "NFCorpus", "SCIDOCS", "SciFact", "Touche2020")
 
 
-@flags(
-    collections=[
-        f"hf:sentence-transformers/NanoBEIR-en:Nano{name}"
-        for name in ("ArguAna", "FiQA2018", "NFCorpus", "SCIDOCS", "SciFact", "Touche2020")
-    ]
-)
+@flags(collections=[f"hf:sentence-transformers/NanoBEIR-en:Nano{name}" for name in NANO])
 class Settings(Results, Collections, Documents, Queries):
     """Settings for checkpoints and collections."""
 

@@ -107,15 +107,11 @@ def main(settings: Settings) -> None:
     data = open_study(settings, accelerator, console, ("training", "dev", "test"))
     bound = {"fingerprint": data.collection.fingerprint, "pooling": POOLING}
     bind(settings, accelerator, ["seeds"], ["backbone"], **bound)
-    jobs = [
-        Job(
-            f"{data.collection.name}, seed {seed}",
-            folder_of(seed, settings) / "measured.json",
-            partial(trained, seed, data),
-            partial(measure, seed, data),
-        )
-        for seed in settings.seeds
-    ]
+    jobs = []
+    for seed in settings.seeds:
+        file = folder_of(seed, settings) / "measured.json"
+        work = partial(trained, seed, data), partial(measure, seed, data)
+        jobs.append(Job(f"{data.collection.name}, seed {seed}", file, *work))
     results = run_jobs(jobs, accelerator, console)
     if accelerator.is_main_process:
         summary = (

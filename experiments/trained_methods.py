@@ -161,12 +161,9 @@ def ranked(paradigm: Paradigm, index: Index, data: StudyData, pool: Run) -> Meas
         (rows,) = index.rerank_tokens([paradigm.recipe], encoded, [list(pool[name]) for name in names])
         run |= dict(zip(names, rows, strict=True))
     taken = time.process_time() - start
-    return {
-        "values": values_of(run, data.test, [NDCG])[NDCG],
-        "vectors": int(index.store.offsets[-1]) / len(index),
-        "bytes": index.store.bytes_per_document,
-        "ms": 1000 * taken / len(pool),
-    }
+    costs = {"bytes": index.store.bytes_per_document, "ms": 1000 * taken / len(pool)}
+    costs["vectors"] = int(index.store.offsets[-1]) / len(index)
+    return costs | {"values": values_of(run, data.test, [NDCG])[NDCG]}
 
 
 def sections_of(name: str, results: Mapping[str, Sequence[Measured]]) -> dict[str, Section]:

@@ -181,12 +181,9 @@ def measure(
     for condition, run in runs.items():
         for measure, scored in per_query(run, judgements, measures).values.items():
             values.setdefault(measure, {})[condition] = scored.tolist()
-    return {
-        "queries": list(queries),
-        "tokens per document": float(np.diff(index.store.offsets).mean()),
-        "example": example,
-        "values": values,
-    }
+    lengths = np.diff(index.store.offsets)
+    facts = {"queries": list(queries), "tokens per document": float(lengths.mean())}
+    return facts | {"example": example, "values": values}
 
 
 def token_values(
