@@ -111,14 +111,10 @@ def main(settings: Settings) -> None:
             try:
                 if checkpoint and not script.content(**named):
                     open_checkpoint(checkpoint, settings.pickled)  # downloads what the content is read from
-                question = {
-                    "checkpoint": checkpoint,
-                    **script.content(**named),
-                    "collection": collection.fingerprint,  # of all documents, also if a sample is measured
-                    "documents": len(collection.corpus),
-                    "queries": list(split.queries),
-                    "precision": accelerator.mixed_precision,
-                }
+                question = {"checkpoint": checkpoint} | script.content(**named)
+                question["collection"] = collection.fingerprint  # of all documents, also of a sample
+                question |= {"documents": len(collection.corpus), "queries": list(split.queries)}
+                question["precision"] = accelerator.mixed_precision
                 results[folder_name(name), title(checkpoint)] = measured_once(file, question, measure)
             except FAILURES as error:
                 missing.append(f"{title(checkpoint)} on {folder_name(name)}: {printable(error)}")
@@ -154,7 +150,6 @@ def measure_checkpoint(
     """Measure nDCG@10 of each query under every A that the checkpoint ("": BM25) admits."""
     corpus = collection.corpus
     values = dict[str, list[float]]()
-
     identical = own_documents(corpus, split)
 
     def add(name: str, retriever: Retriever) -> None:

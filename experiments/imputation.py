@@ -171,12 +171,10 @@ def study_of(cells: Cells) -> Study:
     names = ("T5", "MiniLM", "untrained", "large T5", "trained", "encoder")
     groups: dict[str, list[str]] = {name: [] for name in names}
     for (encoder, collection), losses in cells.items():
-        for loss, seeds in losses.items():
-            name = name_of(encoder, loss, collection)
-            for measure, sides in Study.of({name: seeds}).values.items():
-                values.setdefault(measure, {}).update(sides)
-            if loss != "untrained":
-                trainings[name] = seeds
+        models = {name_of(encoder, loss, collection): seeds for loss, seeds in losses.items()}
+        for measure, sides in Study.of(models).values.items():
+            values.setdefault(measure, {}).update(sides)
+        trainings |= {name: seeds for name, seeds in models.items() if seeds is not losses["untrained"]}
         untrained = name_of(encoder, "untrained", collection)
         groups[encoder].append(untrained)
         groups["untrained"].append(untrained)
@@ -247,11 +245,8 @@ def system_rows(
     for loss, seeds in losses.items():
         name = name_of(cell[0], loss, cell[1])
         ks = "/".join(f"{seed['chosen']['imputed']['k']:,}" for seed in seeds)
-        values = {
-            system: interval_text(seeds_interval(study.values[NDCG][f"{name}, {system}"]))
-            if n == 0
-            else f"{study.values[NDCG][f'{name}, {system}'].mean():.3f}"
-            for n, system in enumerate(SYSTEMS)
-        }
-        rows.append({"encoder": name, "tokens": f"{seeds[0]['tokens']:,}", "k'": ks} | values)
+        values = {system: study.values[NDCG][f"{name}, {system}"] for system in SYSTEMS}
+        cells = {system: f"{of.mean():.3f}" for system, of in values.items()}
+        cells[SYSTEMS[0]] = interval_text(seeds_interval(values[SYSTEMS[0]]))
+        rows.append({"encoder": name, "tokens": f"{seeds[0]['tokens']:,}", "k'": ks} | cells)
     return rows

@@ -68,10 +68,8 @@ def main(settings: Settings) -> None:
         ]
         for view in views:
             alignment(view, f"query {query}, {view.system}", f"document {document}", console)
-        notes += [
-            f"Most salient in query {query}: {salient(paradigm, query_text, 'query')}",
-            f"Most salient in document {document}: {salient(paradigm, text, 'document')}",
-        ]
+        notes.append(f"Most salient in query {query}: {salient(paradigm, query_text, 'query')}")
+        notes.append(f"Most salient in document {document}: {salient(paradigm, text, 'document')}")
         console.print("\n".join(notes[-2:]), markup=False)
         examples.append(AlignmentExample(query, document, query_text, text, judged[document] > 0, views))
     for line in gate(paradigm, texts):

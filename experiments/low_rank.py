@@ -57,9 +57,8 @@ Heads = dict[str, Array]  # measure -> [seeds, queries, L, H]; see `head_measure
 
 
 def main(settings: Settings) -> None:
-    run_study(
-        settings, "Low rank", {settings.paradigm: (settings.paradigm,)}, measure, report, keep_recall=True
-    )
+    tasks = {settings.paradigm: (settings.paradigm,)}
+    run_study(settings, "Low rank", tasks, measure, report, keep_recall=True)
 
 
 def measure(data: StudyData, _: str, __: int, models: list[Any]) -> Measured:

@@ -174,16 +174,10 @@ def growth(paradigm: str, rows: Rows, documents: int) -> Rows:
         slope, intercept = np.polyfit(counts, times, 1) if len(same) > 1 else (0.0, sum(times))
         for row, count in zip(same, counts, strict=True):
             seconds = (max(intercept, 0.0) * factor + max(slope, 0.0) * count) / 1000
-            larger.append(
-                {
-                    "paradigm": paradigm,
-                    "engine": row["engine"],
-                    "TB": row["bytes/document"] * GROWN / 1e12,
-                    "CPU hours to build": row["build s"] * factor / 3600,
-                    "CPU s a query": seconds,
-                    f"s on {CORES} cores": seconds / CORES,
-                }
-            )
+            grown = {"paradigm": paradigm, "engine": row["engine"]}
+            grown |= {"TB": row["bytes/document"] * GROWN / 1e12}
+            grown |= {"CPU hours to build": row["build s"] * factor / 3600}
+            larger.append(grown | {"CPU s a query": seconds, f"s on {CORES} cores": seconds / CORES})
     return larger
 
 

@@ -181,18 +181,12 @@ def sections_of(name: str, results: Mapping[str, Sequence[Measured]]) -> dict[st
         its = values(control, way)
         untrained = values(f"{control}, untrained", way)
         stored = results[model][0]["ways"][way]
-        rows.append(
-            {
-                "method": f"{model}, {way}".removesuffix(", "),
-                f"{NDCG}: untrained, control → trained": f"{untrained.mean():.3f}, {its.mean():.3f} → "
-                f"{interval_text(seeds_interval(mine))}",
-                "− control": difference,
-                "p (Holm)": f"{p:.4f}",
-                "moved": "no" if unmoved({model: results[model]}) else "yes",
-                "bytes (vectors)": f"{stored['bytes']:,.0f} ({stored['vectors']:.1f})",
-                "CPU ms/query": round(stored["ms"], 2),
-            }
-        )
+        means = f"{untrained.mean():.3f}, {its.mean():.3f} → {interval_text(seeds_interval(mine))}"
+        row = {"method": f"{model}, {way}".removesuffix(", "), f"{NDCG}: untrained, control → trained": means}
+        row |= {"− control": difference, "p (Holm)": f"{p:.4f}"}
+        row["moved"] = "no" if unmoved({model: results[model]}) else "yes"
+        row["bytes (vectors)"] = f"{stored['bytes']:,.0f} ({stored['vectors']:.1f})"
+        rows.append(row | {"CPU ms/query": round(stored["ms"], 2)})
     trainings = {model: seeds for model, seeds in results.items() if not model.endswith("untrained")}
     training = training_section(trainings)
     text = (

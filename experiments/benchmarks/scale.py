@@ -186,16 +186,10 @@ def report(rows: Rows, settings: Settings, stages: Stages) -> None:
         searched = row.get("search", {})
         changed = row.get("change", {})
         name = row["system"]
-        cost = {
-            "system": name,
-            "documents": row["documents"],
-            "build CPU s": built.get("seconds"),
-            "build MiB": _in(built, "memory", MiB),
-            "MB": _in(built, "bytes", 1e6),
-            "peak MB": _in(built, "peak", 1e6),
-            "open s": searched.get("open"),
-            "search MiB": _in(searched, "memory", MiB),
-        }
+        cost = {"system": name, "documents": row["documents"], "build CPU s": built.get("seconds")}
+        cost |= {"build MiB": _in(built, "memory", MiB), "MB": _in(built, "bytes", 1e6)}
+        cost |= {"peak MB": _in(built, "peak", 1e6), "open s": searched.get("open")}
+        cost |= {"search MiB": _in(searched, "memory", MiB)}
         if name not in SEARCHED:
             cost |= {f"{what} s": changed.get(what) for what in CHANGES}
             costs.append({key: "–" if value is None else value for key, value in cost.items()})
@@ -231,19 +225,10 @@ def searched_row(name: str, row: dict[str, Any], search: dict[str, Any]) -> dict
     recall_text = "–" if "truth" in row else "1"
     if row.get("truth"):
         recalls, recall_text = recall(search["found"], row["truth"])
-    return {
-        "system": name,
-        "documents": row["documents"],
-        "setting": described(search["setting"]),
-        "CPU ms": middle,
-        "10%": low,
-        "90%": high,
-        "recall@10": recall_text,
-        "_ms": milliseconds,
-        "_recalls": recalls,
-        "_found": search["found"],
-        "_tokens": search["setting"].get("search_tokens"),
-    }
+    setting = search["setting"]
+    made = {"system": name, "documents": row["documents"], "setting": described(setting)}
+    made |= {"CPU ms": middle, "10%": low, "90%": high, "recall@10": recall_text, "_ms": milliseconds}
+    return made | {"_recalls": recalls, "_found": search["found"], "_tokens": setting.get("search_tokens")}
 
 
 def recall(ranked: Sequence[Sequence[int]], truth: Sequence[Sequence[int]]) -> tuple[np.ndarray, str]:

@@ -162,16 +162,14 @@ def summary(
     """Make a row of the table: costs, medians over queries and rounds, and recall."""
     ranked = rounds[-1]["found"]
     hits = [len({*r[:K]} & {*exact[:K]}) / K for r, exact in zip(ranked, truth, strict=True)]
-    return {
-        "system": row.name,
-        "build s": built["wall"] if built else "–",
-        "build MiB": built["memory"] / MiB if built else "–",
-        "bytes/token": built["bytes"] / tokens if built else "–",
-        "search MiB": max(r["memory"] for r in rounds) / MiB,
-        "ms single": 1e3 * statistics.median(s for r in rounds for s in r["wall"]),
-        "ms batch": 1e3 * statistics.median(r["batch"] for r in rounds) / len(ranked),
-        "recall@10": float(np.mean(hits)),
-    }
+    costs: dict[str, Any] = {"system": row.name} | dict.fromkeys(("build s", "build MiB", "bytes/token"), "–")
+    if built:
+        costs |= {"build s": built["wall"], "build MiB": built["memory"] / MiB}
+        costs["bytes/token"] = built["bytes"] / tokens
+    costs["search MiB"] = max(r["memory"] for r in rounds) / MiB
+    costs["ms single"] = 1e3 * statistics.median(s for r in rounds for s in r["wall"])
+    costs["ms batch"] = 1e3 * statistics.median(r["batch"] for r in rounds) / len(ranked)
+    return costs | {"recall@10": float(np.mean(hits))}
 
 
 def work(

@@ -37,22 +37,16 @@ def training_rows(models: Mapping[str, Sequence[Measured]]) -> list[dict[str, An
         before = np.array([seed[DEV]["untrained"] for seed in seeds])
         after = np.array([seed[DEV]["trained"] for seed in seeds])
         p = paired_test(after.mean(0), before.mean(0))
-        row = {
-            "model": name,
-            "untrained → trained": f"{before.mean():.3f} → {after.mean():.3f}",
-            "gain": interval_text(seeds_interval(after - before), "+"),
-            "p": f"{p:.4f}",
-            "moved": "yes" if p < ALPHA and after.mean() > before.mean() else "no",
-        }
-        rows.append(row)
+        row = {"model": name, "untrained → trained": f"{before.mean():.3f} → {after.mean():.3f}"}
+        row |= {"gain": interval_text(seeds_interval(after - before), "+"), "p": f"{p:.4f}"}
+        rows.append(row | {"moved": "yes" if p < ALPHA and after.mean() > before.mean() else "no"})
     return rows
 
 
 def training_section(models: Mapping[str, Sequence[Measured]]) -> Section:
     searched = [name for name, seeds in models.items() if any(seed.get("searched") for seed in seeds)]
-    pool = "reranking BM25's first documents and the relevant ones"
-    if len(searched) == len(models):
-        pool = "searching all documents"
+    ranked = "reranking BM25's first documents and the relevant ones"
+    pool = "searching all documents" if len(searched) == len(models) else ranked
     text = (
         f"nDCG@10 of the dev queries, {pool}, before and after training. A claim about what training does "
         "counts for models that it moved: the mean rose, and the model's paired test is significant (without "

@@ -33,11 +33,8 @@ def folders(tiny_bert: Path, tmp_path: Path) -> dict[str, str]:
 def test_every_a_of_every_checkpoint(
     folders: dict[str, str], words: Path, tiny_bert: Path, tmp_path: Path
 ) -> None:
-    nowhere = str(tmp_path / "nowhere")
-    settings = checkpoints.Settings(
-        checkpoints=[*folders.values(), nowhere], collections=[str(words)], tracker="none",
-        output=str(tmp_path / "out"),
-    )  # fmt: skip
+    flags = {"checkpoints": [*folders.values(), str(tmp_path / "nowhere")], "tracker": "none"}
+    settings = checkpoints.Settings(**flags, collections=[str(words)], output=str(tmp_path / "out"))
     checkpoints.main(settings)
     place = tmp_path / "out" / words.name
     values = {file.stem: json.loads(file.read_text())["answer"] for file in place.glob("*.json")}

@@ -77,24 +77,14 @@ class HybridStudy:
         systems = list(self.ours.values())
         name = "first documents that cross-attention reranks"
         stages = {name: [self.reranked(name, d) for d in self.depths] for name in self.seeds[0]["rerank"]}
-        figure_6 = Curves(
-            name,
-            self.depths,
-            {f"{RR} (dotted: not reranked)": {system: stages[system] for system in systems}},
-            dotted={system: [self.values("retrieve", system, RR)] * len(self.depths) for system in systems},
-        )
-        table_1 = Curves(
-            "first stage",
-            [*self.ours],
-            {RR: {"here": [self.values("retrieve", system, RR) for system in systems]}},
-            printed={
-                RR: {
-                    f"MS MARCO, {part}": [TABLE_1[paper][n] for paper in self.ours]
-                    for n, part in enumerate(("passages", "documents"))
-                }
-            },
-            joined=False,
-        )
+        panel = {f"{RR} (dotted: not reranked)": {system: stages[system] for system in systems}}
+        level = {system: [self.values("retrieve", system, RR)] * len(self.depths) for system in systems}
+        figure_6 = Curves(name, self.depths, panel, dotted=level)
+        here = [self.values("retrieve", system, RR) for system in systems]
+        parts = enumerate(("passages", "documents"))
+        theirs = {f"MS MARCO, {part}": [TABLE_1[paper][n] for paper in self.ours] for n, part in parts}
+        more: Any = {"printed": {RR: theirs}, "joined": False}
+        table_1 = Curves("first stage", [*self.ours], {RR: {"here": here}}, **more)
         return {
             "claims": self.study().section(
                 "luan2021",
