@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from itertools import permutations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from papers.wu2024.pair_settings import PairSettings
 from studies.settings import check_names, launch
@@ -90,6 +90,7 @@ from dataclasses import replace
 from itertools import islice
 
 import numpy as np
+from matplotlib.figure import Figure
 from papers.wu2024.trained_pairs import DEV_QUERIES, TaskResults, half_ids, run_study, sample, trainings_of
 from studies.claims import Study, printed
 from studies.curves import Curves, at_path
@@ -107,9 +108,6 @@ from paradigms.generative.seal import query_states, seal_scores
 from paradigms.io.checks import read_json
 from paradigms.retrieve import retriever_of
 from paradigms.train.fit import dev_queries
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 BM25 = "BM25"
 CONTROL = "SEAL without a model"
@@ -239,7 +237,7 @@ def of_added(results: TaskResults, data: StudyData) -> list[dict[str, Any]]:
     ]
 
 
-def draw_picture(results: TaskResults) -> "Figure":
+def draw_picture(results: TaskResults) -> Figure:
     here = {m: {"here": [at_path(seeds, "retrieve", m) for seeds in results.values()]} for m in RECALLS}
     printed = {
         measure: {

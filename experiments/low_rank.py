@@ -8,7 +8,7 @@ last layer, or of all layers through the residual stream alone; and how much a d
 query.
 """
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from papers.wu2024.pair_settings import PairSettings
 from studies.settings import launch
@@ -27,6 +27,7 @@ class Settings(PairSettings):
 launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
 import numpy as np
+from matplotlib.figure import Figure
 from papers.wu2024.attention import Array, Seen, best_name, seen
 from papers.wu2024.trained_pairs import TaskResults, run_study, sample, unlearned_models
 from studies.claims import Study
@@ -41,9 +42,6 @@ from paradigms.io.progress import progress_bar
 from paradigms.view.report import PALETTE
 from theory import kernels
 from theory import low_rank as lemma
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 FORMS: tuple[Form, ...] = ("printed", "last", "direct", "exact")
 FORMS_ARE = (
@@ -278,10 +276,8 @@ def share_row(name: str, rel: Array, part: Array) -> dict[str, Any]:
     return row | {"mean rel": float(rel.mean()), "mean part": float(part.mean())}
 
 
-def draw(heads: Heads) -> "Figure":
+def draw(heads: Heads) -> Figure:
     """Plot ‖A − R‖ against ‖W‖ for every head, as in Figure 4."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     weights = heads["weight"][:, 0].ravel()
