@@ -163,7 +163,6 @@ def parts_of_rel(
                 sources = model.tokenize(queries[first : first + BATCH]).to(model.device)
                 targets = model.targets([[name] for name in names[first : first + BATCH]]).to(model.device)
                 interaction = decompose(model, sources, targets, scorer, form)[-1]
-                assert interaction.rest is not None
                 rel += interaction.rel[:, 0].tolist()
                 part += (interaction.rel - interaction.rest)[:, 0].tolist()
             shares[f"{scorer}, {form}"] = [rel, part]

@@ -126,7 +126,6 @@ def candidates_of(
     with progress_bar(True) as bar:
         for query in bar.track(list(pool), description="score candidates"):
             encoded = paradigm.encode_queries([split.queries[query]]).to("cpu")
-            assert encoded.ids is not None
             mask = encoded.mask[0, 0]
             rows = store.positions(list(pool[query]))
             rows = rows[np.diff(store.offsets)[rows] > 0]

@@ -187,7 +187,6 @@ def content_words(
     For each query and its first relevant document, the advantage is the difference of the mean ranks of the
     two kinds, divided by the text's number of tokens. It is 0 if one of the two kinds is missing.
     """
-    assert queries.salience is not None
     advantages: dict[str, list[float]] = {side: [] for side in SALIENT_IN}
     test = data.test
     corpus = data.collection.corpus

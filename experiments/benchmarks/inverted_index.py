@@ -145,7 +145,6 @@ def encoded(settings: Settings) -> tuple[Sparse, Sparse]:
     texts = collection.split("test").queries
     tokens = model.encode_queries([texts[query] for query in hash_order(texts)[: settings.queries]])
     mask = tokens.mask[:, 0].numpy()
-    assert tokens.ids is not None
     places = mask.nonzero()[0], tokens.ids[:, 0].numpy()[mask]
     weights = tokens.vectors[:, 0, :, 0].float().numpy()[mask]
     return held_by(index), scipy.sparse.coo_array((weights, places), shape=(len(mask), TERMS)).tocsr()

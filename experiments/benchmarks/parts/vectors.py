@@ -144,7 +144,6 @@ def splade(
     rows = store.decoded(slice(None))
     with torch.inference_mode():
         queries = model.encode_queries(list(query_texts))
-    assert queries.ids is not None
     weights, lengths = counted(queries)
     ids = queries.ids[:, 0][queries.mask[:, 0]].numpy()
     documents = entries(rows["ids"], rows["vectors"][:, 0]), np.diff(store.offsets)

@@ -136,7 +136,6 @@ class Ranker:
         for start in range(0, len(judged), TOGETHER):
             names = judged[start : start + TOGETHER]
             tokens = self.paradigm.encode_queries([split.queries[name] for name in names]).to("cpu")
-            assert tokens.ids is not None
             masks = tokens.mask[:, 0]
             vectors = [row[mask].float() for row, mask in zip(tokens.vectors[:, 0], masks, strict=True)]
             S = np.split(self.corpus.similarities(torch.cat(vectors)), np.cumsum([*map(len, vectors)])[:-1])

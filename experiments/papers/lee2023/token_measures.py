@@ -71,7 +71,6 @@ def token_search(
     for start in range(0, len(names), QUERIES):
         part = names[start : start + QUERIES]
         encoded = paradigm.encode_queries([queries[name] for name in part])
-        assert encoded.ids is not None
         mask = encoded.mask[:, 0]
         with torch.inference_mode():
             similarities, places = Exact().token_search(index.store, encoded.vectors[:, 0][mask], k)
