@@ -9,8 +9,6 @@ service both serve a model that PyLate writes, and clients send queries to encod
 times do not depend on training.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Checkpoints under every A, end to end on checkpoints that the test writes, and resumed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -15,18 +15,13 @@ Document n does not depend on the range that is requested, because each block of
 seed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from paradigms.encoder.text import Side
 
 BLOCK = 1024
 CELLS = {"tokens": 4096, "pooled": 256}
@@ -189,7 +184,7 @@ def by_text(values: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
     return np.split(values, np.cumsum(lengths)[:-1])
 
 
-def _tokens(texts: Sequence[np.ndarray], side: Side) -> Any:
+def _tokens(texts: Sequence[np.ndarray], side: str) -> Any:
     """Pad the vectors, or the entries of terms, of each text."""
     from paradigms.store.arrays import as_tokens
 
