@@ -9,6 +9,7 @@ folder; collections, alignments and seeds may be added later.
 
 from dataclasses import field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -83,14 +84,11 @@ def main(settings: Settings) -> None:
         data = open_study(settings, accelerator, console, ["test"], name)
         place = folder / folder_name(name)
         bind_collection(data, place, measured=list(MEASURED))
-        jobs = [
-            job(align, seed, place / align / f"seed-{seed}", data)
-            for align in settings.trained_with
-            for seed in settings.seeds
-        ]
+        pairs = product(settings.trained_with, settings.seeds)
+        jobs = [job(align, seed, place / align / f"seed-{seed}", data) for align, seed in pairs]
         run_jobs(jobs, accelerator, console)
     if accelerator.is_main_process:
-        tasks = open_tasks(folder, settings)
+        tasks = open_tasks(folder)
         models = ", ".join(f"{len(task.values)} on {task.label}" for task in tasks)
         training = (
             settings.checkpoint or f"trained for {settings.steps} steps of {settings.batch_size} queries"
@@ -158,11 +156,8 @@ def measure(
     runs = rerank_strategies(first, test.queries, candidates, strategies, progress=True)
     values = {name: per_query(run, test.judgements, (MEASURE,)) for name, run in runs.items()}
     lengths = torch.from_numpy(np.diff(index.store.offsets))
-    several = {
-        name: (counts > 1).double().mean()
-        for name, align in strategies.items()
-        if (counts := align.kept(lengths)) is not None
-    }
+    kept = {name: align.kept(lengths) for name, align in strategies.items()}
+    several = {name: (counts > 1).double().mean() for name, counts in kept.items() if counts is not None}
     return {
         "fingerprint": data.collection.fingerprint,
         "queries": values["k=1"].queries,
@@ -172,7 +167,7 @@ def measure(
     }
 
 
-def open_tasks(folder: Path, settings: Settings) -> list[Task]:
+def open_tasks(folder: Path) -> list[Task]:
     """Group the finished models in a folder into tasks, by collection and training alignment."""
     groups: dict[tuple[Any, ...], list[Measured]] = {}
     for model in map(read_json, sorted(folder.glob("*/*/seed-*/values.json"))):

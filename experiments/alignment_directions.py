@@ -87,10 +87,7 @@ def rankings(models: list[Any], data: StudyData, pool: Run) -> dict[str, Run]:
 
 
 def by_chance(pool: Run, judgements: Judgements, queries: list[str]) -> dict[str, list[float]]:
-    """Map each measure to its expected value per query when the candidates are ranked in random order.
-
-    Of a query's R relevant documents, r are among its n candidates.
-    """
+    """Return each measure's expected value per query in random order: r of R relevant among n documents."""
     means: dict[str, list[float]] = {measure: [] for measure in MEASURES}
     for query in queries:
         n = len(pool[query])
@@ -149,8 +146,7 @@ def report(data: StudyData, results: TaskResults) -> tuple[str, dict[str, Sectio
     for system, of_system in values.items():
         nq, msmarco = table_5(system)
         table.append({"system": system} | of_system | {"paper, NQ320K": nq, "paper, MS MARCO": msmarco})
-    summary = f"BM25's first {settings.depth} documents, reranked. "
-    return summary + sample(data), {
+    return f"BM25's first {settings.depth} documents, reranked. {sample(data)}", {
         "claims": study_of(values, trainings_of(results))
         .with_queries(seeds[0]["queries"], data)
         .section(

@@ -67,10 +67,7 @@ def main(settings: Settings) -> None:
 
 
 def read_per_query(file: Path) -> dict[tuple[str, str], dict[str, dict[str, float]]]:
-    """Read a CSV file into a dict: (stage, system) → measure → query → value.
-
-    Raises ValueError, naming the line, if a value is invalid.
-    """
+    """Read (stage, system) → measure → query → value. Raises ValueError, naming an invalid line."""
     tables: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
     with file.open(encoding="utf-8", newline="") as stream:
         for number, row in enumerate(csv.DictReader(stream), 2):
@@ -83,10 +80,7 @@ def read_per_query(file: Path) -> dict[tuple[str, str], dict[str, dict[str, floa
 
 
 def joined(parts: dict[str, dict]) -> dict[str, dict[str, PerQuery]]:
-    """Merge the parts into one dict, stage → system → values; each part's queries form a group.
-
-    Raises ValueError if the parts have different systems or measures.
-    """
+    """Merge the parts, in groups: stage → system → values. Raises ValueError if their systems differ."""
     first_name, first = next(iter(parts.items()))
     stages: dict[str, dict[str, PerQuery]] = {}
     for (stage, system), measures in first.items():

@@ -70,7 +70,6 @@ def main(settings: Settings) -> None:
 
 
 def quoted(text: str) -> list[str]:
-    """Return the pages whose tables a text quotes."""
     papers = (f"experiments/papers/{name}/README.md" for name in re.findall(r'#verdicts\("(\w+)"\)', text))
     return sorted({"README.md", *re.findall(r'page: "([^"]+)"', text), *papers})
 
@@ -98,5 +97,4 @@ def findings(page: str) -> list[str]:
 
 
 def plain(text: str) -> str:
-    """Remove Markdown links and emphasis marks from a text."""
     return re.sub(r"[`*]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)).replace("\\|", "|").strip()

@@ -85,13 +85,7 @@ def main(settings: Settings) -> None:
 def collect(folder: Path) -> None:
     """Copy every page and every linked file to the same path below `folder`, and write the live examples."""
     rooms = [ROOT.glob(f"{room}/**/*.md") for room in ("paradigms", "theory", "experiments", "tests")]
-    for source in (
-        ROOT / "README.md",
-        ROOT / "CHANGELOG.md",
-        ROOT / "CONTRIBUTING.md",
-        ROOT / "SECURITY.md",
-        *(one for room in rooms for one in room),
-    ):
+    for source in (*ROOT.glob("*.md"), *(one for room in rooms for one in room)):
         linked = (source.parent / name for name in LINK.findall(source.read_text(encoding="utf-8")))
         for file in (source, *linked):
             copy = folder / file.resolve().relative_to(ROOT)

@@ -35,6 +35,7 @@ SYSTEM = re.compile(r"(DE|ME)-BERT(?:-([1-9]\d*))?")
 # INIT: the backbone before training, mean of tokens
 CROSS = "CROSS-ATTENTION"
 INIT = "BERT-INIT"
+SINGLE = ("DE-BERT-32", "DE-BERT-64", "DE-BERT-128", "DE-BERT-512", "DE-BERT")
 
 
 @flags(steps=1000, negatives=1, learning_rate=5e-5, trained_layers=0)
@@ -49,12 +50,7 @@ class Settings(Results, OneCollection, Training, HardNegatives, Backbone, Seeds)
     longest: int = 0
     """tokens of the passages in which passages of all lengths are nested, for the task containing; lengths up
     to it may be added to a results folder; 0: the greatest of `lengths`"""
-    systems: list[str] = field(
-        default_factory=lambda: [
-            *("DE-BERT-32", "DE-BERT-64", "DE-BERT-128", "DE-BERT-512", "DE-BERT"),
-            *("ME-BERT-64", "ME-BERT", CROSS, INIT),
-        ]
-    )
+    systems: list[str] = field(default_factory=lambda: [*SINGLE, "ME-BERT-64", "ME-BERT", CROSS, INIT])
     """any of DE-BERT-k, ME-BERT-k (without -k: the backbone's width), CROSS-ATTENTION and BERT-INIT"""
     hybrids: list[str] = field(default_factory=lambda: ["DE-BERT", "ME-BERT"])
     """systems to combine with BM25-uni and with BM25-bi"""
@@ -152,11 +148,8 @@ def main(settings: Settings) -> None:
     results += [result for result in results if result["system"] == INIT for _ in settings.seeds[1:]]
     if accelerator.is_main_process:
         results = [lexical(task, settings.depth) for task in tasks for _ in settings.seeds] + results
-        sizes = {
-            result["system"]: result["numbers"]
-            for result in results
-            if result["numbers"] and result["system"] != INIT
-        }
+        encoders = [result for result in results if result["numbers"] and result["system"] != INIT]
+        sizes = {result["system"]: result["numbers"] for result in encoders}
         predictions = {task.length: predicted(task, sizes, settings) for task in tasks}
         study = CapacityStudy(settings.task, settings.lengths, results, predictions, sizes)
         counts = {name: len(split.queries) for name, split in tasks[0].collection.splits.items()}
@@ -229,24 +222,18 @@ def job(task: PassageTask, seed: int, name: str, settings: Settings, accelerator
     def prepare() -> Any:
         make = partial(build, name, task.length, settings)
         untrained = name == INIT
-        model = (
-            make().to(accelerator.device).eval()
-            if untrained
-            else trained_once(folder, seed, make, train, accelerator)
-        )
+        if untrained:
+            model = make().to(accelerator.device).eval()
+        else:
+            model = trained_once(folder, seed, make, train, accelerator)
         if settings.trained_layers and name != CROSS:
-            keep_states(
-                model, settings.trained_layers, states, {"document": task.collection.corpus}, accelerator
-            )
+            texts: dict[Any, Any] = {"document": task.collection.corpus}
+            keep_states(model, settings.trained_layers, states, texts, accelerator)
         return model
 
     def measure_model(model: Any) -> Measured:
-        measurements = {
-            "system": name,
-            "length": task.length,
-            "seed": seed,
-            "numbers": 0 if name == CROSS else numbers_of(model),
-        }
+        numbers = 0 if name == CROSS else numbers_of(model)
+        measurements = {"system": name, "length": task.length, "seed": seed, "numbers": numbers}
         measurements |= training_of(folder)  # dev values, untrained and trained
         measurements |= measure(model, name, task, settings, accelerator.mixed_precision)
         if not settings.keep_models:
@@ -292,7 +279,6 @@ def temperature(model: Paradigm, task: PassageTask) -> float:
 
 
 def numbers_of(model: Paradigm) -> int:
-    """Return the number of values in an encoded document."""
     encoder = model.encoder
     return encoder.dim * (1 if encoder.settings.document_vectors == "pooled" else encoder.settings.vectors)
 
@@ -305,9 +291,8 @@ def measure(model: Model, name: str, task: PassageTask, settings: Settings, prec
     if name == CROSS:
         run = retriever.rerank(queries, task.pool, progress=True)
         return {"stages": {name: {"rerank": task.values(run)}}, "weights": {}}
-    stages: dict[str, dict[str, list[float]]] = {}
+    stages = {name: both_stages(task, retriever, settings.depth)}
     weights: dict[str, float] = {}
-    stages[name] = both_stages(task, retriever, settings.depth)
     for sparse, bm25 in task.bm25.items() if name in settings.hybrids else ():
         hybrid = f"HYBRID-{name}-{sparse.removeprefix('BM25-')}"
         fused = Fused([retriever, bm25], method="raw", depth=settings.depth)

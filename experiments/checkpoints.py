@@ -29,14 +29,10 @@ PUBLIC = [
     "answerdotai/answerai-colbert-small-v1",
     "lightonai/GTE-ModernColBERT-v1",
 ]
+NANO = ("ArguAna", "FiQA2018", "NFCorpus", "SCIDOCS", "SciFact", "Touche2020")
 
 
-@flags(
-    collections=[
-        f"hf:sentence-transformers/NanoBEIR-en:Nano{name}"
-        for name in ("ArguAna", "FiQA2018", "NFCorpus", "SCIDOCS", "SciFact", "Touche2020")
-    ]
-)
+@flags(collections=[f"hf:sentence-transformers/NanoBEIR-en:Nano{name}" for name in NANO])
 class Settings(Results, Collections, Documents, Queries):
     """Settings for checkpoints and collections."""
 
@@ -75,7 +71,7 @@ from paradigms.encoder.text import TextEncoder
 from paradigms.encoder.towers import TwoTowers
 from paradigms.evaluate import per_query
 from paradigms.find import kinds
-from paradigms.io.command_line import flags, folder_name
+from paradigms.io.command_line import folder_name
 from paradigms.io.terminal import printable
 from paradigms.loading import as_paradigm
 from paradigms.recipe import Recipe
@@ -115,14 +111,10 @@ def main(settings: Settings) -> None:
             try:
                 if checkpoint and not script.content(**named):
                     open_checkpoint(checkpoint, settings.pickled)  # downloads what the content is read from
-                question = {
-                    "checkpoint": checkpoint,
-                    **script.content(**named),
-                    "collection": collection.fingerprint,  # of all documents, also if a sample is measured
-                    "documents": len(collection.corpus),
-                    "queries": list(split.queries),
-                    "precision": accelerator.mixed_precision,
-                }
+                question = {"checkpoint": checkpoint} | script.content(**named)
+                question["collection"] = collection.fingerprint  # of all documents, also of a sample
+                question |= {"documents": len(collection.corpus), "queries": list(split.queries)}
+                question["precision"] = accelerator.mixed_precision
                 results[folder_name(name), title(checkpoint)] = measured_once(file, question, measure)
             except FAILURES as error:
                 missing.append(f"{title(checkpoint)} on {folder_name(name)}: {printable(error)}")
@@ -143,7 +135,6 @@ def title(checkpoint: str) -> str:
 
 
 def part(collection: Collection, settings: Settings) -> tuple[Collection, Split]:
-    """Return the measured part of a collection, and its test queries."""
     test = collection.split("test")
     if not settings.documents:
         return collection, some_queries(test, settings.queries)
@@ -156,13 +147,9 @@ def part(collection: Collection, settings: Settings) -> tuple[Collection, Split]
 def measure_checkpoint(
     checkpoint: str, collection: Collection, split: Split, settings: Settings, accelerator: Accelerator
 ) -> Values:
-    """Measure nDCG@10 of each query under every alignment A that the checkpoint admits.
-
-    checkpoint: a folder or hub name; "" means BM25.
-    """
+    """Measure nDCG@10 of each query under every A that the checkpoint ("": BM25) admits."""
     corpus = collection.corpus
     values = dict[str, list[float]]()
-
     identical = own_documents(corpus, split)
 
     def add(name: str, retriever: Retriever) -> None:

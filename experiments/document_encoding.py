@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from itertools import permutations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from papers.wu2024.pair_settings import PairSettings
 from studies.settings import check_names, launch
@@ -90,6 +90,7 @@ from dataclasses import replace
 from itertools import islice
 
 import numpy as np
+from matplotlib.figure import Figure
 from papers.wu2024.trained_pairs import DEV_QUERIES, TaskResults, half_ids, run_study, sample, trainings_of
 from studies.claims import Study, printed
 from studies.curves import Curves, at_path
@@ -107,9 +108,6 @@ from paradigms.generative.seal import query_states, seal_scores
 from paradigms.io.checks import read_json
 from paradigms.retrieve import retriever_of
 from paradigms.train.fit import dev_queries
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 BM25 = "BM25"
 CONTROL = "SEAL without a model"
@@ -178,21 +176,13 @@ def study_of(results: TaskResults, documents: int) -> Study:
         groups,
         trainings_of(results),
         undecided,
-        printed=printed_recalls(),
+        printed={  # on NQ320K and, if printed, on MS MARCO
+            measure: {s: [t[s][n] / 100 for t in (NQ320K, MS_MARCO) if s in t] for s in NQ320K}
+            for n, measure in enumerate(RECALLS)
+        },
         parts={system: [SYSTEMS[system]] for system in results if system != BM25},
         counts={"storage": cells} if (cells := storage(results, documents)) else {},
     )
-
-
-def printed_recalls() -> dict[str, dict[str, list[float]]]:
-    """Return measure -> system -> the paper's values on NQ320K and, if printed, on MS MARCO."""
-    tables = NQ320K, MS_MARCO
-    return {
-        measure: {
-            system: [table[system][n] / 100 for table in tables if system in table] for system in NQ320K
-        }
-        for n, measure in enumerate(RECALLS)
-    }
 
 
 def same_order() -> Iterator[tuple[str, str, str]]:
@@ -247,7 +237,7 @@ def of_added(results: TaskResults, data: StudyData) -> list[dict[str, Any]]:
     ]
 
 
-def draw_picture(results: TaskResults) -> "Figure":
+def draw_picture(results: TaskResults) -> Figure:
     here = {m: {"here": [at_path(seeds, "retrieve", m) for seeds in results.values()]} for m in RECALLS}
     printed = {
         measure: {

@@ -123,17 +123,9 @@ def encode(
         rows = range(len(corpus) * n // len(places), len(corpus) * (n + 1) // len(places))
         ids = [corpus.ids[row] for row in rows]
         texts = map(corpus.__getitem__, rows)
-        Store.build(
-            kind,
-            paradigm,
-            ids,
-            texts,
-            places[n],
-            keep=settings.keep,
-            precision=launch.mixed_precision,
-            progress=launch.is_main_process,
-            launch=None if apart else launch,
-        )
+        options: dict[str, Any] = {"keep": settings.keep, "precision": launch.mixed_precision}
+        options |= {"progress": launch.is_main_process, "launch": None if apart else launch}
+        Store.build(kind, paradigm, ids, texts, places[n], **options)
         tuned = Indexed.open(places[n], paradigm, corpus.only(ids)).tuned
         if apart:
             tuned()
@@ -157,10 +149,7 @@ def index_places(folder: Path, parts: int) -> list[Path]:
 
 
 def sizes_of(folders: Sequence[Path], paradigm: Paradigm) -> tuple[int, int, int]:
-    """Return the documents, the bytes and the checksum of indexes, whatever the number of parts.
-
-    Raises ValueError if another model built one of them.
-    """
+    """Return documents, bytes and checksum of indexes. Raises ValueError if another model built one."""
     indexes = [Indexed.open(folder, paradigm) for folder in folders]
     documents = sum(len(one.index) for one in indexes)
     checksum = sum(one.index.store.checksum() for one in indexes) % (1 << 64)

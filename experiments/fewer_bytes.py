@@ -94,11 +94,8 @@ def main(settings: Settings) -> None:
             "fewer": partial(fewer, store, model.recipe, split, queries),
             "law": partial(law, store, queries),
         }
-        question = {
-            "queries": list(split.queries),
-            "documents": f"{store.checksum():016x}",
-            "model": identity(model.encoder),
-        }
+        question = {"queries": list(split.queries), "model": identity(model.encoder)}
+        question["documents"] = f"{store.checksum():016x}"
         for part, measure in parts.items():
             rows = measured_once(place / f"{part}.json", question, measure)
             results.setdefault(part, []).extend({"collection": folder_name(name)} | row for row in rows)
@@ -173,13 +170,8 @@ def make_stores(exact: Store) -> Iterator[tuple[str, str, Store, float]]:
             yield name, way, store, store.bytes_per_document
     for part in (2, 4):
         dim = exact.dim // part
-        store = Store.build_from(
-            kinds.exact(),
-            projected(exact, dim),
-            paradigm=exact.manifest["paradigm"],
-            dim=exact.manifest["dim"],
-            fields=exact.manifest["fields"],
-        )
+        same = {key: exact.manifest[key] for key in ("paradigm", "dim", "fields")}
+        store = Store.build_from(kinds.exact(), projected(exact, dim), **same)
         yield "dimensions", f"1/{part}", store, exact.bytes_per_document * dim / exact.dim
 
 
@@ -311,10 +303,7 @@ def by(rows: Rows, *keys: str) -> dict[tuple[Any, ...], Rows]:
 
 
 def joined(rows: Rows, key: str, minus: Rows | None = None) -> PerQuery:
-    """Join the values of `key`, one per query, of rows that differ in their collections.
-
-    minus: rows of the same queries, whose values are subtracted.
-    """
+    """Join values, one per query, over collections. minus: rows of the same queries, to subtract."""
     values = np.concatenate([row[key] for row in rows])
     if minus is not None:
         values = values - np.concatenate([row[key] for row in minus])
@@ -346,10 +335,8 @@ def ways(rows: Rows) -> Section:
         row |= {NDCG: average(stored, NDCG)}
         row |= {"minus all tokens": "–" if stored is all_tokens else average(stored, NDCG, all_tokens)}
         row |= {"error": mean(stored, "error")}
-        row |= {
-            count: sum(one[count] for one in stored) for count in ("unchanged", "certified", "violations")
-        }
-        table.append(row)
+        counts = ("unchanged", "certified", "violations")
+        table.append(row | {count: sum(one[count] for one in stored) for count in counts})
     queries = sum(row["queries"] for row in all_tokens)
     text = (
         "Means over collections. error: distance of a document's worst token to the nearest stored one. "
@@ -387,9 +374,7 @@ def recalls(rows: Rows) -> Section:
     for (planes, repetitions), of_planes in by(rows, "planes", "repetitions").items():
         row: dict[str, Any] = {"planes": planes, "repetitions": repetitions}
         for (form,), of_form in by(of_planes, "vectors").items():
-            row |= {
-                f"{form}: predicted": mean(of_form, "predicted"),
-                f"{form}: measured": average(of_form, "measured"),
-            }
+            row[f"{form}: predicted"] = mean(of_form, "predicted")
+            row[f"{form}: measured"] = average(of_form, "measured")
         table.append(row)
     return Section("Predicted recall, over collections", "Means over collections.", table)

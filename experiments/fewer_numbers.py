@@ -76,18 +76,11 @@ def main(settings: Settings) -> None:
     methods: dict[str, dict[str, Any]] = {"matryoshka": shorter, "coded": coded, "both": shorter | coded}
     methods[UNTRAINED] = {"checkpoint": Path(settings.output), "read": lambda _: build("control", settings)}
     runs = [(name, seed) for seed in settings.seeds for name in settings.models]
-    jobs = [
-        encoder_job(
-            f"{name}, seed {seed}",
-            Path(settings.output) / f"{name}-{seed}",
-            seed,
-            partial(build, name, settings),
-            partial(measure_model, name, data),
-            data,
-            **methods.get(name, {}),
-        )
-        for name, seed in runs
-    ]
+    jobs = []
+    for name, seed in runs:
+        folder = Path(settings.output) / f"{name}-{seed}"
+        work = partial(build, name, settings), partial(measure_model, name, data)
+        jobs.append(encoder_job(f"{name}, seed {seed}", folder, seed, *work, data, **methods.get(name, {})))
     values: dict[str, list[Measured]] = {name: [] for name in settings.models}
     for (name, _), row in zip(runs, run_jobs(jobs, accelerator, console), strict=True):
         values[name].append(row)
@@ -148,10 +141,7 @@ def measure_model(name: str, data: StudyData, model: Paradigm, index: Index) -> 
 
 
 def sections(settings: Settings, values: dict[str, list[Measured]]) -> dict[str, Section]:
-    """Make the page's sections, with every model, storage format, and difference from the control.
-
-    The tests of all differences are one family.
-    """
+    """Make the page's sections; the tests of all differences from the control are one family."""
     rows: Rows = []
     pairs: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     for name, seeds in values.items():

@@ -119,14 +119,8 @@ def written(corpus: Corpus, settings: Settings, file: Path) -> list[tuple[str, s
             prompts = [settings.prompt.format(text) for text in texts]
             inputs = tokenizer(prompts, padding=True, return_tensors="pt").to(device)
             torch.manual_seed(settings.seed + start)
-            tokens = model.generate(
-                **inputs,
-                do_sample=True,
-                top_p=TOP_P,
-                top_k=0,
-                max_new_tokens=LENGTH,
-                num_return_sequences=settings.queries,
-            )
+            sampling = {"do_sample": True, "top_p": TOP_P, "top_k": 0, "max_new_tokens": LENGTH}
+            tokens = model.generate(**inputs, **sampling, num_return_sequences=settings.queries)
             texts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
             owners = (id for id in batch for _ in range(settings.queries))
             pairs = [[id, " ".join(text.split())] for id, text in zip(owners, texts, strict=True)]
@@ -145,9 +139,5 @@ def found_again(corpus: Corpus, pairs: list[tuple[str, str]], settings: Settings
         run = BM25(corpus).search(split.queries, settings.rank, progress=True)
     else:
         run = mine(load(settings.retriever), corpus, split, settings.rank, progress=True)
-    results = {name: set(map(corpus.first, run.get(name, {}))) for name in split.queries}
-    return [
-        pair
-        for name, pair in zip(split.queries, pairs, strict=True)
-        if corpus.first(pair[0]) in results[name]
-    ]
+    results = [set(map(corpus.first, run.get(name, {}))) for name in split.queries]
+    return [pair for pair, of in zip(pairs, results, strict=True) if corpus.first(pair[0]) in of]

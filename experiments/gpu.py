@@ -115,7 +115,6 @@ class Place:
         return str(folder)
 
     def settings(self) -> training.Settings:
-        """Make settings of the training benchmark."""
         batch, length, steps = (32, 180, 8) if self.on_gpu else (8, 32, 2)
         return training.Settings(backbone=self.backbone({}), batches=[batch], length=length, steps=steps)
 
@@ -317,12 +316,9 @@ def waits_of_steps(settings: training.Settings, folder: Path) -> list[str]:
 
 def compared(place: Place, setting: str, values: Sequence[Any], most: float, **changes: Any) -> Rows:
     """Train with each value of a setting. Raises AssertionError if last losses differ by more than `most`."""
-    runs = [place.train(**{setting: value}, **changes) for value in values]
-    apart([runs[0].last], [runs[1].last], most)
-    return [
-        {setting: value, "pairs / s": run.rate, "MiB": run.peak / MiB}
-        for value, run in zip(values, runs, strict=True)
-    ]
+    runs = {value: place.train(**{setting: value}, **changes) for value in values}
+    apart(*([run.last] for run in runs.values()), most)
+    return [{setting: value, "pairs / s": run.rate, "MiB": run.peak / MiB} for value, run in runs.items()]
 
 
 def fp16_scaler(place: Place) -> Rows:
@@ -369,20 +365,16 @@ def interruption(place: Place) -> Rows:
 def launches(place: Place) -> Rows:
     """Do copies (gpus.yaml) and shards (fsdp.yaml) of one process train as without a launcher?"""
     alone = place.losses("alone")
-    configs = ("gpus.yaml", "fsdp.yaml")
-    return [
-        {"launch": name, "difference": apart(alone, place.losses(name, name), ROUNDING)} for name in configs
-    ]
+    losses = {name: place.losses(name, name) for name in ("gpus.yaml", "fsdp.yaml")}
+    return [{"launch": name, "difference": apart(alone, of, ROUNDING)} for name, of in losses.items()]
 
 
 def gathered_weights(place: Place) -> Rows:
     """How far is the loss from autocast's alone if shards gather weights in bfloat16?"""
     flags = "--precision", "bf16", "--learning-rate", "1e-3", "--gathered-weights"
     full, half = (place.losses(kind, "fsdp.yaml", *flags, kind) for kind in ("float32", "bf16"))
-    return [
-        {"autocast alone": a, "gathered in bf16": b, "difference, %": 100 * (b / a - 1)}
-        for a, b in zip(full, half, strict=True)
-    ]
+    both = zip(full, half, strict=True)
+    return [{"autocast alone": a, "gathered in bf16": b, "difference, %": 100 * (b / a - 1)} for a, b in both]
 
 
 def beside_sentence_transformers(place: Place) -> Rows:

@@ -107,15 +107,11 @@ def main(settings: Settings) -> None:
     data = open_study(settings, accelerator, console, ("training", "dev", "test"))
     bound = {"fingerprint": data.collection.fingerprint, "pooling": POOLING}
     bind(settings, accelerator, ["seeds"], ["backbone"], **bound)
-    jobs = [
-        Job(
-            f"{data.collection.name}, seed {seed}",
-            folder_of(seed, settings) / "measured.json",
-            partial(trained, seed, data),
-            partial(measure, seed, data),
-        )
-        for seed in settings.seeds
-    ]
+    jobs = []
+    for seed in settings.seeds:
+        file = folder_of(seed, settings) / "measured.json"
+        work = partial(trained, seed, data), partial(measure, seed, data)
+        jobs.append(Job(f"{data.collection.name}, seed {seed}", file, *work))
     results = run_jobs(jobs, accelerator, console)
     if accelerator.is_main_process:
         summary = (
@@ -185,10 +181,8 @@ def measure(seed: int, data: StudyData, models: dict[tuple[str, str], Any]) -> M
     sparse = dict(zip(SPARSE, (data.bm25, BM25(corpus, ngrams=2)), strict=True))
     dense: dict[str, dict[str, Retriever]] = {system: {} for system in DENSE.values()}
     runs_of_round: dict[str, dict[str, Run]] = {system: {} for system in dense}
-    on_dev: dict[str, Any] = {
-        name: rr(retriever.search(dev.queries, depth), dev) for name, retriever in sparse.items()
-    }
-    on_dev |= {system: {} for system in dense}
+    on_dev: dict[str, Any] = {system: {} for system in dense}
+    on_dev |= {name: rr(retriever.search(dev.queries, depth), dev) for name, retriever in sparse.items()}
     for (name, round), model in models.items():
         if name != RERANKER:
             retriever = Indexed.build(model, corpus, precision=precision)
@@ -223,10 +217,7 @@ def measure(seed: int, data: StudyData, models: dict[tuple[str, str], Any]) -> M
 
 
 def dev_change(name: str, round: str, seed: int, settings: Settings) -> Measured:
-    """Return the result of `training_of` for all rounds up to `round` together.
-
-    The dev values are from before the first round and after the last round.
-    """
+    """Return `training_of` of a round, with dev values from before the first round and after this one."""
     first, last = (training_of(folder_of(seed, settings) / f"{name}-{r}") for r in (FIRST, round))
     return last | {DEV: {"untrained": first[DEV]["untrained"], "trained": last[DEV]["trained"]}}
 
@@ -252,5 +243,4 @@ def depth_values(
 
 
 def rr(run: Run, split: Split) -> float:
-    """Return a run's mean RR@10, by which models are selected on dev queries."""
     return per_query(run, split.judgements, (RR,)).mean(RR)

@@ -137,12 +137,8 @@ def measure(data: StudyData, paradigm: Paradigm, index: Index) -> Measured:
     on_part = replace(ranker, corpus=sixteenth).run(dev)[1][NDCG]
     imputed = chosen(on_dev, "k'")
     of_part = chosen(on_part, "k'")
-    floors = {
-        "imputed": imputed,
-        "IDF, imputed": chosen(on_dev, "IDF, k'"),
-        "softplus": chosen(on_dev, "softplus"),
-    }
-    floors["same number"] = of_part
+    floors = {"imputed": imputed, "IDF, imputed": chosen(on_dev, "IDF, k'")}
+    floors |= {"softplus": chosen(on_dev, "softplus"), "same number": of_part}
     floors["same share"] = Floor(round(of_part.k * len(everything.owners) / len(sixteenth.owners)))
     texts = [corpus[corpus.position(id)] for id in sampled]
     sample = everything.only(index.store.positions(sampled))
@@ -175,12 +171,10 @@ def study_of(cells: Cells) -> Study:
     names = ("T5", "MiniLM", "untrained", "large T5", "trained", "encoder")
     groups: dict[str, list[str]] = {name: [] for name in names}
     for (encoder, collection), losses in cells.items():
-        for loss, seeds in losses.items():
-            name = name_of(encoder, loss, collection)
-            for measure, sides in Study.of({name: seeds}).values.items():
-                values.setdefault(measure, {}).update(sides)
-            if loss != "untrained":
-                trainings[name] = seeds
+        models = {name_of(encoder, loss, collection): seeds for loss, seeds in losses.items()}
+        for measure, sides in Study.of(models).values.items():
+            values.setdefault(measure, {}).update(sides)
+        trainings |= {name: seeds for name, seeds in models.items() if seeds is not losses["untrained"]}
         untrained = name_of(encoder, "untrained", collection)
         groups[encoder].append(untrained)
         groups["untrained"].append(untrained)
@@ -229,11 +223,7 @@ def gains(study: Study, name: str, counts: Sequence[int]) -> list[Values]:
 
 def corpus_section(cells: Cells, counts: Sequence[int]) -> Section:
     """Draw the gain of imputation for T5 by k' on dev queries, in a sixteenth of the documents and in all."""
-    values = {
-        collection: losses["untrained"][0]["dev"]
-        for (name, collection), losses in cells.items()
-        if name == "T5"
-    }
+    values = {place: losses["untrained"][0]["dev"] for (name, place), losses in cells.items() if name == "T5"}
     if not values:
         return Section("Imputation by the size of the corpus")
     panels = {
@@ -255,11 +245,8 @@ def system_rows(
     for loss, seeds in losses.items():
         name = name_of(cell[0], loss, cell[1])
         ks = "/".join(f"{seed['chosen']['imputed']['k']:,}" for seed in seeds)
-        values = {
-            system: interval_text(seeds_interval(study.values[NDCG][f"{name}, {system}"]))
-            if n == 0
-            else f"{study.values[NDCG][f'{name}, {system}'].mean():.3f}"
-            for n, system in enumerate(SYSTEMS)
-        }
-        rows.append({"encoder": name, "tokens": f"{seeds[0]['tokens']:,}", "k'": ks} | values)
+        values = {system: study.values[NDCG][f"{name}, {system}"] for system in SYSTEMS}
+        cells = {system: f"{of.mean():.3f}" for system, of in values.items()}
+        cells[SYSTEMS[0]] = interval_text(seeds_interval(values[SYSTEMS[0]]))
+        rows.append({"encoder": name, "tokens": f"{seeds[0]['tokens']:,}", "k'": ks} | cells)
     return rows

@@ -68,10 +68,8 @@ def main(settings: Settings) -> None:
         ]
         for view in views:
             alignment(view, f"query {query}, {view.system}", f"document {document}", console)
-        notes += [
-            f"Most salient in query {query}: {salient(paradigm, query_text, 'query')}",
-            f"Most salient in document {document}: {salient(paradigm, text, 'document')}",
-        ]
+        notes.append(f"Most salient in query {query}: {salient(paradigm, query_text, 'query')}")
+        notes.append(f"Most salient in document {document}: {salient(paradigm, text, 'document')}")
         console.print("\n".join(notes[-2:]), markup=False)
         examples.append(AlignmentExample(query, document, query_text, text, judged[document] > 0, views))
     for line in gate(paradigm, texts):
@@ -85,10 +83,7 @@ def main(settings: Settings) -> None:
 
 
 def gate(paradigm: Paradigm, texts: Sequence[str]) -> Iterator[str]:
-    """Describe how active the salience gate is on the documents `texts`.
-
-    Yields nothing if the model has no document salience.
-    """
+    """Describe how active the salience gate is on the documents; nothing without document salience."""
     if texts and (tokens := paradigm.encode_documents(texts).to("cpu")).salience is not None:
         mask = tokens.mask[0]
         yield str(measure_gate(tokens.salience[0][mask].numpy(), np.cumsum([0, *mask.sum(-1).tolist()])))

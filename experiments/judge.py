@@ -78,9 +78,8 @@ def main(settings: Settings) -> int:
             study = read_json(file)
         minutes += study.get("minutes", 0.0)
         with refusing(f"{file}: "):
-            tables = {
-                name: part["rows"] for name, part in study["sections"].items() if has_claims(part["rows"])
-            }
+            rows = {name: part["rows"] for name, part in study["sections"].items()}
+            tables = {name: of for name, of in rows.items() if any(map(is_mean, of))}
             values = file.with_name(VALUES) if folders else file.with_suffix(f".{VALUES}")
             if tables and not values.is_file():
                 name = file.parent.name if folders else file.stem
@@ -107,9 +106,9 @@ def main(settings: Settings) -> int:
     return int(differing > 0)
 
 
-def has_claims(rows: Rows) -> bool:
-    """Return whether some row has a verdict on a mean over queries, and not on a count or a proof."""
-    return any(" queries, " in row["sample"] for row in rows if "verdict" in row)
+def is_mean(row: dict[str, Any]) -> bool:
+    """Return whether a row has a verdict on a mean over queries, and not on a count or a proof."""
+    return "verdict" in row and " queries, " in row["sample"]
 
 
 def near_copies(collection: Collection) -> dict[str, bool]:
@@ -130,10 +129,7 @@ def near_copies(collection: Collection) -> dict[str, bool]:
 
 
 def judged_again(file: Path, copies: Mapping[str, bool] | None) -> dict[str, Rows]:
-    """Return the rows of each section of claims, judged from the values in a file.
-
-    copies: whether each test query of a collection is left out; then other collections' studies have no rows.
-    """
+    """Judge each section of claims. copies: test queries to leave out, of the collection of the studies."""
     sections: dict[str, dict[str, np.ndarray]] = {}
     with np.load(file, allow_pickle=False) as values:
         for name in values.files:
@@ -141,20 +137,14 @@ def judged_again(file: Path, copies: Mapping[str, bool] | None) -> dict[str, Row
             sections.setdefault(section, {})[key] = values[name]
     omitted = {query for query, copy in (copies or {}).items() if copy}
     if copies is not None:
-        queries = {name: json.loads(str(part[ABOUT]))["queries"] for name, part in sections.items()}
-        sections = {
-            name: part
-            for name, part in sections.items()
-            if {*queries[name]} <= copies.keys() and queries[name]
-        }
+        queries = {name: {*json.loads(str(part[ABOUT]))["queries"]} for name, part in sections.items()}
+        kept = [name for name, of_part in queries.items() if of_part and of_part <= copies.keys()]
+        sections = {name: sections[name] for name in kept}
     return {section: again(of_section, omitted) for section, of_section in sections.items()}
 
 
 def differences(before: Rows, after: Rows, *, words: bool = False) -> Iterator[str]:
-    """Yield a line for each claim and contrast whose row is new, missing or different.
-
-    words: whether only the verdict's word counts, of the rows in both, not its reason and values.
-    """
+    """Yield a line for each row that is new, missing or different. words: other verdicts of the same rows."""
     old, new = ({key(row): row for row in rows} for rows in (before, after))
     row = {"verdict": "no row", "measured": "–"}
     for name in [name for name in old if name in new] if words else dict.fromkeys([*old, *new]):

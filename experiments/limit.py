@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from math import comb
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from studies.settings import DENSE, Backbone, Results, Seed, Training, at_least, different, launch
 
@@ -66,6 +66,7 @@ launch(__name__, Settings, __doc__)  # before the slow imports
 
 import compare
 import numpy as np
+from matplotlib.figure import Figure
 from papers.weller2025.free_vectors import DEVICE, draw_picture, fits, free
 from studies.claims import Study
 from studies.curves import Curves
@@ -80,9 +81,6 @@ from paradigms.encoder.sources import packaged
 from paradigms.evaluate import on_split
 from paradigms.train.script import begin
 from theory import capacity
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SEVERAL = ["colbert", "aligner", "xtr", "coil"]  # systems of several vectors in the claims
 COMPARED = "The queries of the split test; 95% intervals over queries. BM25 is not trained."
@@ -194,13 +192,12 @@ def collection(settings: Settings) -> Collection:
     return Collection(f"limit-{settings.documents}", Corpus(ids, texts), splits, Problems(), "")
 
 
-def compared_figure(rows: Rows, measure: str) -> "Figure":
+def compared_figure(rows: Rows, measure: str) -> Figure:
     bm25, *others = rows
     systems = list(dict.fromkeys(row["system"] for row in others))
-    series = {
-        training: [row[measure] for row in others if row["training"] == training]
-        for training in dict.fromkeys(row["training"] for row in others)
-    }
+    series: dict[str, list[Any]] = {}
+    for row in others:
+        series.setdefault(row["training"], []).append(row[measure])
     level = {"bm25": [bm25[measure]] * len(systems)}
     return Curves("system", systems, {measure: series}, dotted=level, joined=False).draw()
 

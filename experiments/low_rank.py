@@ -8,7 +8,7 @@ last layer, or of all layers through the residual stream alone; and how much a d
 query.
 """
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from papers.wu2024.pair_settings import PairSettings
 from studies.settings import launch
@@ -27,6 +27,7 @@ class Settings(PairSettings):
 launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
 import numpy as np
+from matplotlib.figure import Figure
 from papers.wu2024.attention import Array, Seen, best_name, seen
 from papers.wu2024.trained_pairs import TaskResults, run_study, sample, unlearned_models
 from studies.claims import Study
@@ -42,9 +43,6 @@ from paradigms.view.report import PALETTE
 from theory import kernels
 from theory import low_rank as lemma
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 FORMS: tuple[Form, ...] = ("printed", "last", "direct", "exact")
 FORMS_ARE = (
     "printed: Eqs 11 to 14, the last layer's cross-attention without the norm after it. last: the same with "
@@ -57,9 +55,8 @@ Heads = dict[str, Array]  # measure -> [seeds, queries, L, H]; see `head_measure
 
 
 def main(settings: Settings) -> None:
-    run_study(
-        settings, "Low rank", {settings.paradigm: (settings.paradigm,)}, measure, report, keep_recall=True
-    )
+    tasks = {settings.paradigm: (settings.paradigm,)}
+    run_study(settings, "Low rank", tasks, measure, report, keep_recall=True)
 
 
 def measure(data: StudyData, _: str, __: int, models: list[Any]) -> Measured:
@@ -166,7 +163,6 @@ def parts_of_rel(
                 sources = model.tokenize(queries[first : first + BATCH]).to(model.device)
                 targets = model.targets([[name] for name in names[first : first + BATCH]]).to(model.device)
                 interaction = decompose(model, sources, targets, scorer, form)[-1]
-                assert interaction.rest is not None
                 rel += interaction.rel[:, 0].tolist()
                 part += (interaction.rel - interaction.rest)[:, 0].tolist()
             shares[f"{scorer}, {form}"] = [rel, part]
@@ -176,10 +172,7 @@ def parts_of_rel(
 def cosines_of_D(
     model: Generative, queries: list[str], names: list[list[int]]
 ) -> dict[str, list[list[float]]]:
-    """Return {form: [[mean, minimum] per name]} of the cosines of a name's D under two queries.
-
-    `FEW` names are measured. A cosine compares one document token D_lhi under two of the first `FEW` queries.
-    """
+    """Return {form: [[mean, minimum] per name]} of cosines of a document token D_lhi under two queries."""
     queries, names = list(dict.fromkeys(queries))[:FEW], names[:FEW]
     cosines: dict[str, list[list[float]]] = {}
     sources = model.tokenize(queries).to(model.device)
@@ -272,10 +265,7 @@ def report(data: StudyData, results: TaskResults) -> tuple[str, dict[str, Sectio
 
 
 def share_row(name: str, rel: Array, part: Array) -> dict[str, Any]:
-    """Format the table row for one scorer and one functional form, with the mean R² over seeds.
-
-    name: "scorer, form". rel, part: rel and its part Σ(DᵀQ ⊙ A), each [seeds, queries].
-    """
+    """Format the row of a "scorer, form", with the mean R² over seeds. rel, part: [seeds, queries]."""
     left = rel - rel.mean(1, keepdims=True)
     unexplained = rel - part
     total = np.abs(part) + np.abs(unexplained)
@@ -285,10 +275,8 @@ def share_row(name: str, rel: Array, part: Array) -> dict[str, Any]:
     return row | {"mean rel": float(rel.mean()), "mean part": float(part.mean())}
 
 
-def draw(heads: Heads) -> "Figure":
+def draw(heads: Heads) -> Figure:
     """Plot ‖A − R‖ against ‖W‖ for every head, as in Figure 4."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     weights = heads["weight"][:, 0].ravel()

@@ -54,6 +54,7 @@ launch(__name__, Settings, __doc__)  # before the slow imports
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from tempfile import TemporaryDirectory
 
 import numpy as np
@@ -125,7 +126,6 @@ def candidates_of(
     with progress_bar(True) as bar:
         for query in bar.track(list(pool), description="score candidates"):
             encoded = paradigm.encode_queries([split.queries[query]]).to("cpu")
-            assert encoded.ids is not None
             mask = encoded.mask[0, 0]
             rows = store.positions(list(pool[query]))
             rows = rows[np.diff(store.offsets)[rows] > 0]
@@ -137,6 +137,14 @@ def candidates_of(
             S = encoded.vectors[0, 0][mask].float() @ documents.T
             starts = np.cumsum(lengths) - lengths
             yield query, Candidates(rows, encoded.ids[0, 0][mask].numpy(), tokens, starts, S.numpy())
+
+
+def maxsim(each: Candidates, stays: np.ndarray | None = None) -> Float[np.ndarray, " n"]:
+    return each.maxima(stays).mean(0)
+
+
+def divided(each: Candidates, b: float) -> Float[np.ndarray, " n"]:
+    return maxsim(each) * each.lengths**-b
 
 
 def soft(each: Candidates, tau: float) -> Float[np.ndarray, " n"]:
@@ -209,11 +217,8 @@ def measure(paradigm: Paradigm, data: StudyData) -> Measured:
 
     dev = data.dev.only(hash_order(data.dev.queries)[: settings.dev_queries])
     ids = stored_ids(paradigm, indexes[1], corpus)
-    worths = {
-        "first": -np.arange(len(ids)),
-        "random": np.random.default_rng(settings.seed).random(len(ids)),
-        "rare": idf[ids],
-    }
+    drawn = np.random.default_rng(settings.seed).random(len(ids))
+    worths = {"first": -np.arange(len(ids)), "random": drawn, "rare": idf[ids]}
     systems = systems_of(idf, worths, store.offsets)
     on_dev = values_of(paradigm, indexes, dev, pool(dev), systems)
     weights = {}
@@ -261,32 +266,16 @@ def systems_of(
     offsets: Int[np.ndarray, " n1"],
 ) -> Systems:
     """Return every method with each value of its free number; "" if it has none."""
-
-    def weighing(table: np.ndarray) -> Scores:
-        return lambda each: weighted(table[each.ids], each.maxima())
-
-    def keeping(stays: np.ndarray) -> Scores:
-        return lambda each: each.maxima(stays).mean(0)
-
-    def divided(b: float) -> Scores:
-        return lambda each: each.maxima().mean(0) * each.lengths**-b
-
-    def softened(tau: float) -> Scores:
-        return lambda each: soft(each, tau)
-
-    def mean(each: Candidates) -> np.ndarray:
-        return each.maxima().mean(0)
-
     systems: Systems = {
-        "MaxSim": {"": (1, mean)},
-        "soft maximum": {f"τ = {tau:g}": (1, softened(tau)) for tau in SOFT},
-        "divided by length^b": {f"b = {b:g}": (1, divided(b)) for b in POWERS},
-        "IDF weights": {"": (1, weighing(idf))},
+        "MaxSim": {"": (1, maxsim)},
+        "soft maximum": {f"τ = {tau:g}": (1, partial(soft, tau=tau)) for tau in SOFT},
+        "divided by length^b": {f"b = {b:g}": (1, partial(divided, b=b)) for b in POWERS},
+        "IDF weights": {"": (1, lambda each: weighted(idf[each.ids], each.maxima()))},
     }
     for n, share in SHARES.items():
-        systems[f"{share}, pooled"] = {"": (n, mean)}
+        systems[f"{share}, pooled"] = {"": (n, maxsim)}
         for way, worth in worths.items():
-            systems[f"{share}, {way}"] = {"": (1, keeping(largest(worth, offsets, n)))}
+            systems[f"{share}, {way}"] = {"": (1, partial(maxsim, stays=largest(worth, offsets, n)))}
     return systems
 
 
@@ -303,10 +292,9 @@ def values_of(
                 conditions, scores = systems[method][value]
                 if conditions == pooling:
                     run[query] = best_documents(index, each.rows, scores(each), 10)
-    rows: dict[str, dict[str, list[float]]] = {method: {} for method in systems}
-    for (method, value), run in runs.items():
-        rows[method][value] = values(run, split)
-    return rows
+    return {
+        method: {value: values(runs[method, value], split) for value in of} for method, of in systems.items()
+    }
 
 
 def section(name: str, measurements: Measured) -> Section:
@@ -315,23 +303,11 @@ def section(name: str, measurements: Measured) -> Section:
     tests = differences([(of[method], of[control]) for method, control in CONTROLS.items()])
     rows = []
     for (method, control), (difference, p) in zip(CONTROLS.items(), tests, strict=True):
-        vectors = measurements["vectors"]["1"]
-        for n, share in SHARES.items():
-            if method.startswith(share):
-                vectors = measurements["vectors"][str(n)]
-        rows.append(
-            {
-                "method": method,
-                "chosen": measurements["chosen"][method],
-                "vectors/document": round(vectors, 1),
-                NDCG: of[method],
-                "control": control,
-                "difference": difference,
-                "p (Holm)": f"{p:.4f}",
-            }
-        )
-    text = f"{of['MaxSim'].size:,} test queries."
-    return Section(f"Methods on {name}", text, rows)
+        pooling = next((n for n, share in SHARES.items() if method.startswith(share)), 1)
+        row = {"method": method, "chosen": measurements["chosen"][method]}
+        row |= {"vectors/document": round(measurements["vectors"][str(pooling)], 1), NDCG: of[method]}
+        rows.append(row | {"control": control, "difference": difference, "p (Holm)": f"{p:.4f}"})
+    return Section(f"Methods on {name}", f"{of['MaxSim'].size:,} test queries.", rows)
 
 
 def stages_section(name: str, measurements: Measured) -> Section:

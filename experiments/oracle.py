@@ -57,7 +57,6 @@ from paradigms.train.script import content
 
 DIMS = [4, 16, 64]  # measured besides the full width, in increasing order
 FEWEST = 2  # relevant documents of a measured query
-KEYS = ("bytes", "possible", "neither found", "reached", "R-precision", "queries", "verified")
 
 
 class Unsuitable(ValueError):
@@ -68,12 +67,11 @@ def main(settings: Settings) -> None:
     rows = [row for results in map(Path, settings.results) for row in rows_of(results, settings)]
     if not rows:
         raise SystemExit("no finished system has an index and suitable queries: run compare.py first")
-    section = Section(
-        "Quality possible and reached",
+    columns = (
         "possible: the share of queries that some query vectors answer. reached: that the model's own "
-        "answer. neither found: neither query vectors nor a certificate were found.",
-        rows=[told(row) for row in rows],
+        "answer. neither found: neither query vectors nor a certificate were found."
     )
+    section = Section("Quality possible and reached", columns, [told(row) for row in rows])
     publish(settings, "Index or query encoder", text(rows), {"oracle": section})
 
 
@@ -109,10 +107,7 @@ def rows_of(results: Path, settings: Settings) -> Iterator[dict[str, Any]]:
 def measured_run(
     results: Path, name: str, untrained: bool, data: systems.ComparisonData, settings: Settings
 ) -> list[dict[str, Any]]:
-    """Measure a system of a comparison.
-
-    Raises Unsuitable if the oracle does not apply to the system's alignment.
-    """
+    """Measure a system of a comparison. Raises Unsuitable if its alignment has no oracle."""
     compared = data.settings
     corpus = data.collection.corpus
     if untrained:
@@ -157,16 +152,10 @@ def row_of(answers: Sequence[Outcome], size: float) -> dict[str, Any]:
     """Make a row with two shares of queries, answerable and answered by the system, each with an interval."""
     possible, neither = ([one.answer.answerable is value for one in answers] for value in (True, None))
     tried = [one.verified for one in answers if one.verified is not None]
-    values = (
-        size,
-        proportion(possible),
-        sum(neither) / len(answers),
-        proportion([one.reached for one in answers]),
-        seeds_interval(np.array([[one.precision for one in answers]])),
-        len(answers),
-        [sum(tried), len(tried)],
-    )
-    return dict(zip(KEYS, values, strict=True))
+    row = {"bytes": size, "possible": proportion(possible), "neither found": sum(neither) / len(answers)}
+    row["reached"] = proportion([one.reached for one in answers])
+    row["R-precision"] = seeds_interval(np.array([[one.precision for one in answers]]))
+    return row | {"queries": len(answers), "verified": [sum(tried), len(tried)]}
 
 
 def told(row: dict[str, Any]) -> dict[str, Any]:
@@ -174,11 +163,8 @@ def told(row: dict[str, Any]) -> dict[str, Any]:
     triples = ("possible", "reached", "R-precision")
     shares = {key: "{:.2f} [{:.2f}, {:.2f}]".format(*row[key]) for key in triples}
     system = f"{row['system']}, {'trained' if row['trained'] else 'untrained'}"
-    return {
-        key: value
-        for key, value in (row | shares | {"system": system}).items()
-        if key not in ("trained", "queries", "verified")
-    }
+    left_out = ("trained", "queries", "verified")
+    return {key: of for key, of in (row | shares | {"system": system}).items() if key not in left_out}
 
 
 def text(rows: Rows) -> str:

@@ -8,7 +8,6 @@ of the untrained paradigms over the default encoder.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from studies.settings import launch
 
@@ -30,6 +29,7 @@ import re
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from studies.pages import Section
 
 from paradigms import PARADIGMS
@@ -41,9 +41,6 @@ from paradigms.io.checks import read_json
 from paradigms.io.files import replace_file
 from paradigms.registry import GENERATIVE
 from paradigms.view.report import PALETTE
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # What is searched with what -> the committed comparison, and its column.
 DATA = {
@@ -82,10 +79,8 @@ def main(settings: Settings) -> None:
         print(f"Picture: {file}")
 
 
-def which_paradigm() -> "Figure":
+def which_paradigm() -> Figure:
     """Draw nDCG@10 against bytes and milliseconds, in a row for each kind of data."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(5.8, 9.8), layout="constrained")
     panels = figure.subplots(len(DATA), len(COSTS), sharex="col", sharey="row")
     points = {}
@@ -120,10 +115,8 @@ def trained(cell: str) -> Interval:
     return Interval(*map(float, re.findall(r"\.\d+", cell)[-3:]))
 
 
-def ideas() -> "Figure":
+def ideas() -> Figure:
     """Draw A as a matrix, document tokens by query tokens, for every idea."""
-    from matplotlib.figure import Figure
-
     pairs = explained()
     figure = Figure(figsize=(6, 2.7 * ((len(pairs) + 1) // 2)), layout="constrained")
     panels = figure.subplots((len(pairs) + 1) // 2, 2).flat

@@ -215,11 +215,9 @@ def collectives(settings: Settings, query: Counted) -> Rows:
              "times": 2 * share},
             {"collective": "broadcast of buffers", "calls": 1, "bytes": query.buffers, "times": 1},
         ]  # fmt: skip
-    return [
-        {key: row[key] for key in ("collective", "calls", "bytes")}
-        | {"GB sent": row["bytes"] * row["times"] / GB}
-        for row in rows
-    ]
+    shown = ("collective", "calls", "bytes")
+    sent = [row["bytes"] * row["times"] / GB for row in rows]
+    return [{k: row[k] for k in shown} | {"GB sent": size} for row, size in zip(rows, sent, strict=True)]
 
 
 def buckets(size: int) -> int:
@@ -239,13 +237,8 @@ def effort(settings: Settings, query: Counted, document: Counted) -> dict[str, f
         flops += passes * s.gpus * texts * text.flops
     steps = -(-int(s.pairs) // s.batch)
     hours = flops * steps / (1e12 * TERAFLOPS * s.gpus) / 3600
-    return {
-        "pairs": int(s.pairs),
-        "batch": s.batch,
-        "steps": steps,
-        "PFLOP a step": flops / 1e15,
-        "hours": hours,
-    }
+    row = {"pairs": int(s.pairs), "batch": s.batch, "steps": steps}
+    return row | {"PFLOP a step": flops / 1e15, "hours": hours}
 
 
 def encodings(settings: Settings, document: Counted) -> Rows:
@@ -255,11 +248,7 @@ def encodings(settings: Settings, document: Counted) -> Rows:
     for passages in s.passages:
         hours = passages * document.flops / (1e12 * TERAFLOPS * s.gpus) / 3600
         tokens = passages * s.document_length
-        row = {
-            "passages": int(passages),
-            "GPUs": s.gpus,
-            "hours": hours,
-            "float16, GB": tokens * 2 * s.dim / GB,
-        }
+        row = {"passages": int(passages), "GPUs": s.gpus, "hours": hours}
+        row["float16, GB"] = tokens * 2 * s.dim / GB
         rows.append(row | {"2 bits, GB": tokens * (s.dim / 4 + 7) / GB})
     return rows

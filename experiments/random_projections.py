@@ -70,10 +70,14 @@ def main(settings: Settings) -> None:
     problems = {w: Problem.of(*weigh(counts, w), groups) for w in WEIGHTINGS}
     problem = problems[WEIGHTINGS[0]]
     first = WEIGHTINGS[0]
-    most = max(len(problem.competitors(-1, query)[1]) for query in range(len(counts.query_ids)))
+    asked = range(len(counts.query_ids))
+    most = max(len(problem.competitors(-1, query)[1]) for query in asked)
     if most < RANK:
         raise SystemExit(f"too few documents: {most} are below a query's best; recall@{RANK} needs {RANK}")
-    smallest = {weighting: smallest_margins(value) for weighting, value in problems.items()}
+    smallest = {  # each query's margin over all documents; 1 if none scores below the best
+        weighting: np.array([of.margins(-1, query)[2].min(initial=1.0) for query in asked])
+        for weighting, of in problems.items()
+    }
     ranked = ranked_margins(problem)
     (thresholds,) = exact_thresholds(problem, [RANK], settings.samples, 0)
     ks = [projected_dimension(value, BETA) for value in thresholds]
@@ -109,9 +113,7 @@ def main(settings: Settings) -> None:
         ),
     }
     bounds = bound_ratios(problem, thresholds[-1])
-    overshoot = [
-        f"{name} asks for {np.median(ratios):.1f} times the exact k" for name, ratios in bounds.items()
-    ]
+    overshoot = [f"{name} asks for {np.median(of):.1f} times the exact k" for name, of in bounds.items()]
     summary = (
         f"A random projection to k = {ks[-1]} dimensions keeps the best document by {first} among the first "
         f"{RANK} for {1 - BETA:.0%} of the queries (exact law; 95% interval over queries). In the "
@@ -122,12 +124,6 @@ def main(settings: Settings) -> None:
     title = f"Random projections of {collection.name}"
     publish(settings, title, summary, sections, accelerator)
     accelerator.end_training()
-
-
-def smallest_margins(problem: Problem) -> np.ndarray:
-    """Return each query's smallest margin over all documents, [m]; 1 if no document scores below the best."""
-    queries = range(problem.queries.shape[0])
-    return np.array([problem.margins(-1, query)[2].min(initial=1.0) for query in queries])
 
 
 def ranked_margins(problem: Problem) -> np.ndarray:
@@ -149,9 +145,8 @@ def length_rows(ranked: np.ndarray, ks: list[Dimension], lengths: np.ndarray) ->
         for rank, margins in zip(MARGIN_RANKS, ranked, strict=True):
             existing = margins[group][~np.isnan(margins[group])] if not everything else margins[:0]
             # Fewer than half of the queries would be a different population than for the other ranks.
-            row[f"{rank}th margin"] = (
-                float(np.median(existing)) if 2 * len(existing) >= len(margins[0]) else None
-            )
+            enough = 2 * len(existing) >= len(margins[0])
+            row[f"{rank}th margin"] = float(np.median(existing)) if enough else None
         rows.append(row | named(k))
     return rows
 

@@ -177,10 +177,7 @@ def rescored(
 
 
 def candidates_of(run: Run, collection: Collection, settings: Settings, console: Terminal) -> Run:
-    """Return the run's first `depth` documents for each of the split's queries.
-
-    Raises ValueError if the run belongs to another collection.
-    """
+    """Return first documents by query of the split. Raises ValueError if the run is of another collection."""
     split = collection.split(settings.split)
     judged = {query: scores for query, scores in run.items() if query in split.queries}
     if not judged:

@@ -106,12 +106,8 @@ def main(settings: Settings) -> None:
     penalised = {f"{L1}{gamma:g}": {"salience": "relu", "salience_l1": gamma} for gamma in settings.l1}
     ordered = sorted(settings.methods, key=CHOICES.__contains__)  # these read the checkpoint of none
     each = {method: penalised if method == "l1" else {method: METHODS.get(method, {})} for method in ordered}
-    jobs = [
-        job(name, salience, seed, data)
-        for seed in settings.seeds
-        for models in each.values()
-        for name, salience in models.items()
-    ]
+    models = [model for of_method in each.values() for model in of_method.items()]
+    jobs = [job(*model, seed, data) for seed in settings.seeds for model in models]
     results = run_jobs(jobs, accelerator, console)
     if accelerator.is_main_process:
         query, document = RATIOS.values()
@@ -155,10 +151,7 @@ def chosen(tokens: Tokens, weights: np.ndarray, ratio: float) -> Tokens:
 def pruned_by(
     method: str, paradigm: Paradigm, index: Index, corpus: Corpus
 ) -> tuple[dict[float, Index], Callable[[Tokens, Sequence[str], float], Tokens]]:
-    """Return the index with each share of document tokens, and a function that prunes encoded queries.
-
-    Tokens are chosen by IDF or at random for the methods of `CHOICES`, otherwise by salience.
-    """
+    """Return the index by share of tokens kept, and a function that prunes encoded queries alike."""
     store = index.store
     shares = {d for _, d in PAIRS} - {1.0}
     if method not in CHOICES:
@@ -194,7 +187,6 @@ def content_words(
     For each query and its first relevant document, the advantage is the difference of the mean ranks of the
     two kinds, divided by the text's number of tokens. It is 0 if one of the two kinds is missing.
     """
-    assert queries.salience is not None
     advantages: dict[str, list[float]] = {side: [] for side in SALIENT_IN}
     test = data.test
     corpus = data.collection.corpus
@@ -232,11 +224,7 @@ def advantage(salience: np.ndarray, kinds: np.ndarray) -> float:
 
 
 def retrieved_share(index: Index, queries: Tokens) -> float:
-    """Return the share of a document's tokens that query tokens retrieve, averaged over some documents.
-
-    Each query token retrieves `RETRIEVED` tokens of the corpus. The average is taken over the `MOST`
-    documents from which tokens are retrieved most often.
-    """
+    """Return the share of tokens that queries retrieve, of the `MOST` most retrieved documents."""
     _, rows = Exact().token_search(index.store, queries.vectors[:, 0][queries.mask[:, 0]], RETRIEVED)
     tokens, often = np.unique(rows.cpu().numpy(), return_counts=True)
     owners = index.store.owners(tokens)

@@ -169,40 +169,26 @@ def growth(paradigm: str, rows: Rows, documents: int) -> Rows:
     points = [row for row in rows if row["paradigm"] == paradigm and row["engine"].startswith(CLICKHOUSE)]
     for filter_name in ("", MEANS, TERMS):
         same = [row for row in points if row["engine"].endswith(filter_name or CLICKHOUSE)]
-        counts = [candidates_of(row["engine"]) for row in same]
+        counts = [int(row["engine"].split()[1]) if filter_name else 0 for row in same]
         times = [row["ms"] for row in same]
         slope, intercept = np.polyfit(counts, times, 1) if len(same) > 1 else (0.0, sum(times))
         for row, count in zip(same, counts, strict=True):
             seconds = (max(intercept, 0.0) * factor + max(slope, 0.0) * count) / 1000
-            larger.append(
-                {
-                    "paradigm": paradigm,
-                    "engine": row["engine"],
-                    "TB": row["bytes/document"] * GROWN / 1e12,
-                    "CPU hours to build": row["build s"] * factor / 3600,
-                    "CPU s a query": seconds,
-                    f"s on {CORES} cores": seconds / CORES,
-                }
-            )
+            grown = {"paradigm": paradigm, "engine": row["engine"]}
+            grown |= {"TB": row["bytes/document"] * GROWN / 1e12}
+            grown |= {"CPU hours to build": row["build s"] * factor / 3600}
+            larger.append(grown | {"CPU s a query": seconds, f"s on {CORES} cores": seconds / CORES})
     return larger
-
-
-def candidates_of(engine: str) -> int:
-    """Return the number in a name such as "ClickHouse, 100 by means", or 0 if all documents are scored."""
-    return int(engine.split()[1]) if " " in engine else 0
 
 
 def rows_of(
     name: str, collection: Collection, settings: Settings, folder: Path, work: Path
 ) -> tuple[Rows, dict[str, str]]:
-    """Return a row for each index and engine that supports the paradigm, and the errors of engines that fail.
-
-    The folder keeps the encoded documents and what was measured, which is not measured again.
-    """
+    """Return a row for each index and engine, each measured once in `folder`, and errors of engines."""
     texts, questions = sample_of(collection, settings)
     exact: Answers = []  # of exact search, which is the first job unless BM25 searches
     if name == BM25:
-        base, queries, exact = weighed(texts, list(questions.values()), K)
+        base, queries, exact = weighed(texts, list(questions.values()))
         recipe = Recipe(BM25, EqualIds(), "one")
         vectors = float(np.diff(base.offsets).mean())
         dim = 1
@@ -229,7 +215,7 @@ def rows_of(
         if scored and not one_vector(model):
             jobs["lemur"] = partial(indexed, kinds.lemur())
         if settings.engines and installed(CLICKHOUSE):
-            terms = weighed(texts, list(questions.values()), K)[:2]
+            terms = weighed(texts, list(questions.values()))[:2]
             args = (base, scored or model, queries, terms, work, settings)
             jobs[CLICKHOUSE] = partial(measure_clickhouse, *args)
             many = not one_vector(model)
@@ -279,14 +265,14 @@ def encoded(model: Paradigm, texts: Mapping[str, str], place: Path) -> Store:
     return Store.build(kinds.exact(), model, texts.keys(), texts.values(), place, progress=True)
 
 
-def weighed(texts: Mapping[str, str], query_texts: Sequence[str], k: int) -> tuple[Store, Tokens, Answers]:
+def weighed(texts: Mapping[str, str], query_texts: Sequence[str]) -> tuple[Store, Tokens, Answers]:
     """Return BM25's document weights as a store, the queries' weights, and BM25's results."""
     bm25 = baselines.BM25(Corpus.of(texts))
     weights, terms = by_row(bm25.matrix())
     documents = parts(list(texts), weights, token_ids=terms)
     store = Store.build_from(kinds.inverted(16), documents, paradigm=BM25, dim=1, fields=("vectors", "ids"))
     counts, asked_terms = by_row(count_matrix(bm25, query_texts))
-    runs = bm25.search({str(n): text for n, text in enumerate(query_texts)}, k)
+    runs = bm25.search({str(n): text for n, text in enumerate(query_texts)}, K)
     queries = as_tokens(counts, "query", ids=asked_terms)
     return store, queries, [runs[str(n)] for n in range(len(query_texts))]
 
@@ -313,15 +299,13 @@ def clock(settings: Settings) -> Callable[[], float]:
 
 
 def timed(
-    find: Callable[[int], dict[str, float]], queries: int, rounds: int, now: Callable[[], float]
+    find: Callable[[int], dict[str, float]], queries: int, settings: Settings
 ) -> tuple[list[float], Answers]:
-    """Return each query's shortest time over `rounds` calls of `find`, in milliseconds, and its results.
-
-    The results come from a warm-up call before the timed calls.
-    """
+    """Return each query's shortest time over the rounds, in milliseconds, and its results in a warm-up."""
+    now = clock(settings)
     answers = [find(n) for n in range(queries)]
     seconds = np.full(queries, np.inf)
-    for _ in range(rounds):
+    for _ in range(settings.rounds):
         for n in range(queries):
             began = now()
             find(n)
@@ -344,10 +328,7 @@ def measure_index(
     kind: Kind,
     tuning: Tokens | None = None,
 ) -> Costs:
-    """Build an index of the given kind from the vectors in `base`, and measure it.
-
-    tuning: queries by which an index chooses its finder's settings (`find.recall`).
-    """
+    """Build an index from `base` and measure it. tuning: queries that choose its finder's settings."""
     now = clock(settings)
     began = now()
     index = Index(base.copy(kind, work / "index"))
@@ -358,11 +339,7 @@ def measure_index(
     def find(n: int) -> dict[str, float]:
         return index.search_tokens(recipe, queries[n : n + 1], K)[0]
 
-    return (
-        folder_bytes(work / "index"),
-        seconds,
-        *timed(find, len(queries.mask), settings.rounds, clock(settings)),
-    )
+    return folder_bytes(work / "index"), seconds, *timed(find, len(queries.mask), settings)
 
 
 def as_maxima(model: Paradigm) -> Paradigm | None:
@@ -414,12 +391,11 @@ def measure_engine(
         if isinstance(engine, PgvectorEngine) and engine.nearest:
             engine.approximate()
         seconds = now() - began
-        timings = timed(
-            lambda n: dict(hit[:2] for hit in engine.rank(queries[n : n + 1], model.recipe, K)),
-            len(queries.mask),
-            settings.rounds,
-            clock(settings),
-        )
+
+        def find(n: int) -> dict[str, float]:
+            return dict(hit[:2] for hit in engine.rank(queries[n : n + 1], model.recipe, K))
+
+        timings = timed(find, len(queries.mask), settings)
         if isinstance(engine, PgvectorEngine):
             [[size]] = engine.connection.execute("SELECT pg_total_relation_size('documents')")
         else:
@@ -438,17 +414,12 @@ def measure_clickhouse(
     count: int = 0,
     by_terms: bool = False,
 ) -> Costs:
-    """Load the vectors and, for candidates by terms, BM25's weights into ClickHouse once; measure searches.
-
-    count: number of candidates; 0 scores all documents. Building includes merging the parts, which ClickHouse
-    else does while it searches.
-    """
+    """Build once, with merged parts, and measure searches among `count` candidates (0: all documents)."""
     now = clock(settings)
     folder = work / CLICKHOUSE
     with ExitStack() as opened:
-        vectors = opened.enter_context(
-            closing(ClickHouseEngine(str(folder), model.encoder.dim, numbers="BFloat16"))
-        )
+        vectors = ClickHouseEngine(str(folder), model.encoder.dim, numbers="BFloat16")
+        opened.enter_context(closing(vectors))
         weights = opened.enter_context(closing(ClickHouseEngine(str(folder), 1, database="terms")))
         used = [vectors, weights][: 1 + by_terms]
         seconds = size = 0.0
@@ -478,7 +449,7 @@ def measure_clickhouse(
                 among = [hit.id for hit in first]
             return dict(hit[:2] for hit in vectors.rank(queries[n : n + 1], model.recipe, K, among))
 
-        timings = timed(find, len(queries.mask), settings.rounds, now)
+        timings = timed(find, len(queries.mask), settings)
     return int(size), seconds, *timings
 
 

@@ -58,14 +58,8 @@ Key = tuple[str, str, str]  # direction, series, kind
 
 
 def main(settings: Settings) -> None:
-    run_study(
-        settings,
-        "Term matching in alignments",
-        {TASK: ("colbert", "seal")},
-        measure,
-        report,
-        keep_recall=True,
-    )
+    tasks = {TASK: ("colbert", "seal")}
+    run_study(settings, "Term matching in alignments", tasks, measure, report, keep_recall=True)
 
 
 def measure(data: StudyData, _: str, __: int, models: list[Any]) -> Measured:
@@ -199,18 +193,13 @@ def limits(n: int) -> str:
 def report(data: StudyData, by_task: TaskResults) -> tuple[str, dict[str, Section]]:
     results: Results = {}
     for n, entry in enumerate(by_task[TASK][0]["rates"]):
-        totals = at_path(by_task[TASK], "rates", n, "totals")
-        results[entry["direction"], entry["series"], entry["kind"]] = Sums(
-            totals[:, :, 0], totals[:, :, 1].astype(int)
-        )
+        rates, tokens = np.moveaxis(at_path(by_task[TASK], "rates", n, "totals"), 2, 0)
+        results[entry["direction"], entry["series"], entry["kind"]] = Sums(rates, tokens.astype(int))
 
     def section(
         heading: str, text: str, direction: str, names: Sequence[str], more: Sequence[str]
     ) -> Section:
-        """Make a table of the series in `drawn` and `more`, and plot the rates of `drawn` by bin.
-
-        Rates are averaged over all tokens, and over tokens that can match.
-        """
+        """Make a table of the series in `names` and `more`, and plot the rates of `names` by bin."""
         rows: Rows = []
         panels: dict[str, dict[str, list[Any]]] = {}
         for name, kind in product([*names, *more], KINDS):

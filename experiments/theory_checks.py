@@ -86,10 +86,7 @@ def check(name: str, samples: int, seed: int) -> Result:
 
 
 def worst(first: Result, second: Result) -> Result:
-    """Combine a claim's results for two seeds: keep the larger violations, and pool the samples.
-
-    The curves are those of `first`.
-    """
+    """Combine results of two seeds: the larger violations, pooled samples, the first one's curves."""
 
     def nearness(result: Result) -> tuple[bool, float]:
         violation = result.evidence.violation

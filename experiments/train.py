@@ -55,13 +55,7 @@ class Source:
             raise ValueError("negatives of pairs stand in their file")
 
 
-@flags(
-    steps=1000,
-    trained_layers=0,
-    salience_learning_rate=None,
-    evaluate_every=100,
-    dev_queries=128,
-)
+@flags(steps=1000, trained_layers=0, salience_learning_rate=None, evaluate_every=100, dev_queries=128)
 class Settings(LossOptions, RunOptions, Results, OneCollection, EncoderTraining, TimeLimit, Options, Seed):
     """Settings for the model, the collection and the training."""
 

@@ -161,12 +161,9 @@ def ranked(paradigm: Paradigm, index: Index, data: StudyData, pool: Run) -> Meas
         (rows,) = index.rerank_tokens([paradigm.recipe], encoded, [list(pool[name]) for name in names])
         run |= dict(zip(names, rows, strict=True))
     taken = time.process_time() - start
-    return {
-        "values": values_of(run, data.test, [NDCG])[NDCG],
-        "vectors": int(index.store.offsets[-1]) / len(index),
-        "bytes": index.store.bytes_per_document,
-        "ms": 1000 * taken / len(pool),
-    }
+    costs = {"bytes": index.store.bytes_per_document, "ms": 1000 * taken / len(pool)}
+    costs["vectors"] = int(index.store.offsets[-1]) / len(index)
+    return costs | {"values": values_of(run, data.test, [NDCG])[NDCG]}
 
 
 def sections_of(name: str, results: Mapping[str, Sequence[Measured]]) -> dict[str, Section]:
@@ -175,12 +172,8 @@ def sections_of(name: str, results: Mapping[str, Sequence[Measured]]) -> dict[st
     def values(model: str, way: str) -> np.ndarray:
         return np.array([seed["ways"][way]["values"] for seed in results[model]])
 
-    pairs = [
-        (model, way, control)
-        for model, control in CONTROLS.items()
-        if model in results
-        for way in results[model][0]["ways"]
-    ]
+    methods = {model: results[model][0]["ways"] for model in CONTROLS if model in results}
+    pairs = [(model, way, CONTROLS[model]) for model, ways in methods.items() for way in ways]
     tests = differences([(values(model, way), values(control, way)) for model, way, control in pairs])
     rows: Rows = []
     for (model, way, control), (difference, p) in zip(pairs, tests, strict=True):
@@ -188,18 +181,12 @@ def sections_of(name: str, results: Mapping[str, Sequence[Measured]]) -> dict[st
         its = values(control, way)
         untrained = values(f"{control}, untrained", way)
         stored = results[model][0]["ways"][way]
-        rows.append(
-            {
-                "method": f"{model}, {way}".removesuffix(", "),
-                f"{NDCG}: untrained, control → trained": f"{untrained.mean():.3f}, {its.mean():.3f} → "
-                f"{interval_text(seeds_interval(mine))}",
-                "− control": difference,
-                "p (Holm)": f"{p:.4f}",
-                "moved": "no" if unmoved({model: results[model]}) else "yes",
-                "bytes (vectors)": f"{stored['bytes']:,.0f} ({stored['vectors']:.1f})",
-                "CPU ms/query": round(stored["ms"], 2),
-            }
-        )
+        means = f"{untrained.mean():.3f}, {its.mean():.3f} → {interval_text(seeds_interval(mine))}"
+        row = {"method": f"{model}, {way}".removesuffix(", "), f"{NDCG}: untrained, control → trained": means}
+        row |= {"− control": difference, "p (Holm)": f"{p:.4f}"}
+        row["moved"] = "no" if unmoved({model: results[model]}) else "yes"
+        row["bytes (vectors)"] = f"{stored['bytes']:,.0f} ({stored['vectors']:.1f})"
+        rows.append(row | {"CPU ms/query": round(stored["ms"], 2)})
     trainings = {model: seeds for model, seeds in results.items() if not model.endswith("untrained")}
     training = training_section(trainings)
     text = (

@@ -246,13 +246,7 @@ def verified(
     first = X[answer.relevant[alpha]]
     second = X[answer.rivals[beta]]
     ones = np.ones(len(first)), np.ones(len(second))
-    system = np.vstack(
-        [
-            np.hstack([first.T, -second.T]),
-            np.hstack([ones[0], 0 * ones[1]]),
-            np.hstack([0 * ones[0], ones[1]]),
-        ]
-    )
+    system = np.block([[first.T, -second.T], [ones[0], 0 * ones[1]], [0 * ones[0], ones[1]]])
     solution = _solved(system, np.append(np.zeros(X.shape[1]), [1, 1]))
     return solution is not None and min(solution) >= 0
 

@@ -9,14 +9,10 @@ if each document of S scores strictly above all other documents. Results:
   cyclic polytope, the O(k² ln n) centroids of Gaussian vectors and the ceiling of `packing_gap` are also
   results of Wang et al. 2026, arXiv:2601.20844. Bangachev et al. 2026, arXiv:2605.23556, reach a margin of
   order k^(−½) in O(k ln(n/k)) dimensions, which is fewer than random vectors need.
-- The margin shrinks: the cosine gap of `moment_vectors` falls like n^(−2k) (`moment_gap` for pairs), and no
-  vectors of h dimensions have a larger gap than `packing_gap`. Random vectors of O(k² ln n) dimensions have a
-  constant margin (`random_dimension`).
-- Rounding breaks `moment_vectors`: a pair is first lost at 25 documents in float16, and at 223 in float32
-  (`first_broken_size`). If queries are encoded without knowledge of their relevant documents, documents need
-  `pattern_bits` bits each, for any architecture.
-- With two-dimensional tokens, the maximum over tokens answers any relevance matrix; each document has a token
-  for every query to which it is relevant (`ring`).
+- The margin shrinks (`moment_gap`, `packing_gap`) unless the dimension grows (`random_dimension`), and float
+  types lose it: a pair at 25 documents in float16, at 223 in float32 (`first_broken_size`).
+- Queries that are encoded without knowledge of relevance need `pattern_bits` bits for each document.
+- With two-dimensional tokens, the maximum over tokens answers any relevance matrix (`ring`).
 """
 
 from math import comb

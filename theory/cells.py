@@ -88,16 +88,9 @@ def log_patterns(
     """
     if aligned not in get_args(Aligned):
         raise ValueError(f"aligned = {aligned!r}; allowed: {', '.join(get_args(Aligned))}")
-    n, m, h, M, N = (
-        float(checks.whole(x, name, least=least))
-        for x, name, least in (
-            (documents, "documents", 2),
-            (queries, "queries", 1),
-            (numbers, "numbers", 1),
-            (vectors, "vectors", 1),
-            (tokens, "tokens", 1),
-        )
-    )
+    n = float(checks.whole(documents, "documents", least=2))
+    named = {"queries": queries, "numbers": numbers, "vectors": vectors, "tokens": tokens}
+    m, h, M, N = (float(checks.whole(x, name)) for name, x in named.items())
     M = 1.0 if aligned in ("one", "all") else M
     of_document = m * N * n * M * (M - 1) / 2, 2 * N * np.log(M)
     choices = {

@@ -49,13 +49,8 @@ def whole(value: ArrayLike, name: str, least: float = 1, most: float = np.inf) -
     """Check whole numbers least ≤ n ≤ most, such as ranks, counts of documents and sample sizes."""
     array = _numbers(value, name)
     upto = f" and at most {most:g}" if np.isfinite(most) else ""
-    is_whole = np.isfinite(array) & (array == np.floor(array))
-    return _require(
-        array,
-        is_whole & (array >= least) & (array <= most),
-        name,
-        f"a whole number of at least {least:g}{upto}",
-    )
+    allowed = np.isfinite(array) & (array == np.floor(array)) & (array >= least) & (array <= most)
+    return _require(array, allowed, name, f"a whole number of at least {least:g}{upto}")
 
 
 def vector(value: ArrayLike, name: str, *, axes: int | None = None, nonzero: bool = True) -> Array:

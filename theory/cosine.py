@@ -128,8 +128,10 @@ def asymptotic_cosine_error(k: ArrayLike, better: ArrayLike, worse: ArrayLike, b
     the deep tail, where it ignores large deviations.
     """
     k, first, second, cross = np.broadcast_arrays(checks.dimensions(k), *_cosines(better, worse, between))
+    c = 0.5 * (2 * cross - first * second) * (1 - first**2 - second**2 - cross**2) + cross**3
+    V = (1 - first**2) ** 2 + (1 - second**2) ** 2 - 2 * c
     with np.errstate(divide="ignore"):
-        return checks.plain(special.ndtr(-np.sqrt(k) * (first - second) / _deviation(first, second, cross)))
+        return checks.plain(special.ndtr(-np.sqrt(k) * (first - second) / np.sqrt(np.maximum(V, 0))))
 
 
 def cosine_recall_bound(k: ArrayLike, better: ArrayLike, worse: ArrayLike, between: ArrayLike, r: int) -> Any:
@@ -173,19 +175,11 @@ def required_cosine_dimension(
     return checks.plain(np.where(enough, below, np.maximum(np.ceil(root), below + 1)))
 
 
-def _deviation(first: Array, second: Array, cross: Array) -> Array:
-    shared = 0.5 * (2 * cross - first * second) * (1 - first**2 - second**2 - cross**2) + cross**3
-    return np.sqrt(np.maximum((1 - first**2) ** 2 + (1 - second**2) ** 2 - 2 * shared, 0))
-
-
 def _cosines(better: ArrayLike, worse: ArrayLike, between: ArrayLike) -> tuple[Array, Array, Array]:
     """Check ρ₁ > ρ₂ and ρ₁₂. Raises ValueError if no three vectors have these cosines."""
-    first, second, cross = np.broadcast_arrays(
-        *(
-            checks.interval(x, name, -1, 1)
-            for x, name in ((better, "better"), (worse, "worse"), (between, "between"))
-        )
-    )
+    named = {"better": better, "worse": worse, "between": between}
+    checked = (checks.interval(x, name, -1, 1) for name, x in named.items())
+    first, second, cross = np.broadcast_arrays(*checked)
     if not np.all(first > second):
         raise ValueError("better does not exceed worse; allowed: cos(q, d1) > cos(q, d2)")
     volume = 1 - first**2 - second**2 - cross**2 + 2 * first * second * cross

@@ -65,7 +65,8 @@ def row_bound(spread: ArrayLike) -> float | Array:
     The bound is derived here: softmax(x) and softmax(x + e) differ by at most tanh(δ/4) in total variation if
     the entries of e lie within δ ≥ 0 of one another.
     """
-    return checks.plain(2 * np.tanh(_spread(spread) / 4))
+    delta = checks.interval(spread, "spread", 0, np.finfo(float).max)
+    return checks.plain(2 * np.tanh(delta / 4))
 
 
 def norm_bound(documents: ArrayLike, queries: ArrayLike, weight: ArrayLike | None = None) -> float | Array:
@@ -146,13 +147,6 @@ def _nonzero(value: ArrayLike) -> Array:
     if not np.any(matrix != 0, axis=(-2, -1)).all():
         raise ValueError("matrix is a zero matrix or contains one; allowed: non-zero matrices")
     return matrix
-
-
-def _spread(value: ArrayLike) -> Array:
-    delta = np.asarray(value, dtype=np.float64)
-    if not np.all((delta >= 0) & np.isfinite(delta)):
-        raise ValueError(f"spread = {value!r}; allowed: finite and at least 0")
-    return delta
 
 
 def _factors(

@@ -200,23 +200,13 @@ def scoring_cost(
     n = float(checks.whole(query_tokens, "query_tokens"))
     tokens = float(checks.whole(retrieved_tokens, "retrieved_tokens"))
     d = float(checks.whole(dimension, "dimension"))
-    m, r = (
-        float(checks.dimensions(value, name))
-        for value, name in (
-            (document_tokens, "document_tokens"),
-            (tokens_per_candidate, "tokens_per_candidate"),
-        )
-    )
+    m = float(checks.dimensions(document_tokens, "document_tokens"))
+    r = float(checks.dimensions(tokens_per_candidate, "tokens_per_candidate"))
     count = n * tokens / r if consistent else n * tokens
     colbert = count * n * (2 * m * d + m + 1)
     xtr = count * (r + n) if consistent else count * n * (r + 1)
-    return {
-        "candidates": count,
-        "colbert": colbert,
-        "xtr": xtr,
-        "ratio": colbert / xtr,
-        "gathered_bytes": 4 * count * m * d,
-    }
+    costs = {"candidates": count, "colbert": colbert, "xtr": xtr, "ratio": colbert / xtr}
+    return costs | {"gathered_bytes": 4 * count * m * d}
 
 
 def _pool(similarities: ArrayLike, owners: ArrayLike) -> tuple[Array, NDArray[np.int64]]:

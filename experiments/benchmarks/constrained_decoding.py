@@ -73,10 +73,7 @@ LENGTHS = 4, 12  # minimum and maximum tokens of the large trie's identifiers
 
 def main(settings: Settings) -> None:
     torch.set_num_threads(settings.threads)
-    sections = {
-        "beams": beam_searches(settings),
-        "trie": large_trie(settings),
-    }
+    sections = {"beams": beam_searches(settings), "trie": large_trie(settings)}
     where = f"{settings.collection}, {settings.threads} thread{'s' * (settings.threads > 1)} of {processor()}"
     publish(settings, "Constrained decoding", f"{where}; medians of {settings.rounds} rounds.", sections)
 
@@ -109,9 +106,8 @@ def beam_searches(settings: Settings) -> Section:
         seconds_of["outside matrix products"] = medians((ours, peer), settings.rounds, clock)
     rows = []
     for what, seconds in seconds_of.items():
-        ours_ms = 1000 * seconds[0] / len(queries)
-        peer_ms = 1000 * seconds[1] / len(queries)
-        rows.append({"CPU ms": what, "ours": ours_ms, "transformers": peer_ms, "ratio": peer_ms / ours_ms})
+        mine, its = (1000 * of / len(queries) for of in seconds)
+        rows.append({"CPU ms": what, "ours": mine, "transformers": its, "ratio": its / mine})
     text = (
         f"{len(queries)} queries one by one, {BEAMS} beams, {len(corpus):,} titles of at most "
         f"{width['length']} of {model.backbone.config.vocab_size:,} tokens."
@@ -189,10 +185,7 @@ def trie_costs(settings: Settings) -> tuple[int, int, float]:
 
 
 def words(settings: Settings) -> Sequences:
-    """Return the ids of the collection's first words and punctuation marks, and the documents' offsets.
-
-    Words are lower-cased; words and marks are numbered in order of appearance.
-    """
+    """Return ids of the collection's first lower-cased words and marks, and the documents' offsets."""
     numbers: dict[str, int] = {}
     tokens: list[int] = []
     offsets = [0]

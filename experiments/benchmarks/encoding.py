@@ -123,10 +123,7 @@ def speeds(settings: Settings) -> tuple[Rows, dict[str, str]]:
 
 
 def long_documents(corpus: Corpus, settings: Settings) -> list[str]:
-    """Return the longest documents, if possible with at least `length` words each, so that none is padded.
-
-    The first `settings.documents` texts are to be encoded, and the rest are for calibration.
-    """
+    """Return the longest documents, up to LENGTH words: those to encode, then those for calibration."""
     count = settings.documents + settings.calibration
     texts = sorted(corpus, key=lambda text: -min(LENGTH, len(text.split())))[:count]
     if len(texts) < count:
@@ -157,7 +154,6 @@ def onnx(layout: str, settings: Settings, texts: Sequence[str], folder: Path) ->
 
 
 def exported(folder: Path, layout: str = "onnx") -> Path:
-    """Export the encoder, unless the folder has it."""
     place = folder / layout
     return place if place.is_dir() else export(load("offline"), layout, place)
 
@@ -205,13 +201,8 @@ def sentence_transformers(dtype: str, settings: Settings, texts: Sequence[str], 
     model.max_seq_length = LENGTH
 
     def run(texts: Sequence[str]) -> Tensor:
-        return model.encode(
-            list(texts),
-            show_progress_bar=False,
-            batch_size=BATCH,
-            convert_to_tensor=True,
-            normalize_embeddings=True,
-        ).float()
+        options = {"batch_size": BATCH, "convert_to_tensor": True, "normalize_embeddings": True}
+        return model.encode(list(texts), show_progress_bar=False, **options).float()
 
     return run
 
@@ -228,12 +219,11 @@ def openvino(kind: str, settings: Settings, texts: Sequence[str], folder: Path) 
         rows = [{n: t.numpy() for n, t in tokens([text]).items() if n in INPUTS} for text in others]
         transformer = nncf.ModelType.TRANSFORMER
         model = nncf.quantize(model, nncf.Dataset(rows), model_type=transformer, subset_size=len(rows))
+    native = native_precision(CPU) == "bf16"
+    if kind == "bf16" and not native:
+        raise Absent("the processor has no bf16")
     options = {"INFERENCE_NUM_THREADS": settings.threads, "PERFORMANCE_HINT": "LATENCY"}
-    options |= {"INFERENCE_PRECISION_HINT": "f32" if kind == "f32" else "bf16"}
-    if kind != "f32" and native_precision(CPU) != "bf16":
-        if kind == "bf16":
-            raise Absent("the processor has no bf16")
-        options["INFERENCE_PRECISION_HINT"] = "f32"
+    options["INFERENCE_PRECISION_HINT"] = "bf16" if native and kind != "f32" else "f32"
     request = core.compile_model(model, "CPU", options).create_infer_request()
 
     def run(rows: dict[str, Tensor]) -> Tensor:
@@ -270,39 +260,25 @@ def timings(settings: Settings, systems: dict[str, Encode], texts: list[str]) ->
     rows = []
     for (name, encode), taken in zip(systems.items(), seconds, strict=True):
         vectors = nn.functional.normalize(torch.as_tensor(encode(texts)).float(), dim=-1)
-        rows.append(
-            {
-                "system": name,
-                "documents a CPU s": len(texts) / taken,
-                "CPU ms a query": 1000 * statistics.median(alone[name]),
-                "cosine": float((vectors * exact).sum(-1).mean()),
-            }
-        )
+        row = {"system": name, "documents a CPU s": len(texts) / taken}
+        row["CPU ms a query"] = 1000 * statistics.median(alone[name])
+        rows.append(row | {"cosine": float((vectors * exact).sum(-1).mean())})
     return rows
 
 
 def products(settings: Settings) -> list[dict[str, Any]]:
     """Measure the rate of the product x Wᵀ, in GFLOP/s, for the shape of the encoder's widest layer."""
-    rows = BATCH * LENGTH
-    wide = 1536
-    narrow = 384
-    x = torch.randn(rows, narrow)
-    weight = torch.randn(wide, narrow)
-    half = [t.bfloat16() for t in (x, weight)]
-    ways: dict[str, Callable[[], Tensor]] = {
-        "float32": lambda: x @ weight.t(),
-        "bf16": lambda: half[0] @ half[1].t(),
-    }
-    seconds = medians(list(ways.values()), 4 * settings.rounds, time.process_time)
-    work = 2e-9 * rows * wide * narrow
-    return [{"product": name, "GFLOP/s": work / taken} for name, taken in zip(ways, seconds, strict=True)]
+    x = torch.randn(BATCH * LENGTH, 384)
+    weight = torch.randn(1536, 384)
+    pairs = {"float32": (x, weight), "bf16": (x.bfloat16(), weight.bfloat16())}
+    ways = [lambda pair=pair: pair[0] @ pair[1].t() for pair in pairs.values()]
+    seconds = medians(ways, 4 * settings.rounds, time.process_time)
+    work = 2e-9 * len(x) * weight.numel()
+    return [{"product": name, "GFLOP/s": work / taken} for name, taken in zip(pairs, seconds, strict=True)]
 
 
 def quality(settings: Settings, collection: Collection, name: str, folder: Path, console: Terminal) -> Rows:
-    """Measure the nDCG@10 of bf16, and of 8 bits in ONNX Runtime, minus that of float32 on the test queries.
-
-    Each precision's values are saved in the results folder, so that an interrupted run resumes.
-    """
+    """Measure nDCG@10 of bf16, and of 8 bits in ONNX Runtime, minus float32's, on the test queries."""
     split = collection.split("test")
     corpus = collection.corpus
 

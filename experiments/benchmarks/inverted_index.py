@@ -92,11 +92,10 @@ def main(settings: Settings) -> None:
     if settings.collection:
         documents, queries = encoded(settings)
     else:
-        documents = drawn_documents(settings, frequency, random)
-        queries = drawn_queries(settings, frequency, random)
+        documents, queries = (draw(settings, frequency, random) for draw in (drawn_documents, drawn_queries))
     ones = queries.sign()
     count = documents.shape[0]
-    size = nbytes(documents) / count
+    size = sum(part.nbytes for part in (documents.data, documents.indices, documents.indptr)) / count
     by_term = documents.T.tocsr()
     methods = {
         "scipy, CSR times dense": Method(dense_product(documents, queries), size, documents, queries),
@@ -146,7 +145,6 @@ def encoded(settings: Settings) -> tuple[Sparse, Sparse]:
     texts = collection.split("test").queries
     tokens = model.encode_queries([texts[query] for query in hash_order(texts)[: settings.queries]])
     mask = tokens.mask[:, 0].numpy()
-    assert tokens.ids is not None
     places = mask.nonzero()[0], tokens.ids[:, 0].numpy()[mask]
     weights = tokens.vectors[:, 0, :, 0].float().numpy()[mask]
     return held_by(index), scipy.sparse.coo_array((weights, places), shape=(len(mask), TERMS)).tocsr()
@@ -163,7 +161,7 @@ def drawn_documents(settings: Settings, frequency: np.ndarray, random: np.random
     counts = [len(rows) for rows in owners]
     columns = np.repeat(np.arange(TERMS), counts)
     shape = (settings.documents, TERMS)
-    values = drawn_weights(len(columns), settings, random)
+    values = drawn_weights(len(columns), random)
     matrix = scipy.sparse.coo_array((values, (np.concatenate(owners), columns)), shape=shape).tocsr()
     matrix.sort_indices()
     return matrix
@@ -176,12 +174,12 @@ def drawn_queries(settings: Settings, frequency: np.ndarray, random: np.random.G
         np.sort(random.choice(TERMS, QUERY_TERMS, replace=False, p=share)) for _ in range(settings.queries)
     ]
     starts = np.arange(settings.queries + 1) * QUERY_TERMS
-    values = drawn_weights(int(starts[-1]), settings, random)
+    values = drawn_weights(int(starts[-1]), random)
     shape = (settings.queries, TERMS)
     return scipy.sparse.csr_array((values, np.concatenate(terms), starts), shape=shape)
 
 
-def drawn_weights(count: int, settings: Settings, random: np.random.Generator) -> np.ndarray:
+def drawn_weights(count: int, random: np.random.Generator) -> np.ndarray:
     return random.exponential(MEAN, count).clip(0.01, LARGEST).astype(np.float32)
 
 
@@ -194,14 +192,8 @@ def built(documents: Sparse, bits: int) -> Index:
 
 def held_by(index: Index) -> Sparse:
     rows = index.store.decoded(slice(None))
-    return Sparse(
-        (rows["vectors"][:, 0].astype(np.float32), rows["ids"], index.store.offsets),
-        shape=(len(index), TERMS),
-    )
-
-
-def nbytes(documents: Sparse) -> int:
-    return documents.data.nbytes + documents.indices.nbytes + documents.indptr.nbytes
+    weights = rows["vectors"][:, 0].astype(np.float32)
+    return Sparse((weights, rows["ids"], index.store.offsets), shape=(len(index), TERMS))
 
 
 def searches(index: Index, queries: Sparse) -> tuple[Callable[[], Answers], Callable[[], Results]]:

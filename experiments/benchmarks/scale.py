@@ -54,7 +54,7 @@ import torch
 from parts.measuring import MiB, interpreters
 from parts.stages import ANY, NOTHING, Stages
 from parts.vectors import prepare
-from scipy.stats import t
+from scipy.stats import linregress, t
 from studies.curves import Curves
 from studies.pages import Rows, Section, interval_text, publish
 
@@ -137,13 +137,9 @@ def main(settings: Settings) -> None:
         splade_documents=settings.splade,
     )
     pythons = interpreters(settings.peers)
-    chosen = [
-        name
-        for name, system in SYSTEMS.items()
-        if system.form in forms
-        and system.system in ("ours", *pythons)
-        and name.startswith(tuple(settings.systems) or "")
-    ]
+    prefixes = tuple(settings.systems) or ""
+    known = {name: system for name, system in SYSTEMS.items() if system.system in ("ours", *pythons)}
+    chosen = [name for name, system in known.items() if system.form in forms and name.startswith(prefixes)]
     stages = Stages(settings, vectors, console, pythons, k=K, limit=settings.limit, report=settings.report)
     rows: Rows = []
     for size in sorted(settings.sizes):
@@ -190,20 +186,14 @@ def report(rows: Rows, settings: Settings, stages: Stages) -> None:
         searched = row.get("search", {})
         changed = row.get("change", {})
         name = row["system"]
-        cost = {
-            "system": name,
-            "documents": row["documents"],
-            "build CPU s": built.get("seconds"),
-            "build MiB": _in(built, "memory", MiB),
-            "MB": _in(built, "bytes", 1e6),
-            "peak MB": _in(built, "peak", 1e6),
-            "open s": searched.get("open"),
-            "search MiB": _in(searched, "memory", MiB),
-        }
+        cost = {"system": name, "documents": row["documents"], "build CPU s": built.get("seconds")}
+        cost |= {"build MiB": _in(built, "memory", MiB), "MB": _in(built, "bytes", 1e6)}
+        cost |= {"peak MB": _in(built, "peak", 1e6), "open s": searched.get("open")}
+        cost |= {"search MiB": _in(searched, "memory", MiB)}
         if name not in SEARCHED:
-            costs.append(cost | {f"{what} s": changed.get(what) for what in CHANGES})
+            cost |= {f"{what} s": changed.get(what) for what in CHANGES}
+            costs.append({key: "–" if value is None else value for key, value in cost.items()})
         searches += [searched_row(name, row, search) for search in searched.get("rows", ())]
-    costs = [{key: "–" if value is None else value for key, value in row.items()} for row in costs]
     compare_with_xtr(searches)
     visible = [{key: value for key, value in row.items() if not key.startswith("_")} for row in searches]
     fits = fitted(costs, searches)
@@ -235,19 +225,10 @@ def searched_row(name: str, row: dict[str, Any], search: dict[str, Any]) -> dict
     recall_text = "–" if "truth" in row else "1"
     if row.get("truth"):
         recalls, recall_text = recall(search["found"], row["truth"])
-    return {
-        "system": name,
-        "documents": row["documents"],
-        "setting": described(search["setting"]),
-        "CPU ms": middle,
-        "10%": low,
-        "90%": high,
-        "recall@10": recall_text,
-        "_ms": milliseconds,
-        "_recalls": recalls,
-        "_found": search["found"],
-        "_tokens": search["setting"].get("search_tokens"),
-    }
+    setting = search["setting"]
+    made = {"system": name, "documents": row["documents"], "setting": described(setting)}
+    made |= {"CPU ms": middle, "10%": low, "90%": high, "recall@10": recall_text, "_ms": milliseconds}
+    return made | {"_recalls": recalls, "_found": search["found"], "_tokens": setting.get("search_tokens")}
 
 
 def recall(ranked: Sequence[Sequence[int]], truth: Sequence[Sequence[int]]) -> tuple[np.ndarray, str]:
@@ -266,11 +247,7 @@ def compare_with_xtr(searches: Rows) -> None:
 
 
 def fitted(costs: Sequence[Mapping[str, Any]], searches: Sequence[Mapping[str, Any]]) -> Rows:
-    """Fit power laws in the number of documents, and extrapolate beyond the largest measured size.
-
-    Exponents of costs have a Student's t interval over sizes; exponents of search times have a bootstrap
-    interval over queries.
-    """
+    """Fit power laws in the number of documents; intervals are Student's t over sizes, or over queries."""
     rows: Rows = []
     series: dict[tuple[str, str], dict[int, float]] = {}
     for row in costs:
@@ -287,9 +264,8 @@ def fitted(costs: Sequence[Mapping[str, Any]], searches: Sequence[Mapping[str, A
     for (name, setting), timed in queries.items():
         if len(timed) > 1:
             sizes = sorted(timed)
-            x = np.log(sizes) - np.log(sizes).mean()
             y = np.log(np.stack([timed[size]["_ms"] for size in sizes]))
-            interval = seeds_interval((x @ (y - y.mean(0)) / (x**2).sum())[None])
+            interval = seeds_interval(np.polyfit(np.log(sizes), y, 1)[:1])
             last = timed[sizes[-1]]["CPU ms"]
             rows.append(beyond(name, f"query ms, {setting}", interval, sizes[-1], last))
     return rows
@@ -303,30 +279,20 @@ def beyond(name: str, what: str, exponent: Interval, last: int, value: float) ->
 
 def slope(sizes: Sequence[int], values: Sequence[float]) -> Interval:
     """Fit the slope of log values against log sizes; the interval is NaN if there are only two sizes."""
-    x = np.log(sizes)
-    y = np.log(values)
-    centred = x - x.mean()
-    value = float(centred @ y / (centred**2).sum())
-    if len(x) < 3:
-        return Interval(value, float("nan"), float("nan"))
-    rest = y - y.mean() - value * centred
-    error = float(np.sqrt((rest**2).sum() / (len(x) - 2) / (centred**2).sum()))
-    reach = float(t.ppf(0.975, len(x) - 2)) * error
-    return Interval(value, value - reach, value + reach)
+    fit = linregress(np.log(sizes), np.log(values))
+    reach = float(t.ppf(0.975, len(sizes) - 2)) * fit.stderr if len(sizes) > 2 else float("nan")
+    return Interval(fit.slope, fit.slope - reach, fit.slope + reach)
 
 
 def law(searches: Sequence[Mapping[str, Any]]) -> str:
-    """Describe the difference in recall@10 between composed and real documents at the smallest size.
-
-    The difference is averaged over queries, with a bootstrap interval.
-    """
+    """Describe recall@10 of composed minus real documents at the smallest size, over queries."""
     said = []
     composed = {row["setting"]: row for row in searches if row["system"] == COMPOSED}
-    for row in searches:
-        other = composed.get(row["setting"], row)
-        same = row["system"] == "compressed" and row["documents"] == other["documents"]
-        if same and other is not row and row["_recalls"] is not None and other["_recalls"] is not None:
-            interval = seeds_interval((other["_recalls"] - row["_recalls"])[None])
+    for row in (row for row in searches if row["system"] == "compressed"):
+        other = composed.get(row["setting"], {"documents": None})
+        pair = [row["_recalls"], other.get("_recalls")]
+        if row["documents"] == other["documents"] and not any(recalls is None for recalls in pair):
+            interval = seeds_interval((pair[1] - pair[0])[None])
             said.append(f"{row['setting']}: {bracketed(interval, '+')}")
     return f"recall@10 of composed minus real documents at the first size: {'; '.join(said)}." if said else ""
 
@@ -357,7 +323,6 @@ def bracketed(interval: Interval, sign: str = "") -> str:
 
 
 def described(setting: Mapping[str, Any]) -> str:
-    """Format a search's settings, or "defaults" if there are none."""
     return ", ".join(f"{name}={value}" for name, value in setting.items()) or "defaults"
 
 

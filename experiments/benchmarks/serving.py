@@ -9,8 +9,6 @@ service both serve a model that PyLate writes, and clients send queries to encod
 times do not depend on training.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import shutil
@@ -124,7 +122,6 @@ def saved(folder: Path) -> Paradigm:
 
 
 def systems(settings: Settings, corpus: Corpus) -> dict[str, Retriever]:
-    """Open the systems' indexes in the output folder, and build the missing ones."""
     retrievers: dict[str, Retriever] = {}
     for name in settings.systems:
         folder = Path(settings.output, "indexes", SHARED.get(name, name))
@@ -157,12 +154,10 @@ class Server:
 
 @contextmanager
 def running(settings: Settings) -> Iterator[Server]:
-    """Run the service in a new process, and interrupt it at the end."""
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()
     process = context.Process(target=answer, args=(settings, theirs))
     process.start()
-    assert process.pid is not None
     server = Server(process.pid, int(mine.recv().rstrip("/").rpartition(":")[2]))
     try:
         yield server

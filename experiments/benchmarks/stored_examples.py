@@ -85,10 +85,6 @@ def measure_way(way: str, file: Path) -> dict[str, Any]:
         batch = [examples[n] for n in positions]
         assert all(texts[example.positive].startswith(example.query) for example in batch)
     read = time.process_time()
-    return {
-        "pairs": len(examples),
-        "way": way,
-        "CPU s before the first batch": ready - began,
-        "ms / batch": 1000 * (read - ready) / batches if batches else None,
-        "MiB": (memory(kind) - before) / MiB,
-    }
+    row = {"pairs": len(examples), "way": way, "CPU s before the first batch": ready - began}
+    row["ms / batch"] = 1000 * (read - ready) / batches if batches else None
+    return row | {"MiB": (memory(kind) - before) / MiB}

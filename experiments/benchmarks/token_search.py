@@ -94,11 +94,8 @@ def main(settings: Settings) -> None:
     pythons = interpreters(settings.peers)
     if missing := PEERS.keys() - pythons:
         console.print(f"Not installed in the environments given, and left out: {', '.join(missing)}.")
-    chosen = [
-        row
-        for row in ROWS
-        if row.system not in missing and row.name.startswith(tuple(settings.systems) or "")
-    ]
+    prefixes = tuple(settings.systems) or ""
+    chosen = [row for row in ROWS if row.system not in missing and row.name.startswith(prefixes)]
     vectors = prepare(
         PARADIGMS["colbert"]("offline", dim=None, skip="", document_length=LENGTH).eval(),
         {settings.collection: settings.documents},
@@ -139,7 +136,6 @@ def main(settings: Settings) -> None:
 
 
 def answer(name: str, job: dict[str, Any], stages: Stages, number: str = "") -> dict[str, Any]:
-    """Measure a stage. Raises SystemExit if it fails."""
     result = stages.measure(name, job, number)
     if "failed" in result:
         raise SystemExit(f"{name} failed in {job['stage']}")
@@ -166,25 +162,20 @@ def summary(
     """Make a row of the table: costs, medians over queries and rounds, and recall."""
     ranked = rounds[-1]["found"]
     hits = [len({*r[:K]} & {*exact[:K]}) / K for r, exact in zip(ranked, truth, strict=True)]
-    return {
-        "system": row.name,
-        "build s": built["wall"] if built else "–",
-        "build MiB": built["memory"] / MiB if built else "–",
-        "bytes/token": built["bytes"] / tokens if built else "–",
-        "search MiB": max(r["memory"] for r in rounds) / MiB,
-        "ms single": 1e3 * statistics.median(s for r in rounds for s in r["wall"]),
-        "ms batch": 1e3 * statistics.median(r["batch"] for r in rounds) / len(ranked),
-        "recall@10": float(np.mean(hits)),
-    }
+    costs: dict[str, Any] = {"system": row.name} | dict.fromkeys(("build s", "build MiB", "bytes/token"), "–")
+    if built:
+        costs |= {"build s": built["wall"], "build MiB": built["memory"] / MiB}
+        costs["bytes/token"] = built["bytes"] / tokens
+    costs["search MiB"] = max(r["memory"] for r in rounds) / MiB
+    costs["ms single"] = 1e3 * statistics.median(s for r in rounds for s in r["wall"])
+    costs["ms batch"] = 1e3 * statistics.median(r["batch"] for r in rounds) / len(ranked)
+    return costs | {"recall@10": float(np.mean(hits))}
 
 
 def work(
     row: Row, vectors: Path, truth: Sequence[Sequence[int]], speed: Mapping[str, float]
 ) -> tuple[float, float]:
-    """Return the fewest milliseconds in which this machine reads and multiplies what a query needs.
-
-    For one query, and for a query of a batch, whose vectors are read once.
-    """
+    """Return the fewest milliseconds of a query, alone and in a batch, which reads its vectors once."""
     lengths = np.load(vectors / "tokens.lengths.npy")
     query_lengths = np.load(vectors / "tokens.query_lengths.npy")
     read = [lengths[rows_read].sum() if row.kind == "rerank" else lengths.sum() for rows_read in truth]

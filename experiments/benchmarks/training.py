@@ -149,11 +149,7 @@ def cases(settings: Settings, bf16: bool) -> list[Case]:
 
 
 def distinct_pairs(collection: Collection, number: int, seed: int) -> Pairs:
-    """Draw `number` training queries, each with one of its relevant documents.
-
-    No document is relevant to two of these queries, so every other document in a batch is a negative, whether
-    or not a trainer knows the judgements.
-    """
+    """Draw training queries, each with a relevant document that is relevant to no other one."""
     split = collection.splits.get("train")
     if split is None:
         raise SystemExit(f"{collection.name} has no training queries")
@@ -194,10 +190,7 @@ def padding(settings: Settings, pairs: Pairs) -> str:
 def measure(
     settings: Settings, case: Case, pairs: Pairs, states: str, changes: Mapping[str, Any] | None = None
 ) -> Round:
-    """Train for a round in this process. A step lasts from the end of the step before it to its own end.
-
-    changes: fields of our `TrainingSettings`.
-    """
+    """Train for a round in this process. changes: fields of our `TrainingSettings`."""
     torch.set_num_threads(settings.threads)
     ends: list[float] = []
     hook = register_optimizer_step_post_hook(lambda *_: ends.append(seconds()))
@@ -224,7 +217,6 @@ def seconds() -> float:
 
 
 def contrastive(settings: Settings, paradigm: str, pairs: Pairs) -> tuple[Paradigm, Contrastive]:
-    """Make a paradigm on the chosen device, and its objective on the pairs."""
     lengths: dict[str, Any] = {"query_length": settings.length, "document_length": settings.length}
     if paradigm == "colbert":  # as the peer's: no token is skipped, and Z = 1
         model = PARADIGMS["colbert"](settings.backbone, skip="", **lengths)

@@ -21,16 +21,9 @@ def chosen_queries(split: Split, count: int) -> list[str]:
 
 
 def align_query(
-    query_id: str,
-    test: Split,
-    corpus: Corpus,
-    pool: Mapping[str, float],
-    retrievers: Mapping[str, Retriever],
+    query_id: str, test: Split, corpus: Corpus, pool: Mapping[str, float], retrievers: Mapping[str, Retriever]
 ) -> list[AlignmentExample]:
-    """Explain a relevant document and BM25's best other document with every system in a comparison.
-
-    test: judged queries. pool: document -> score, for the query's candidates. retrievers: one per system.
-    """
+    """Explain a relevant document and BM25's best other one in `pool` with every system."""
     query = test.queries[query_id]
     judged = test.judgements[query_id]
     relevant = [d for d in sorted(judged) if judged[d] > 0][:1]
@@ -56,9 +49,8 @@ def words(paradigm: Paradigm, text: str, side: Side, mask: Tensor) -> list[tuple
     """
     begins, special = _pieces(paradigm.encoder.tokenizer)
     spans: list[tuple[str, list[int]]] = []
-    for place, (label, counts) in enumerate(
-        zip(paradigm.encoder.labels(text, side), mask.tolist(), strict=True)
-    ):
+    labels = zip(paradigm.encoder.labels(text, side), mask.tolist(), strict=True)
+    for place, (label, counts) in enumerate(labels):
         if not counts or label in special:
             continue
         continues = not label.startswith(("▁", "Ġ")) if begins else label.startswith("##")

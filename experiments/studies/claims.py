@@ -105,17 +105,36 @@ class Study:
         return replace(self, queries=queries, clusters=data.clusters(queries))
 
     def claims(self, paper: str, rows: Sequence[Row]) -> list[tuple[Row, list[Claim]]]:
-        """Return each row's claims; a row whose sides or groups the study lacks has none.
-
-        Raises ValueError, naming the row, if a contrast cannot be read or a group is unknown.
-        """
+        """Return each row's claims, none without its sides. Raises ValueError, naming an unreadable row."""
         return [(row, list(self._claims(PAPERS[paper], row))) for row in rows]
 
     def _claims(self, paper: str, row: Row) -> Iterator[Claim]:
+        about = row.get("about", TRAINING if self.trainings else "")
+        control = "control" in row
         for quantity, terms in self.contrasts(row):
-            values = self.values.get(quantity.partition(": ")[0], {})
-            if all(side in values for _, side in terms):
-                yield self._claim(paper, row, quantity, terms, values)
+            measure = quantity.partition(": ")[0]
+            values = self.values.get(measure, {})
+            sides = [side for _, side in terms]
+            if not all(side in values for side in sides):
+                continue
+            weights = np.array([weight for weight, _ in terms])
+            extremes = (float(weights.clip(max=0).sum()), float(weights.clip(min=0).sum()))
+            # Seeds of one side against one untrained model.
+            parts = (weight * single(values[side]).astype(float) for weight, side in terms)
+            yield Claim(
+                place="" if control else f"{paper}, {row['place']}",
+                statement=row["control" if control else "claim"],
+                quantity=quantity,
+                contrast=reduce(np.add, parts),
+                least=row.get("least", 0.0),
+                within=row.get("within", 0.0),
+                limits=tuple(row.get("limits", extremes)),
+                exchangeable=sorted(weights) == [-1, 1],
+                printed=row.get("printed") or self.difference(measure, terms),
+                about=about * (about != ANYTHING),
+                unmoved=unmoved(self.models(sides)) if about == TRAINING else "",
+                **({} if about == ANYTHING else self.undecided(sides)),
+            )
 
     def contrasts(self, row: Row) -> Iterator[tuple[str, Terms]]:
         """Yield each contrast of a row, for every member of its groups, as "measure: contrast" and terms."""
@@ -139,30 +158,6 @@ class Study:
             chosen = dict(zip(names, members, strict=True))
             yield GROUP.sub(lambda match, chosen=chosen: chosen[match[1]], text)
 
-    def _claim(
-        self, paper: str, row: Row, quantity: str, terms: Terms, values: Mapping[str, Values]
-    ) -> Claim:
-        sides = [side for _, side in terms]
-        weights = np.array([weight for weight, _ in terms])
-        about = row.get("about", TRAINING if self.trainings else "")
-        control = "control" in row
-        extremes = (float(weights.clip(max=0).sum()), float(weights.clip(min=0).sum()))
-        return Claim(
-            place="" if control else f"{paper}, {row['place']}",
-            statement=row["control" if control else "claim"],
-            quantity=quantity,
-            # Seeds of one side against one untrained model.
-            contrast=reduce(np.add, (weight * single(values[side]).astype(float) for weight, side in terms)),
-            least=row.get("least", 0.0),
-            within=row.get("within", 0.0),
-            limits=tuple(row.get("limits", extremes)),
-            exchangeable=sorted(weights) == [-1, 1],
-            printed=row.get("printed") or self.difference(quantity.partition(": ")[0], terms),
-            about=about * (about != ANYTHING),
-            unmoved=unmoved(self.models(sides)) if about == TRAINING else "",
-            **({} if about == ANYTHING else self.undecided(sides)),
-        )
-
     def judged_values(
         self, paper: str, family: str, claims: Sequence[Claim], controls: bool
     ) -> dict[str, np.ndarray]:
@@ -183,11 +178,10 @@ class Study:
             name: [{"kept step": seed.get("kept step"), DEV: seed.get(DEV, {})} for seed in seeds]
             for name, seeds in self.trainings.items()
         }
-        more = {"trainings": trainings, "undecided": undecided, "printed": printed_values}
-        more |= {
-            name: getattr(self, name) for name in ("groups", "parts", "counts", "collection", "clusters")
-        }
-        about = {"paper": paper, "family": family, "controls": controls, "queries": [*self.queries]} | more
+        about = {"paper": paper, "family": family, "controls": controls, "queries": [*self.queries]}
+        about |= {"trainings": trainings, "undecided": undecided, "printed": printed_values}
+        names = ("groups", "parts", "counts", "collection", "clusters")
+        about |= {name: getattr(self, name) for name in names}
         return arrays | {ABOUT: np.array(json.dumps(about, ensure_ascii=False))}
 
     def models(self, sides: Sequence[str]) -> dict[str, Sequence[Measured]]:
@@ -203,12 +197,9 @@ class Study:
         values = self.printed.get(measure, {})
         if not all(side in values for _, side in terms):
             return ""
+        weights = np.array([weight for weight, _ in terms])
         columns = zip(*(values[side] for _, side in terms), strict=False)
-        sums = [
-            sum(weight * value for (weight, _), value in zip(terms, column, strict=True))
-            for column in columns
-        ]
-        return "/".join(f"{value:+.3f}" for value in sums)
+        return "/".join(f"{weights @ column:+.3f}" for column in columns)
 
     def section(
         self,
@@ -229,22 +220,16 @@ class Study:
         claims = [claim for _, of_row in tested for claim in of_row]
         others = [self.other(paper, row) for row, of_row in tested if not of_row and "control" not in row]
         judged = [verdict.row for verdict in judge(claims, self.clusters)]
-        return Section(
-            heading,
-            text,
-            [*judged, *others],
-            values=self.judged_values(paper, family, claims, controls) if claims else {},
-        )
+        values = self.judged_values(paper, family, claims, controls) if claims else {}
+        return Section(heading, text, [*judged, *others], values=values)
 
     def other(self, paper: str, row: Row) -> dict[str, str]:
         """Make the row of a claim that a count or a proof decides, or that the study has not tested."""
-        cells = self.counts.get(row.get("counted", ""))
-        reason = "this run has not measured it"
-        if cells is None and "verdict" in row:
+        reason = f"it takes {row['takes']}" if "takes" in row else "this run has not measured it"
+        cells: Mapping[str, str] = {"verdict": f"{UNTESTED}: {reason}"}
+        if "verdict" in row:
             cells = {"verdict": row["verdict"], "quantity": row["by"], "measured": "proof"}
-        if cells is None:
-            reason = f"it takes {row['takes']}" if "takes" in row else reason
-            cells = {"verdict": f"{UNTESTED}: {reason}"}
+        cells = self.counts.get(row.get("counted", ""), cells)
         place = f"{PAPERS[paper]}, {row['place']}"
         return {"claim": row["claim"], "place": place} | dict.fromkeys(COLUMNS, "–") | cells
 

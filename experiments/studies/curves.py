@@ -4,19 +4,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from studies.pages import Section, interval_text
 
 from paradigms.evaluate import Interval, seeds_interval
 from paradigms.view.report import PALETTE
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
 MARKERS = "os^Dv*PX<>hd"
 Values = Float[np.ndarray, "seeds queries"]
@@ -75,13 +73,8 @@ class Curves:
     def section(self, heading: str, text: str = "") -> Section:
         return Section(heading, text, self.rows, self.draw())
 
-    def draw(self) -> "Figure":
-        """Plot means with their intervals; a system has the same colour and marker in all panels.
-
-        A paper's printed values have hollow markers and dashed lines.
-        """
-        from matplotlib.figure import Figure
-
+    def draw(self) -> Figure:
+        """Plot means with intervals, one look for each system; a paper's values are hollow and dashed."""
         figure = Figure(figsize=(5.5 * len(self.panels), 4.2), layout="constrained")
         panels = figure.subplots(1, len(self.panels), squeeze=False)[0]
         labelled: dict[str, Line2D] = {}
@@ -103,14 +96,8 @@ class Curves:
         columns = 2 if len(self.panels) > 1 or max(map(len, labelled)) < 36 else 1
         lines = -(-len(labelled) // columns)
         figure.set_figheight(4.2 + 0.2 * max(0, lines - 8))
-        figure.legend(
-            labelled.values(),
-            labelled.keys(),
-            frameon=False,
-            fontsize=9,
-            loc="outside upper center",
-            ncols=columns,
-        )
+        style: Any = {"frameon": False, "fontsize": 9, "ncols": columns}
+        figure.legend(labelled.values(), labelled.keys(), loc="outside upper center", **style)
         return figure
 
     @property
@@ -124,7 +111,7 @@ class Curves:
         names = dict.fromkeys(system for series in self.panels.values() for system in series)
         return dict(zip(names, zip(cycle(PALETTE), cycle(MARKERS), strict=False), strict=False))
 
-    def _line(self, axes: "Axes", system: str, intervals: Sequence[Interval], hollow: str = "") -> "Line2D":
+    def _line(self, axes: Axes, system: str, intervals: Sequence[Interval], hollow: str = "") -> Line2D:
         """Plot a series. hollow: marker of printed values, which have no interval."""
         colour, marker = self._looks.get(system, ("0.35", ""))
         exists = ~np.isnan([point.mean for point in intervals])
@@ -147,7 +134,7 @@ class Curves:
             axes.vlines(self._places[exists], low[exists], high[exists], color=colour, linewidth=1)
         return line
 
-    def _ticks(self, axes: "Axes") -> None:
+    def _ticks(self, axes: Axes) -> None:
         """Scale and label x; a label of a number too close to the last one would overlap it."""
         places = self._places
         labels = [x if isinstance(x, str) else f"{x:g}" for x in self.x]

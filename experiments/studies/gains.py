@@ -14,10 +14,7 @@ LEARNED = 0.5  # share of BM25's measure; a system below this share says nothing
 
 
 def differences(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[str, float]]:
-    """Return each pair's difference with its interval, and p of paired tests that are one family (Holm).
-
-    pairs: values and those of a control, [seeds, queries] or [queries].
-    """
+    """Return each pair's difference, and p of paired tests (Holm). pairs: [seeds, queries] or [queries]."""
     both = [(np.atleast_2d(values), np.atleast_2d(control)) for values, control in pairs]
     tests = holm([paired_test(values.mean(0), control.mean(0)) for values, control in both])
     shown_differences = [interval_text(seeds_interval(values - control), "+") for values, control in both]
@@ -25,21 +22,14 @@ def differences(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[str, float]]:
 
 
 def unlearned(means: Mapping[str, float], bm25: float, models: Iterable[Measured] = ()) -> str:
-    """Return, for `Claim.unlearned`, the first system that has not learned; "" if all have learned.
-
-    A system has not learned if its mean is below LEARNED times BM25's (`bm25`), or if training kept the
-    untrained encoder of one of the `models`.
-    """
+    """Return the first system below LEARNED times BM25's mean, or one that training made worse; else ""."""
     poor = next((name for name, mean in means.items() if mean < LEARNED * bm25), "")
     worse = any(model.get("kept step") == 0 for model in models)
     return poor or ("a model that training made worse on dev queries" if worse else "")
 
 
 def training_rows(models: Mapping[str, Sequence[Measured]]) -> list[dict[str, Any]]:
-    """Make a row for each model: how training changed the dev values that `encoder_job` measured.
-
-    Each model is tested by itself, as `unmoved` does. Models without dev values are left out.
-    """
+    """Make a row for each model with dev values: how training changed them, tested as in `unmoved`."""
     rows = []
     for name, seeds in models.items():
         if not all(seed.get(DEV) for seed in seeds):
@@ -47,22 +37,16 @@ def training_rows(models: Mapping[str, Sequence[Measured]]) -> list[dict[str, An
         before = np.array([seed[DEV]["untrained"] for seed in seeds])
         after = np.array([seed[DEV]["trained"] for seed in seeds])
         p = paired_test(after.mean(0), before.mean(0))
-        row = {
-            "model": name,
-            "untrained → trained": f"{before.mean():.3f} → {after.mean():.3f}",
-            "gain": interval_text(seeds_interval(after - before), "+"),
-            "p": f"{p:.4f}",
-            "moved": "yes" if p < ALPHA and after.mean() > before.mean() else "no",
-        }
-        rows.append(row)
+        row = {"model": name, "untrained → trained": f"{before.mean():.3f} → {after.mean():.3f}"}
+        row |= {"gain": interval_text(seeds_interval(after - before), "+"), "p": f"{p:.4f}"}
+        rows.append(row | {"moved": "yes" if p < ALPHA and after.mean() > before.mean() else "no"})
     return rows
 
 
 def training_section(models: Mapping[str, Sequence[Measured]]) -> Section:
     searched = [name for name, seeds in models.items() if any(seed.get("searched") for seed in seeds)]
-    pool = "reranking BM25's first documents and the relevant ones"
-    if len(searched) == len(models):
-        pool = "searching all documents"
+    ranked = "reranking BM25's first documents and the relevant ones"
+    pool = "searching all documents" if len(searched) == len(models) else ranked
     text = (
         f"nDCG@10 of the dev queries, {pool}, before and after training. A claim about what training does "
         "counts for models that it moved: the mean rose, and the model's paired test is significant (without "
@@ -77,10 +61,7 @@ def training_section(models: Mapping[str, Sequence[Measured]]) -> Section:
 
 
 def unmoved(models: Mapping[str, Sequence[Measured]]) -> str:
-    """Return, for `Claim.unmoved`, the first model that training did not improve; "" if there is none.
-
-    Each model is tested separately. A given checkpoint was trained elsewhere, so it counts as improved.
-    """
+    """Return the first model that training did not improve; "" if all are improved, or trained elsewhere."""
     for name, seeds in models.items():
         if all(seed.get("kept step") is None for seed in seeds):
             continue

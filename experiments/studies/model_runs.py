@@ -94,10 +94,7 @@ class StudyData:
         ]
 
     def clusters(self, queries: Sequence[str]) -> list[str]:
-        """Return, for each query, the title of the most relevant document, or its id if it has no title.
-
-        Queries about the same article are not independent.
-        """
+        """Return each query's article, the title or id of its document: its queries are not independent."""
         corpus = self.collection.corpus
         ids = [self.most_relevant(query) for query in queries]
         return [corpus.titles[corpus.position(id)] or id for id in ids]
@@ -160,10 +157,7 @@ def some_queries(split: Split, count: int) -> Split:
 def bind(
     settings: Any, accelerator: Accelerator, free: Names[str], named: Names[str] = (), **more: Any
 ) -> None:
-    """Refuse a results folder made with different settings; settings in `free` may differ.
-
-    named: settings that name files or folders, whose contents must not have changed.
-    """
+    """Refuse a folder of other settings (but `free`), or other contents of what `named` settings name."""
     bound_settings = asdict(settings) | more | content(**{name: getattr(settings, name) for name in named})
     bound_settings |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
     # Values without ids, from other versions, are of other queries.
@@ -216,19 +210,12 @@ def trained_once(
 
 
 def training_cost(folder: Path) -> dict[str, Any]:
-    """Return the training step of the kept model and the duration of training, as {"step", "seconds"}.
-
-    Step 0 is the untrained model. The result is empty if `trained_once` did not train the folder's model.
-    """
-    file = folder / "training" / "cost.json"
-    return read_json(file) if file.is_file() else {}
+    """Return the kept step (0: untrained) and seconds of `trained_once`; {} for other folders."""
+    return json_or_empty(folder / "training" / "cost.json")
 
 
 def training_of(folder: Path) -> Measured:
-    """Return a dict with the kept model's training step ("kept step") and its dev values (the key `DEV`).
-
-    The dev values are nDCG@10 of each dev query under the keys "untrained" and "trained".
-    """
+    """Return "kept step", and DEV: nDCG@10 of each dev query, "untrained" and "trained"."""
     step_kept = training_cost(folder).get("step")
     values = {step: scores.tolist() for step, scores in dev_values(folder / "training").items()}
     dev = {"untrained": values[0], "trained": values[step_kept]} if step_kept in values else {}
@@ -236,10 +223,7 @@ def training_of(folder: Path) -> Measured:
 
 
 def measured_once(file: Path, question: Mapping[str, Any], measure: Callable[[], Any]) -> Any:
-    """Return the answer in a file if it is to the same question; else measure, save and return the answer.
-
-    question: what the answer depends on, as JSON; it is compared as a whole.
-    """
+    """Return the answer in a file if it is to the same question, as JSON; else measure and save it."""
     if json_or_empty(file).get("question") != question:
         write_json(file, {"question": question, "answer": measure()})
     return read_json(file)["answer"]
@@ -303,14 +287,8 @@ def encoder_job(
 
     def train(paradigm: Paradigm, training: Path) -> Paradigm:
         chosen = TrainingSettings(**training_fields(settings) | {"seed": seed} | changes, save_every=100)
-        return data.fit(
-            paradigm,
-            chosen,
-            training,
-            settings.negatives,
-            states=states,
-            own_negatives=settings.own_negatives,
-        )
+        mining = {"negatives": settings.negatives, "own_negatives": settings.own_negatives}
+        return data.fit(paradigm, chosen, training, states=states, **mining)
 
     def prepare() -> Paradigm:
         if checkpoint is not None:

@@ -85,10 +85,7 @@ class Page:
 
 
 def filled(page: Page) -> str:
-    """Return the page with all of its tables and figures rewritten from the results.
-
-    Raises ValueError, naming the page, if a requested study, section or figure does not exist.
-    """
+    """Return the page rewritten from the results. Raises ValueError, naming the page, if one is missing."""
 
     def block(match: re.Match[str]) -> str:
         begin, kind, names, end = match.groups()
@@ -212,10 +209,7 @@ def first(row: dict[str, Any]) -> str:
 
 
 def figures(page: Page, name: str, *sections: str) -> str:
-    """Embed the figures of a study's sections, with captions.
-
-    A description of how the study was run follows, unless tables of the study on the page have it.
-    """
+    """Embed a study's figures with captions, and how it was run, unless a table on the page says so."""
     study = page.study(name)
     parts = []
     for section in sections:

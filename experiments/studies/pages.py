@@ -77,11 +77,10 @@ def print_sections(sections: Iterable[Section]) -> None:
             console.print(section.text, highlight=False)
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         cells = [[format_number(value) for value in row.values()] for row in section.rows]
-        for position, key in enumerate(section.rows[0]):
-            widest = max(len(row[position]) for row in cells)
+        for key, column in zip(section.rows[0], zip(*cells, strict=True), strict=True):
             # In a narrow terminal, headings and text wrap, but numbers do not.
-            side = "right" if position else "left"
-            table.add_column(key, justify=side, min_width=min(widest, 12), overflow="fold")
+            side = "right" if table.columns else "left"
+            table.add_column(key, justify=side, min_width=min(max(map(len, column)), 12), overflow="fold")
         for row in cells:
             table.add_row(*row)
         console.print(table)
@@ -149,17 +148,12 @@ def publish(
     where = environment(accelerator) if accelerator else {}
     sections = {name: section for name, section in sections.items() if section.rows}
     if division := DIVISIONS.get(getattr(settings, "division", "")):
-        sections = {
-            name: replace(section, heading=f"{section.heading}, {division}")
-            for name, section in sections.items()
-        }
+        sections = {name: replace(s, heading=f"{s.heading}, {division}") for name, s in sections.items()}
     write_sections(folder, sections)
     judged = [row for section in sections.values() for row in section.rows if "verdict" in row]
     if judged:
         write_text(folder / "verdicts.md", "".join(map(_verdict_line, judged)))
-    if values := {
-        f"{name}/{key}": of for name, section in sections.items() for key, of in section.values.items()
-    }:
+    if values := {f"{name}/{key}": of for name, s in sections.items() for key, of in s.values.items()}:
         temporary = folder / f".{VALUES}.partial"
         with temporary.open("wb") as stream:
             np.savez_compressed(stream, **values)
@@ -203,8 +197,7 @@ def study(
         "processor": processor(),
         "minutes": round(minutes, 1),
         "sections": {
-            name: {"heading": section.heading, "text": section.text, "rows": list(section.rows)}
-            for name, section in sections.items()
+            name: {"heading": s.heading, "text": s.text, "rows": list(s.rows)} for name, s in sections.items()
         },
     }
 

@@ -116,8 +116,6 @@ def quoted(names: Iterable[str]) -> str:
 
 @flags()
 class Output:
-    """The results folder of a script."""
-
     output: str = ""
     """results folder; empty: a folder named after the script and the collection"""
 
@@ -134,24 +132,18 @@ class Output:
 
 @flags()
 class Computing:
-    """The precision of encoding."""
-
     precision: Precision = "auto"
     """auto: bf16 if the hardware multiplies it natively"""
 
 
 @flags()
 class Results(Output, Computing):
-    """The results folder, precision and tracker of a script."""
-
     tracker: Tracker = "wandb"
     """wandb (offline without a key) or none"""
 
 
 @flags()
 class CollectionName:
-    """A collection."""
-
     collection: str = "pydocs"
     """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or a folder in the BEIR layout or another layout
     from paradigms/data/README.md"""
@@ -159,8 +151,6 @@ class CollectionName:
 
 @flags()
 class Documents:
-    """Number of documents."""
-
     documents: int = 0
     """number of documents; 0: all. Training and encoding take a fixed subset, of pydocs only"""
 
@@ -172,40 +162,30 @@ class OneCollection(CollectionName, Documents):
 
 @flags()
 class Collections:
-    """Several collections, measured one after the other."""
-
     collections: list[str] = field(default_factory=lambda: ["pydocs"])
     """pydocs (built in), hf:OWNER/NAME, irds:IDENTIFIER, or folders of collections"""
 
 
 @flags()
 class Queries:
-    """Number of measured queries."""
-
     queries: int = 0
     """test queries to measure, drawn at random; 0: all"""
 
 
 @flags()
 class OneSplit:
-    """The split with the queries."""
-
     split: str = "test"
     """split with the queries"""
 
 
 @flags()
 class Backbone:
-    """The encoder that a script trains or measures."""
-
     backbone: str = "offline"
     """a Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package"""
 
 
 @flags()
 class Lengths:
-    """Maximum lengths that encoders read."""
-
     query_length: int = 32
     """maximum number of tokens per query"""
     document_length: int = 128
@@ -214,8 +194,6 @@ class Lengths:
 
 @flags()
 class PassageLength:
-    """Passages of documents."""
-
     passages: int = 0
     """split documents into passages of at most this many words, with their titles, for all encoders; 0:
     truncate documents at the paradigm's document_length"""
@@ -223,8 +201,6 @@ class PassageLength:
 
 @flags()
 class Ranking(PassageLength):
-    """What a search ranks."""
-
     best_passages: int = 1
     """a document's score is the sum over this many of its best passages; 1: MaxP"""
     depth: int = 100
@@ -236,16 +212,12 @@ class Ranking(PassageLength):
 
 @flags()
 class Options:
-    """Settings of models."""
-
     options: dict[str, Any] = field(default_factory=dict)
     """settings of every paradigm, such as '{"dim": 64, "document_length": 256, "lora_rank": 8}'"""
 
 
 @flags()
 class IndexKind:
-    """The kind of index."""
-
     index: str = "exact"
     """index of encoded documents: exact (for splade an exact inverted index); faiss; lemur; inverted, in
     8 bits; or compressed, which approximates in a quarter of the bytes"""
@@ -253,54 +225,40 @@ class IndexKind:
 
 @flags()
 class Checkpoint:
-    """A saved model."""
-
     checkpoint: str
     """folder of a saved paradigm, such as experiments/train.py writes"""
 
 
 @flags()
 class ResultsFolder:
-    """A finished comparison."""
-
     results: str = "results/compare-pydocs"
     """results folder of compare.py"""
 
 
 @flags()
 class Baseline:
-    """The system of comparison."""
-
     baseline: str = "bm25"
     """system to test the others against"""
 
 
 @flags()
 class Threads:
-    """Threads of a timed process."""
-
     threads: int = 1
 
 
 @flags()
 class Rounds:
-    """How times are measured."""
-
     rounds: int = 5
     """measured rounds, after a warm-up; systems take turns within a round, and medians are reported"""
 
 
 @flags()
 class Seed:
-    """The seed of everything random."""
-
     seed: int = 0
 
 
 @flags()
 class Seeds:
-    """Several training seeds."""
-
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     """training seeds"""
 
@@ -322,16 +280,12 @@ class Training:
 
 @flags()
 class HardNegatives:
-    """Hard negatives in training."""
-
     negatives: int = 0
     """hard negatives per query, mined from BM25's top 100"""
 
 
 @flags()
 class HeadRate:
-    """The learning rate of what is not pretrained."""
-
     head_learning_rate: float | None = 1e-3
     """learning rate of weights outside the backbone, such as projections or a decoder over an encoder, which
     start untrained; null: learning_rate"""
@@ -339,8 +293,6 @@ class HeadRate:
 
 @flags()
 class EncoderTraining(Training, HeadRate, HardNegatives):
-    """How an encoder is trained, and which of its states is kept."""
-
     salience_learning_rate: float | None = 8e-3
     """learning rate of salience heads; salience starts equal, and at 1e-3, 30 steps hardly change it; null:
     head_learning_rate"""
@@ -356,8 +308,6 @@ class EncoderTraining(Training, HeadRate, HardNegatives):
 
 @flags()
 class TimeLimit:
-    """How long a call may take."""
-
     minutes: float = 0.0
     """pause after this many minutes at a checkpoint, with exit status 75; the same command resumes. 0:
     never"""
@@ -365,16 +315,12 @@ class TimeLimit:
 
 @flags()
 class StudyTraining(EncoderTraining):
-    """Training in studies and comparisons."""
-
     own_negatives: bool = False
     """mine hard negatives from the first 100 documents of the untrained system instead"""
 
 
 @flags(documents=2000)
 class EncoderStudy(Results, Documents, StudyTraining, Backbone, Lengths, Queries, Seeds):
-    """Settings for training and measuring encoders."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         different(self, "seeds")

@@ -39,10 +39,7 @@ SECONDS = 5.0
 def write_runs(
     folder: Path, name: str, runs: Mapping[str, Run], queries: Mapping[str, Names[str]]
 ) -> dict[str, int]:
-    """Write a system's run of each stage, and return the number of rows in each file, for costs.json.
-
-    queries: stage -> queries. Raises ValueError if a run lacks one of these queries.
-    """
+    """Write a run for each stage; return their numbers of rows. Raises ValueError if a query lacks one."""
     for stage, run in runs.items():
         check_answered(run, queries[stage], f"{name}, {stage}")
     for stage, run in runs.items():
@@ -102,17 +99,12 @@ def run_bm25(data: ComparisonData) -> None:
 
 def asked_of(data: ComparisonData, pool: Run) -> dict[str, Names[str]]:
     """Map each stage to the queries that systems answer in it. pool: candidates for rerank mode."""
-    return {"retrieve": data.test.queries, "rerank": pool} | {
-        name: split.queries for name, split in data.others.items()
-    }
+    others = {name: split.queries for name, split in data.others.items()}
+    return {"retrieve": data.test.queries, "rerank": pool} | others
 
 
 def run_system(name: str, trial: Training, data: ComparisonData, console: Console) -> None:
-    """Train or load a system, encode the documents, search and rerank.
-
-    costs.json is written last and marks the system as finished. For an untrained system, only the runs are
-    saved.
-    """
+    """Train or load a system, search and rerank; costs.json, written last, marks it as finished."""
     settings = data.settings
     accelerator = data.accelerator
     folder = Path(settings.output, name)
@@ -199,10 +191,7 @@ def run_fused(name: str, system: SystemSettings, data: ComparisonData) -> None:
 def search_costs(
     retriever: Retriever, model: Model | None, queries: Mapping[str, str], k: int
 ) -> dict[str, float | None]:
-    """Return median milliseconds to encode one query, and to search with it, in this process.
-
-    Queries are timed one at a time. The search time is the time of a whole query minus the encoding time.
-    """
+    """Return median milliseconds to encode one query, and to search with it, in this process."""
     texts = dict(islice(queries.items(), TIMED))
     encode = getattr(model, "encode_queries", None)
     local = _alone(retriever)
@@ -229,10 +218,7 @@ def _alone(retriever: Retriever) -> Retriever:
 
 
 def milliseconds(work: Callable[[str], Any], queries: Sequence[str]) -> float | None:
-    """Return the median milliseconds of `work` for one query, after a warm-up; None if there are no queries.
-
-    The queries run in up to ROUNDS rounds, until the total time exceeds SECONDS.
-    """
+    """Return a query's median milliseconds after a warm-up, in ROUNDS or SECONDS; None without queries."""
     elapsed: list[float] = []
     for query in [*queries[:1], *queries * ROUNDS]:
         began = time.perf_counter()

@@ -50,20 +50,13 @@ def read_systems(listed: list[str] | dict[str, Any]) -> dict[str, SystemSettings
             check_types(systems[name])
             fields = {other: f for other, f in named.items() if other != name and isinstance(f, dict)}
             unfused = ["bm25", *(other for other, f in fields.items() if not f.get("fuse"))]
-            _check(
-                systems[name],
-                options,
-                unfused,
-                [other for other in unfused if not fields.get(other, {}).get("teacher")],
-            )
+            teachers = [other for other in unfused if not fields.get(other, {}).get("teacher")]
+            _check(systems[name], options, unfused, teachers)
     return systems
 
 
 def _check(system: SystemSettings, fields: dict[str, Any], others: list[str], teachers: list[str]) -> None:
-    """Raise ValueError if the fields of a system are incompatible.
-
-    others: systems that can be fused. teachers: systems that can be teachers.
-    """
+    """Raise ValueError if fields are incompatible. others: systems to fuse. teachers: to learn from."""
     from paradigms import GENERATIVE, PARADIGMS
     from paradigms.retrieve import fuse
 

@@ -82,20 +82,14 @@ def divided(collection: Collection, settings: Any) -> tuple[Split, Split, Split,
 
 
 def prepare(collection: Collection, settings: Any, accelerator: Accelerator | None = None) -> ComparisonData:
-    """Divide the queries (`divided`), build BM25, and split documents into passages if `passages` is set.
-
-    accelerator: of a script that trains the systems, instead of opening them.
-    """
+    """Divide the queries, build BM25, and split documents. accelerator: of a script that trains systems."""
     *splits, others = divided(collection, settings)
     corpus = collection.corpus
     began = time.perf_counter()
     bm25 = shared_bm25(corpus, Path(settings.output, "bm25-index"))
     seconds = time.perf_counter() - began
-    own_of_splits = (
-        own_documents(corpus, part, settings.identical_ids) for part in (splits[-1], *others.values())
-    )
-    pieces = Pieces(corpus, settings.passages)
-    own_ids = frozenset().union(*own_of_splits)
+    measured = (splits[-1], *others.values())
+    own_ids = (own_documents(corpus, part, settings.identical_ids) for part in measured)
     cut, read = read_by_encoders(corpus, settings)
     return ComparisonData(
         collection,
@@ -106,19 +100,15 @@ def prepare(collection: Collection, settings: Any, accelerator: Accelerator | No
         progress=accelerator is not None and accelerator.is_main_process,
         others=others,
         bm25_seconds=seconds,
-        document_queries=own_ids,
-        pieces=pieces,
+        document_queries=frozenset().union(*own_ids),
+        pieces=Pieces(corpus, settings.passages),
         cut=cut,
         read=read,
     )
 
 
 def read_by_encoders(corpus: Corpus, settings: Any) -> tuple[BM25 | None, str]:
-    """Return BM25 on the part of each document that the first encoder reads, and a description of the part.
-
-    The result is (None, "") if this encoder reads whole documents, or if documents are split into passages or
-    there is no encoder.
-    """
+    """Return BM25 on what the first encoder reads, and what that is; (None, "") if it is everything."""
     for name, system in {} if settings.passages else settings.chosen.items():
         if system.fuse or system.paradigm in GENERATIVE:
             continue
@@ -134,11 +124,7 @@ def read_by_encoders(corpus: Corpus, settings: Any) -> tuple[BM25 | None, str]:
 
 
 def retriever(model: Model, system: SystemSettings, data: ComparisonData, folder: Path) -> Retriever:
-    """Make a trained model's retriever. Unless it has an index, all processes encode documents into `folder`.
-
-    A reranker orders the documents that BM25 finds. Raises ValueError if a generative model was built for the
-    documents of another corpus.
-    """
+    """Make a model's retriever, in `folder`. Raises ValueError if the model is of another corpus."""
     settings = data.settings
     launch = data.accelerator
     corpus = data.collection.corpus
@@ -161,10 +147,7 @@ def retriever(model: Model, system: SystemSettings, data: ComparisonData, folder
 
 
 def finished(name: str, data: ComparisonData, seed: int | None = None) -> Retriever:
-    """Return the retriever of a finished system, in this process alone.
-
-    seed: training seed; None means the first seed.
-    """
+    """Return a finished system's retriever, in this process alone. seed: None means the first one."""
     if name in ("bm25", CUT):
         return data.bm25 if name == "bm25" or data.cut is None else data.cut
     settings = data.settings
@@ -183,10 +166,7 @@ def finished(name: str, data: ComparisonData, seed: int | None = None) -> Retrie
 
 
 def check(system: SystemSettings, collection: Collection, settings: Any) -> None:
-    """Raise the errors that `trained` and `retriever` would raise, before training begins.
-
-    Models are built for the check and discarded.
-    """
+    """Raise the errors of `trained` and `retriever` before training, with models that are discarded."""
     options = settings.options | system.options
     if system.checkpoint:
         model = open_model(system)
@@ -202,10 +182,7 @@ def check(system: SystemSettings, collection: Collection, settings: Any) -> None
 
 
 def open_model(system: SystemSettings) -> Model:
-    """Load the system's checkpoint; the system's options override recipe fields such as the alignment.
-
-    Raises ValueError if the checkpoint has another paradigm, or if its paradigm does not have these options.
-    """
+    """Load the checkpoint, with recipe fields from its options. Raises ValueError if others are given."""
     loaded = load(system.checkpoint)
     if system.paradigm not in ("", loaded.name):
         raise ValueError(f"{system.checkpoint} holds {loaded.name}, not {system.paradigm}")
@@ -219,10 +196,7 @@ def open_model(system: SystemSettings) -> Model:
 
 
 def trained(trial: Training, data: ComparisonData, folder: Path) -> Model:
-    """Load the system's checkpoint, or build and train its model; a trained model is saved in `folder`.
-
-    Raises Paused when the time limit, `minutes`, is reached.
-    """
+    """Load the checkpoint, or train the model and save it in `folder`. Raises Paused at the time limit."""
     settings = data.settings
     accelerator = data.accelerator
     system = settings.chosen[trial.system]

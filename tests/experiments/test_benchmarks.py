@@ -94,14 +94,8 @@ def settings(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> train
     texts = [" ".join(words[(7 * n + 3 * w) % len(words)] for w in range(6)) for n in range(40)]
     queries = [" ".join(text.split()[:3]) for text in texts]
     folder = write_collection(tmp_path_factory.mktemp("words"), texts, queries, {"train": range(40)})
-    return training.Settings(
-        collection=str(folder),
-        backbone=str(tiny_bert),
-        batches=[BATCH],
-        length=LENGTH,
-        steps=STEPS,
-        threads=torch.get_num_threads(),
-    )
+    sizes = {"batches": [BATCH], "length": LENGTH, "steps": STEPS, "threads": torch.get_num_threads()}
+    return training.Settings(collection=str(folder), backbone=str(tiny_bert), **sizes)
 
 
 @pytest.fixture(scope="module")

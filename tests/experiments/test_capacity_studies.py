@@ -8,12 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from papers.luan2021.capacity_claims import PAPER_LENGTHS, STAGES, TABLE_A1, CapacityStudy
-from papers.luan2021.capacity_tasks import (
-    open_task,
-    projected_ranks,
-    question_passages,
-    worth,
-)
+from papers.luan2021.capacity_tasks import open_task, projected_ranks, question_passages, worth
 from papers.luan2021.hybrid_claims import DE, ME, MEASURES, RR, SPARSE, HybridStudy, hybrid_name
 from scipy import sparse
 from studies.gains import DEV
@@ -63,14 +58,8 @@ def test_the_numbers_are_those_of_the_saved_models(finished: Callable[[str], Pat
     assert measured["rerank"]["BM25-bi"]["5"] == values(anew)[RR]
 
 
-MEANS = {  # mean RR@10 of every query
-    "BM25-uni": 0.3,
-    "BM25-bi": 0.4,
-    DE: 0.5,
-    ME: 0.6,
-    **{hybrid_name(DE, sparse): 0.55 for sparse in SPARSE},
-    **{hybrid_name(ME, sparse): 0.58 for sparse in SPARSE},
-}
+MEANS = {"BM25-uni": 0.3, "BM25-bi": 0.4, DE: 0.5, ME: 0.6}  # RR@10 over queries
+MEANS |= {hybrid_name(dense, s): mean for dense, mean in ((DE, 0.55), (ME, 0.58)) for s in SPARSE}
 
 
 def planted_seed(seed: int, systems: dict = MEANS, moved: float = 0.1) -> dict[str, Any]:

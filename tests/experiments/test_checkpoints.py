@@ -1,7 +1,5 @@
 """Checkpoints under every A, end to end on checkpoints that the test writes, and resumed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -33,11 +31,8 @@ def folders(tiny_bert: Path, tmp_path: Path) -> dict[str, str]:
 def test_every_a_of_every_checkpoint(
     folders: dict[str, str], words: Path, tiny_bert: Path, tmp_path: Path
 ) -> None:
-    nowhere = str(tmp_path / "nowhere")
-    settings = checkpoints.Settings(
-        checkpoints=[*folders.values(), nowhere], collections=[str(words)], tracker="none",
-        output=str(tmp_path / "out"),
-    )  # fmt: skip
+    flags = {"checkpoints": [*folders.values(), str(tmp_path / "nowhere")], "tracker": "none"}
+    settings = checkpoints.Settings(**flags, collections=[str(words)], output=str(tmp_path / "out"))
     checkpoints.main(settings)
     place = tmp_path / "out" / words.name
     values = {file.stem: json.loads(file.read_text())["answer"] for file in place.glob("*.json")}

@@ -110,14 +110,16 @@ def level(value: float) -> np.ndarray:
     return np.random.default_rng(1).normal(value, 0.001, (2, 400))
 
 
-DEVS = {"up": ([0.1, 0.2] * 9, [0.4, 0.5] * 9), "still": ([0.1, 0.2] * 9, [0.1, 0.2] * 9)}
+def seeds(gain: float) -> list[dict[str, Any]]:
+    """Simulate two seeds of a model whose 60 dev queries gain `gain` on average, with noise of .02."""
+    random = np.random.default_rng(0)
+    before = random.random((2, 60))
+    after = before + gain + 0.02 * random.normal(size=before.shape)
+    sides = zip(before.tolist(), after.tolist(), strict=True)
+    return [{"kept step": 30, DEV: {"untrained": b, "trained": a}} for b, a in sides]
 
 
-def trainings(**kinds: str) -> dict[str, list[dict[str, Any]]]:
-    return {
-        name: [{"kept step": 9, DEV: dict(zip(("untrained", "trained"), DEVS[kind], strict=True))}]
-        for name, kind in kinds.items()
-    }
+UP, STILL = seeds(0.05), seeds(0.0)
 
 
 def test_a_row_is_tested_for_each_member_of_its_groups() -> None:
@@ -133,7 +135,7 @@ def test_a_row_is_tested_for_each_member_of_its_groups() -> None:
 
 def test_models_that_training_did_not_move_leave_a_claim_open() -> None:
     values = {"m": {"A, one": level(0.5), "A, two": level(0.3), "AB": level(0.1)}}
-    still = Study(values, trainings=trainings(A="still", AB="up"))
+    still = Study(values, trainings={"A": STILL, "AB": UP})
     row = {"place": "§1", "claim": "c", "measure": "m", "contrast": "A, one − A, two"}
 
     def word(study: Study, **changes: Any) -> tuple[str, str]:
@@ -143,8 +145,8 @@ def test_models_that_training_did_not_move_leave_a_claim_open() -> None:
 
     assert word(still) == (UNDECIDED, "training did not move A on dev queries")
     assert word(still, about="readout")[0] == REPRODUCED
-    assert word(Study(values, trainings=trainings(A="up", AB="still")))[0] == REPRODUCED, "AB is no A"
-    parts = Study(values, trainings=trainings(model="still"), parts={"A": ["model"]})
+    assert word(Study(values, trainings={"A": UP, "AB": STILL}))[0] == REPRODUCED, "AB is no A"
+    parts = Study(values, trainings={"model": STILL}, parts={"A": ["model"]})
     assert word(parts)[1] == "training did not move model on dev queries"
     poor = Study(values, undecided=lambda sides: {"unlearned": sides[-1]})
     assert word(poor)[1] == "A, two has not learned enough"
@@ -165,7 +167,7 @@ def test_values_are_judged_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     study = Study(
         {"m/n": {"A": level(1 / 3), "B": level(0.3), "C": level(0.9), "D": level(0.5)}},
         {"any": ["A", "C"]},
-        trainings(A="up", B="up", C="still"),
+        {"A": UP, "B": UP, "C": STILL},
         lambda sides: {"unlearned": "C"} if sides == ["C", "B"] else {},
         {"m/n": {"A": [0.5, 0.6], "B": [0.4, 0.4]}},
         counts={"bytes": {"verdict": REPRODUCED}},
@@ -217,20 +219,8 @@ def test_committed_values_give_the_verdicts_of_the_pages(
     assert re.search(r"[1-9]\d* verdicts of [1-9]\d* studies judged again, 0 differ", capsys.readouterr().out)
 
 
-DEV_QUERIES = 60
-
-
-def seeds(gain: float, kept: int | None = 30, count: int = 2) -> list[dict]:
-    """Simulate seeds of a model whose dev queries gain `gain` on average, with noise of .02."""
-    random = np.random.default_rng(0)
-    before = random.random((count, DEV_QUERIES))
-    after = before + gain + 0.02 * random.normal(size=before.shape)
-    sides = [{"untrained": b.tolist(), "trained": a.tolist()} for b, a in zip(before, after, strict=True)]
-    return [{"kept step": kept, DEV: dev} for dev in sides]
-
-
 def test_a_model_is_moved_where_its_dev_queries_gain_significantly() -> None:
-    models = {"up": seeds(0.05), "still": seeds(0.0), "down": seeds(-0.05)}
+    models = {"up": UP, "still": STILL, "down": seeds(-0.05)}
     rows = {row["model"]: row for row in training_rows(models)}
     assert {name: row["moved"] for name, row in rows.items()} == {"up": "yes", "still": "no", "down": "no"}
     assert float(rows["down"]["p"]) < 0.05
@@ -240,8 +230,8 @@ def test_a_model_is_moved_where_its_dev_queries_gain_significantly() -> None:
 
 
 def test_a_claim_names_the_first_model_that_training_did_not_move() -> None:
-    assert unmoved({"up": seeds(0.05)}) == ""
-    assert unmoved({"up": seeds(0.05), "still": seeds(0.0)}) == "still"
+    assert unmoved({"up": UP}) == ""
+    assert unmoved({"up": UP, "still": STILL}) == "still"
     assert unmoved({"mine": [{"kept step": None, DEV: {}}]}) == ""  # a checkpoint
     assert unmoved({"blind": [{"kept step": 30, DEV: {}}]}) == "blind, which no training measured"
 

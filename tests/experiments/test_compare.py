@@ -204,13 +204,11 @@ def test_a_system_learns_from_another_one(
     assert both > alone
 
 
+OTHERS = [("colbert", "DocumentToQuery", "document_tokens"), ("colbert", "TopK(k=2)", "total")]
+
+
 @pytest.mark.parametrize(
-    ("name", "align", "normalise"),
-    [
-        ("colbert", "DocumentToQuery", "document_tokens"),
-        ("colbert", "TopK(k=2)", "total"),
-        ("xtr", "QueryToDocument", "query_tokens"),
-    ],
+    ("name", "align", "normalise"), [*OTHERS, ("xtr", "QueryToDocument", "query_tokens")]
 )
 def test_a_checkpoint_opens_with_another_alignment(finished: Path, name: str, align: str, normalise: str):
     """Its scores are rel of the saved model's tokens with this A and Z, and no search imputes."""

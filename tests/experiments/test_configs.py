@@ -38,16 +38,11 @@ def test_accelerate_takes_it_as_it_is_meant(name: str) -> None:
     assert (arguments.multi_gpu, arguments.use_fsdp) == (kind == "MULTI_GPU", kind == "FSDP")
 
 
-@pytest.mark.parametrize(
-    ("script", "name"),
-    [
-        ("train", "aligner_full"),
-        ("train", "several_collections"),
-        ("train", "xtr_multilingual"),
-        ("compare", "trained_paradigms"),
-        ("compare", "trainings_of_each"),
-    ],
-)
+TAKEN = dict.fromkeys(("aligner_full", "several_collections", "xtr_multilingual"), "train")
+TAKEN |= {"trained_paradigms": "compare", "trainings_of_each": "compare"}
+
+
+@pytest.mark.parametrize(("name", "script"), TAKEN.items())
 def test_a_script_takes_its_configuration(script: str, name: str) -> None:
     values = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
     taken = settings(script, f"--config={CONFIGS / name}.yaml")

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pytest
 import torch
 
@@ -130,28 +129,3 @@ def test_train_on_own_pairs(tiny_bert, tmp_path, capsys):
     main(str(tmp_path / "pairs.jsonl"), str(tiny_bert), str(tmp_path / "out"), steps=2)
     assert (tmp_path / "out" / "checkpoint" / "paradigm.json").is_file()
     assert capsys.readouterr().out.count("\n  ") == 9  # three documents of three queries
-
-
-def test_search_with_a_checkpoint(tiny_bert):
-    found = example("search_with_a_checkpoint").main(str(tiny_bert), "bread rises")
-    assert set(found) == {"iron", "bread", "tides"}
-
-
-def test_explain_a_result(tiny_bert, tmp_path, capsys):
-    page = tmp_path / "explained.html"
-    example("explain_a_result").main("fish in the sea", "the sea has fish", str(tiny_bert), str(page))
-    assert "colbert: fish in the sea" in capsys.readouterr().out
-    assert page.read_text().count('"system":') == 3
-
-
-def test_check_a_bound(tmp_path, capsys):
-    rows = np.eye(5)[[0, 0, 1, 2, 0]] + 0.1 * np.random.default_rng(1).standard_normal((5, 5))
-    np.save(tmp_path / "rows.npy", rows)
-    example("check_a_bound").main(str(tmp_path / "rows.npy"), draws=1000)
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
-    told = [[float(value) for value in row] for row in rows if len(row) == 6]
-    assert len(told) >= 2
-    for _, bound, exact, drawn, needed, lemma in told:
-        assert exact <= bound
-        assert abs(drawn - exact) <= 4 * (max(exact, 1e-3) / 1000) ** 0.5 + 1e-4
-        assert needed < lemma

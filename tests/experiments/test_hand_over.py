@@ -29,10 +29,7 @@ def given(tiny_bert: Path, tmp_path: Path) -> tuple[Paradigm, dict[str, Any]]:
     for n in (0, 1):
         some = {id: text for id, text in TEXTS.items() if int(id[1:]) % 2 == n}
         Indexed.build(model, some, tmp_path / f"index-{n}")
-    flags = {
-        "indexes": f"[{tmp_path}/index-0, {tmp_path}/index-1]",
-        "checkpoint": tmp_path / "model",
-    }
+    flags = {"indexes": f"[{tmp_path}/index-0, {tmp_path}/index-1]", "checkpoint": tmp_path / "model"}
     return model, flags | {"place": tmp_path / "engine", "output": tmp_path / "done"}
 
 

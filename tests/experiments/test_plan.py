@@ -86,18 +86,12 @@ def reduced(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Te
     return future
 
 
+BOTH = {"shards": True, "chunk": 2}
+CHANGES = [{}, {"chunk": 2}, {"shards": True}, BOTH | {"precision": "bf16"}, BOTH | {"recompute": True}]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"chunk": 2},
-        {"shards": True},
-        {"shards": True, "chunk": 2, "precision": "bf16"},
-        {"shards": True, "chunk": 2, "recompute": True},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("changes", CHANGES, ids=str)
 def test_a_step_is_as_planned(
     processes: int, bert: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
@@ -139,15 +133,11 @@ def test_a_step_is_as_planned(
             optimizer.step()
             optimizer.zero_grad()
     calls = {str(op).removeprefix("c10d."): count for op, count in sent.get_comm_counts().items()}
-    names = {
-        "allgather_": "all-gather of documents",
-        "reduce_scatter_": "reduce-scatter of documents' gradients",
-    }
+    names = {"allgather_": "all-gather of documents"}
+    names["reduce_scatter_"] = "reduce-scatter of documents' gradients"
     if settings.shards:
-        names |= {
-            "_allgather_base_": "all-gather of weights",
-            "_reduce_scatter_base_": "reduce-scatter of gradients",
-        }
+        names["_allgather_base_"] = "all-gather of weights"
+        names["_reduce_scatter_base_"] = "reduce-scatter of gradients"
     else:
         names |= {"allreduce_": "all-reduce of gradients", "broadcast_": "broadcast of buffers"}
     assert calls == {op: planned[name]["calls"] for op, name in names.items()}

@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 import serving_costs
 
-from paradigms.io.command_line import folder_name
-
 LENGTHS = {"query_length": 8, "document_length": 16}
 
 
@@ -90,17 +88,9 @@ def test_all_documents_are_measured_with_quality_and_once_and_failures_named(
             serving_costs.main(settings)
     serving_costs.main(settings)
     rows = json.loads((tmp_path / "out" / "costs.json").read_text())
-    assert {row["engine"] for row in rows} == {
-        "exact", "FAISS", "compressed, 8 bits", "inverted, 8 bits", "inverted, 16 bits"
-    }  # fmt: skip
+    engines = ["exact", "FAISS", "compressed, 8 bits", "inverted, 8 bits", "inverted, 16 bits"]
+    assert [row["engine"] for row in rows] == engines
     assert all(row["nDCG@10"].count(".") == 3 for row in rows)  # a mean and its interval
-    (tmp_path / "out" / "measured" / "dpr" / f"{folder_name('compressed, 8 bits')}.json").unlink()
-    serving_costs.main(settings)
-    again = json.loads((tmp_path / "out" / "costs.json").read_text())
-    assert again[:2] == rows[:2]
-    assert [(row["engine"], row["recall@10"]) for row in again] == [
-        (r["engine"], r["recall@10"]) for r in rows
-    ]
     monkeypatch.setattr(serving_costs, "measure_index", lambda *_, **__: pytest.fail("measured again"))
     serving_costs.main(settings)
-    assert json.loads((tmp_path / "out" / "costs.json").read_text()) == again
+    assert json.loads((tmp_path / "out" / "costs.json").read_text()) == rows

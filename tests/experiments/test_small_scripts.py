@@ -9,14 +9,11 @@ from typing import Any
 
 import average
 import build_paper
-import datasets
 import fewer_bytes
 import generate_queries
 import gpu
 import pytest
-import serving_costs
 import torch
-import yaml
 
 from paradigms import PARADIGMS
 from paradigms.data import load_collection
@@ -32,13 +29,11 @@ HEADER = "system,stage,query,measure,value\n"
 
 def part(folder: Path, values: dict[str, list[float]]) -> str:
     folder.mkdir()
-    rows = [
-        f"{system},retrieve,q{n},nDCG@10,{value}\n"
-        for system, of in values.items()
-        for n, value in enumerate(of)
-    ]
-    rows += [row.replace("retrieve", "rerank") for row in rows]
-    (folder / "per_query.csv").write_text(HEADER + "".join(rows))
+    lines = [HEADER]
+    for stage in ("retrieve", "rerank"):
+        for system, of in values.items():
+            lines += [f"{system},{stage},q{n},nDCG@10,{value}\n" for n, value in enumerate(of)]
+    (folder / "per_query.csv").write_text("".join(lines))
     return str(folder)
 
 
@@ -99,39 +94,6 @@ def test_the_round_trip_keeps_queries_that_find_their_document(collection: Path)
     assert generate_queries.found_again(corpus, [good, bad], settings) == [good]
 
 
-CSV = 'system,stage,query,measure,value\nbm25,retrieve,null,nDCG@10,0.5\n"a,b",rerank,1,R@1,1.0\n'
-
-
-def test_a_dataset_of_every_query_is_written_and_pushed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = []
-
-    class HfApi:
-        def create_repo(self, *arguments: str, **named: object) -> None:
-            calls.append((arguments, named))
-
-        def upload_folder(self, **named: object) -> None:
-            calls.append(((), named))
-
-    monkeypatch.setattr("huggingface_hub.HfApi", HfApi)
-    (tmp_path / "per_query.csv").write_text(CSV)
-    (tmp_path / "config.json").write_text(json.dumps({"collection": "hf:BeIR/scifact"}))
-    (tmp_path / "table.md").write_text("| system | nDCG@10 |\n")
-    run("share_results", results=tmp_path, push="me/mine", license="mit")
-    created, uploaded = calls
-    assert created == (("me/mine",), {"private": True, "exist_ok": True, "repo_type": "dataset"})
-    assert (uploaded[1]["repo_id"], uploaded[1]["repo_type"]) == ("me/mine", "dataset")
-    folder = tmp_path / "dataset"
-    assert {file.name for file in folder.iterdir()} == {"per_query.parquet", "README.md"}
-    rows = datasets.load_dataset(str(folder), cache_dir=str(tmp_path / "cache"))["train"].to_list()
-    first = {"stage": "retrieve", "system": "bm25", "query": "null", "measure": "nDCG@10", "value": 0.5}
-    assert rows[0].items() >= first.items()  # a query whose id is null is no missing value
-    assert rows[1]["system"] == "a,b"
-    metadata = yaml.safe_load((folder / "README.md").read_text().split("---")[1])
-    assert (metadata["source_datasets"], metadata["license"]) == (["BeIR/scifact"], "mit")
-
-
 def test_tables_and_findings_of_a_page():
     page = """# A
 ## Findings
@@ -158,12 +120,9 @@ def test_a_paper_is_set(tmp_path, text):
     assert (tmp_path / "out" / "paper.pdf").read_bytes().startswith(b"%PDF")
 
 
-CHEAP = {
-    "kernels": "needs a GPU",
-    "in_batch_scores": "passed",
-    "dropout_replay": "passed",
-    "host_waits": "passed",
-}
+CHEAP = {"kernels": "needs a GPU"} | dict.fromkeys(
+    ("in_batch_scores", "dropout_replay", "host_waits"), "passed"
+)
 
 
 def outcomes(folder: Path) -> dict[str, str]:
@@ -236,52 +195,19 @@ def test_a_wrong_computation_fails_its_check(check: str, monkeypatch: pytest.Mon
     assert message in section.rows[0]["error"]
 
 
-def test_all_documents_are_measured_with_quality_and_once(
-    words: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = serving_costs.Settings(
-        collection=str(words), documents=0, queries=0, backbone=str(tiny_bert), bits=[8], rounds=1,
-        threads=1, clock="cpu", engines=False, output=str(tmp_path / "out"),
-        paradigms=["dpr", "coil", "xtr", "bm25"], query_length=8, document_length=16,
-    )  # fmt: skip
-    serving_costs.main(settings)
-    rows = json.loads((tmp_path / "out" / "costs.json").read_text())
-    dense = {"exact": 2, "FAISS": 4, "compressed, 8 bits": 1}  # least bytes of a number
-    expected = {(name, index) for name in ("dpr", "coil", "xtr") for index in dense}
-    expected |= {("bm25", "inverted, 8 bits"), ("bm25", "inverted, 16 bits"), ("xtr", "lemur")}
-    assert {(row["paradigm"], row["engine"]) for row in rows} == expected
-    for row in rows:
-        assert 0 < row["10%"] <= row["ms"] <= row["90%"]
-        assert row["recall@10"] == 1 if row["engine"] == "exact" else 0 < row["recall@10"] <= 1
-        assert row["bytes/document"] > dense.get(row["engine"], 0) * row["vectors"] * row["h"]
-        assert row["nDCG@10"].count(".") == 3  # a mean and its interval
-    (tmp_path / "out" / "measured" / "dpr" / f"{folder_name('compressed, 8 bits')}.json").unlink()
-    serving_costs.main(settings)
-    again = json.loads((tmp_path / "out" / "costs.json").read_text())
-    assert again[:2] == rows[:2]
-    monkeypatch.setattr(serving_costs, "measure_index", lambda *_, **__: pytest.fail("measured again"))
-    serving_costs.main(settings)
-    assert json.loads((tmp_path / "out" / "costs.json").read_text()) == again
-
-
-@pytest.fixture
-def settings(words: Path, tiny_bert: Path, tmp_path: Path) -> fewer_bytes.Settings:
-    torch.manual_seed(0)
-    PARADIGMS["colbert"](tiny_bert, query_length=8, document_length=16).save_pretrained(tmp_path / "model")
-    return fewer_bytes.Settings(
-        collections=[str(words)], documents=30, queries=5, model=str(tmp_path / "model"),
-        output=str(tmp_path / "out"),
-    )  # fmt: skip
-
-
 @pytest.mark.slow
 def test_every_way_is_measured_certified_and_drawn(
-    settings: fewer_bytes.Settings, monkeypatch: pytest.MonkeyPatch
+    words: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    torch.manual_seed(0)
+    model = str(tmp_path / "model")
+    PARADIGMS["colbert"](tiny_bert, query_length=8, document_length=16).save_pretrained(model)
+    out = tmp_path / "out"
+    flags = {"collections": [str(words)], "documents": 30, "queries": 5, "model": model}
+    settings = fewer_bytes.Settings(**flags, output=str(out))
     monkeypatch.setattr(fewer_bytes, "DOCUMENTS", 15)
     monkeypatch.setattr(fewer_bytes, "QUERIES", 2)
     fewer_bytes.main(settings)
-    out = Path(settings.output)
     own = out / folder_name(settings.collections[0])
     rows = json.loads((own / "fewer.json").read_text())["answer"]
     whole = rows[0]

@@ -1,7 +1,5 @@
 """Buckets: exact laws against enumeration, and the expectation under independence against its definition."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

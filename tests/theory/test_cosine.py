@@ -83,17 +83,3 @@ def test_the_bound_of_recall_holds_and_the_mean_rank_is_exact():
     )
     with pytest.raises(ValueError, match="r = 12"):
         cosine_recall_bound(9, *given, 12)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((1, 0.5, 0.2, 0.1), "k = 1"),
-        ((8, 0.2, 0.5, 0.1), "better does not exceed worse"),
-        ((8, 0.9, -0.9, 0.9), "not the cosines of three vectors"),
-        ((8, 1.1, 0.5, 0.1), "better"),
-    ],
-)
-def test_bad_arguments_are_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        cosine_error(*arguments)

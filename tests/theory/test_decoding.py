@@ -27,10 +27,3 @@ def test_a_beam_counts_documents_outside_the_corpus() -> None:
     p, corpus = np.array([[0.3, 0.1], [0.2, 0.4]]), np.array([[1, 0], [1, 0]])
     assert decoding.beam(p, corpus, 1).tolist() == [[1, 0]]
     assert decoding.beam(p, corpus, 2).tolist() == [[0, 0], [1, 0]]
-
-
-def test_impossible_arguments_are_refused() -> None:
-    with pytest.raises(ValueError, match="equal axes of at least 2 tokens"):
-        decoding.prefix_states(np.ones((2, 3)) / 6)
-    with pytest.raises(ValueError, match="kept must lie between 0 and masses"):
-        decoding.foresight_gap([0.5], [0.6])

@@ -6,18 +6,21 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from theory import buckets, entropic, kernels, low_rank
+from theory import answerable, buckets, decoding, entropic, excess, kernels, low_rank
 from theory import capacity as C
 from theory import multivector as M
 from theory import projections as P
 from theory import recall as R
 from theory import token_retrieval as xtr
 from theory.collection import Problem
+from theory.cosine import cosine_error
 
 CASE = ((0.9, 0.5, 0.4, 0.1), 2, 0.1)
 QUERY, BETTER, WORSE = (M.COUNTEREXAMPLE[x] for x in ("query", "better", "worse"))
 SIMILAR, OWNERS = np.array([[0.9, 0.1, 0.7], [-0.5, -0.1, -0.8]]), np.array([0, 0, 1])
 WRONG: list[tuple[Callable[[], object], str]] = [
+    *((lambda R=R: answerable.one_vector(np.eye(3), R), "relevant") for R in ([], [0, 1, 2], [3])),
+    (lambda: answerable.max_over_tokens(np.eye(3), [1, 0, 2], [0]), "rising from 0"),
     (lambda: buckets.expected_recall([1, 0.5], [1, 1], 1, [0], 0), "candidates = 0"),
     (lambda: buckets.expected_recall([1, 0.5], [1], 1, [0], 1), "variances (1,)"),
     (lambda: C.moment_queries(5, [[0, 5]]), "relevant"),
@@ -30,11 +33,24 @@ WRONG: list[tuple[Callable[[], object], str]] = [
     (lambda: C.forster_bound([[0, 2]]), "other than 0 and 1"),
     (lambda: C.random_dimension(3), "documents = 3"),
     (lambda: C.first_broken_size(np.float32, 10), "loses no pair of up to 10"),
+    (lambda: cosine_error(1, 0.5, 0.2, 0.1), "k = 1"),
+    (lambda: cosine_error(8, 0.2, 0.5, 0.1), "better does not exceed worse"),
+    (lambda: cosine_error(8, 0.9, -0.9, 0.9), "not the cosines of three vectors"),
+    (lambda: cosine_error(8, 1.1, 0.5, 0.1), "better"),
+    (lambda: decoding.prefix_states(np.ones((2, 3)) / 6), "equal axes of at least 2 tokens"),
+    (lambda: decoding.foresight_gap([0.5], [0.6]), "kept must lie between 0 and masses"),
     (lambda: entropic.entropic_top_k([0.1, np.nan], 1, 0.1), "scores"),
     (lambda: entropic.entropic_top_k([0.1, 0.2], -1, 0.1), "k ="),
     (lambda: entropic.entropic_top_k([0.1, 0.2], [1, 1], [0.1, 0.1, 0.1]), "broadcast"),
     (lambda: entropic.convergence_rate(CASE[0], 0, 0.1), "k = "),
     (lambda: entropic.sufficient_iterations(*CASE, 1.0), "tolerance"),
+    (lambda: excess.excess([[0.1]], [0.1, 0.2]), "floors has shape"),
+    (lambda: excess.floor_moments(3, 2), "k = 3"),
+    (lambda: excess.mixture_floor(0.5, [0.2, 0.2], [0, 0], [1, 1]), "share = 0.5"),
+    (lambda: excess.mixture_floor(0.4, [0.2, 0.2], [0, 0], [1, 1]), "less than the sum"),
+    (lambda: excess.mixture_floor(0.1, [0.2, 0.2], [0, 0], [1]), "shapes (2,), (2,), (1,)"),
+    (lambda: excess.best_floor(0, 0.2, 0.2, 0.5), "match_scale"),
+    (lambda: excess.best_share(0.1, 0.2, 1.0), "match"),
     (lambda: kernels.relevance([[1.0, 2.0]], [[1.0]]), "documents"),
     (lambda: kernels.orthogonal_projections(0, 4, 0), "dimension"),
     (lambda: kernels.positive_features([[1.0]], [[1.0, 2.0]]), "projections"),

@@ -1,7 +1,6 @@
 """The excess by hand, floors by counting, and errors; the laws are in theory/claims/imputation.py."""
 
 import numpy as np
-import pytest
 
 from theory import excess
 
@@ -20,28 +19,3 @@ def test_the_floor_of_a_mixture_leaves_the_share_above_it():
         floor = excess.mixture_floor(share, shares, locations, scales)
         error = np.sqrt(share * (1 - share) / drawn.size)
         assert abs((drawn > floor).mean() - share) < 4.5 * error
-
-
-def test_the_best_floor_is_where_a_match_is_as_likely_as_none():
-    floor = excess.best_floor(0.2, 0.05, 0.2, 0.4)
-    none = 0.6 * np.exp(-(floor - 0.2) / 0.05) / 0.05
-    assert none == pytest.approx(0.4 * np.exp(-(floor - 0.2) / 0.2) / 0.2)
-    assert excess.best_share(0.05, 0.2, 0.4) == pytest.approx(np.exp(-(floor - 0.2) / 0.05))
-    assert excess.best_share(0.05, 0.2, 0.99) == 1  # nearly every relevant document matches: no floor acts
-
-
-@pytest.mark.parametrize(
-    ("call", "match"),
-    [
-        (lambda: excess.excess([[0.1]], [0.1, 0.2]), "floors has shape"),
-        (lambda: excess.floor_moments(3, 2), "k = 3"),
-        (lambda: excess.mixture_floor(0.5, [0.2, 0.2], [0, 0], [1, 1]), "share = 0.5"),
-        (lambda: excess.mixture_floor(0.4, [0.2, 0.2], [0, 0], [1, 1]), "less than the sum"),
-        (lambda: excess.mixture_floor(0.1, [0.2, 0.2], [0, 0], [1]), r"shapes \(2,\), \(2,\), \(1,\)"),
-        (lambda: excess.best_floor(0, 0.2, 0.2, 0.5), "match_scale"),
-        (lambda: excess.best_share(0.1, 0.2, 1.0), "match"),
-    ],
-)
-def test_errors(call, match):
-    with pytest.raises(ValueError, match=match):
-        call()

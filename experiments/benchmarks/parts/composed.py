@@ -15,18 +15,13 @@ Document n does not depend on the range that is requested, because each block of
 seed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from paradigms.encoder.text import Side
 
 BLOCK = 1024
 CELLS = {"tokens": 4096, "pooled": 256}
@@ -69,16 +64,13 @@ class Composed:
 
     @cached_property
     def query_arrays(self) -> list[np.ndarray]:
-        """Return the values of each query."""
         return by_text(self._read("queries"), self._read("query_lengths"))
 
     @cached_property
     def queries(self) -> list[Any]:
-        """Return each query as `Tokens` [1, 1, j, h]."""
         return [self.query_tokens([n]) for n in range(len(self.query_arrays))]
 
     def query_tokens(self, numbers: Sequence[int]) -> Any:
-        """Return several queries as `Tokens` [b, 1, j, h]."""
         return _tokens([self.query_arrays[n] for n in numbers], "query")
 
     def _block(self, number: int) -> Rows:
@@ -128,7 +120,6 @@ class Composed:
         return (moved / np.linalg.norm(moved, axis=1, keepdims=True)).astype(np.float16), lengths
 
     def _documents(self, numbers: np.ndarray) -> Rows:
-        """Return the real documents with the given numbers."""
         rows = _ranged(self._offsets[numbers], self._offsets[numbers + 1])
         return self._read("values")[rows], self._read("lengths")[numbers]
 
@@ -190,11 +181,10 @@ def _loaded(file: Path) -> np.ndarray:
 
 
 def by_text(values: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
-    """Return the values of each text."""
     return np.split(values, np.cumsum(lengths)[:-1])
 
 
-def _tokens(texts: Sequence[np.ndarray], side: Side) -> Any:
+def _tokens(texts: Sequence[np.ndarray], side: str) -> Any:
     """Pad the vectors, or the entries of terms, of each text."""
     from paradigms.store.arrays import as_tokens
 

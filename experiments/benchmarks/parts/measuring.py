@@ -33,11 +33,7 @@ class WorkerError(Exception):
 
 
 def in_worker(
-    name: str,
-    job: Mapping[str, Any],
-    threads: int,
-    python: str = sys.executable,
-    limit: float | None = None,
+    name: str, job: Mapping[str, Any], threads: int, python: str = sys.executable, limit: float | None = None
 ) -> Any:
     """Return a worker's answer to a job, computed in a new process of the interpreter `python`.
 
@@ -84,7 +80,6 @@ def cpu_seconds() -> float:
 
 
 def timed(work: Callable[[], Result], clock: Callable[[], float] = cpu_seconds) -> tuple[float, Result]:
-    """Time a call, and return (seconds, result)."""
     began = clock()
     result = work()
     return clock() - began, result

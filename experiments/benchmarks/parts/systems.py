@@ -44,7 +44,6 @@ class System:
 
     @cached_property
     def arrays(self) -> list[np.ndarray]:
-        """Each document's vectors in float32."""
         blocks = (rows for _, rows in self.documents.blocks(0, self.job["documents"]))
         split = (by_text(values.astype(np.float32), lengths) for values, lengths in blocks)
         return [array for part in split for array in part]
@@ -57,7 +56,6 @@ class System:
         """Build the index in `folder`."""
 
     def open(self) -> None:
-        """Prepare the process for searching."""
         raise NotImplementedError
 
     def find(self, queries: Sequence[int]) -> Ranked:
@@ -70,7 +68,6 @@ class System:
         return ranked
 
     def scores(self, query: int, candidates: list[int] | None) -> np.ndarray:
-        """Return the query's scores for the candidates, or for all documents if `candidates` is None."""
         raise NotImplementedError
 
 
@@ -302,12 +299,8 @@ def change(system: Ours) -> dict[str, Any]:
         seconds, store = timed(partial(store.delete, [str(n)]))
         deleted.append(seconds)
     compacted, _ = timed(store.compact)
-    return {
-        "add one": statistics.median(added),
-        "add 1%": share,
-        "delete one": statistics.median(deleted),
-        "compact": compacted,
-    }
+    row = {"add one": statistics.median(added), "add 1%": share}
+    return row | {"delete one": statistics.median(deleted), "compact": compacted}
 
 
 STAGES: dict[str, Any] = {"truth": truth, "build": build, "search": search, "change": change}

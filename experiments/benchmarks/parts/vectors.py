@@ -101,10 +101,7 @@ def counted(queries: Tokens) -> tuple[np.ndarray, np.ndarray]:
 def states(
     stores: Sequence[Store], order: Sequence[tuple[int, str]], tokens: int, random: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return documents' first tokens on their principal axes, their numbers, the axes, and mean vectors.
-
-    A mean is taken over all tokens of a document, at full width.
-    """
+    """Return first tokens on principal axes, their numbers, the axes, and means of all tokens in full."""
     places = [(stores[n], stores[n].position(id)) for n, id in order]
     spans = [(store, *store.offsets[row : row + 2].tolist()) for store, row in places]
     sample = random.permutation(len(spans))[: (1 << 17) // tokens]
@@ -147,7 +144,6 @@ def splade(
     rows = store.decoded(slice(None))
     with torch.inference_mode():
         queries = model.encode_queries(list(query_texts))
-    assert queries.ids is not None
     weights, lengths = counted(queries)
     ids = queries.ids[:, 0][queries.mask[:, 0]].numpy()
     documents = entries(rows["ids"], rows["vectors"][:, 0]), np.diff(store.offsets)

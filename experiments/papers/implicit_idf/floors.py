@@ -119,7 +119,9 @@ class Ranker:
             gold = S[:, np.isin(self.corpus.owners, relevant)] >= at[TOP][:, None]
             of_tokens[GOLD].append(float(gold.sum() / len(S) / TOP))
             if "imputed" in named:
-                of_tokens[SPEARMAN].append(rank_correlation(idf, -at[named["imputed"].k]))
+                floor = -at[named["imputed"].k]
+                constant = min(len(np.unique(idf)), len(np.unique(floor))) < 2  # too few tokens
+                of_tokens[SPEARMAN].append(0.0 if constant else float(spearmanr(idf, floor).statistic))
         queries = list(runs["MaxSim"])
         judgements = {query: split.judgements[query] for query in queries}
         values = {measure: {TOKENS: numbers} for measure, numbers in of_tokens.items()}
@@ -129,15 +131,11 @@ class Ranker:
         return queries, values
 
     def searched(self, split: Split) -> Iterator[tuple[str, torch.Tensor, torch.Tensor, np.ndarray]]:
-        """Yield each query with a relevant document, with its tokens' ids [j], vectors [j, h] and S [j, t].
-
-        One pass over the corpus serves several queries, because reading it takes most of the time.
-        """
+        """Yield judged queries: ids, vectors [j, h] and S [j, t]. A pass over the corpus serves several."""
         judged = [query for query, grades in split.judgements.items() if max(grades.values(), default=0) > 0]
         for start in range(0, len(judged), TOGETHER):
             names = judged[start : start + TOGETHER]
             tokens = self.paradigm.encode_queries([split.queries[name] for name in names]).to("cpu")
-            assert tokens.ids is not None
             masks = tokens.mask[:, 0]
             vectors = [row[mask].float() for row, mask in zip(tokens.vectors[:, 0], masks, strict=True)]
             S = np.split(self.corpus.similarities(torch.cat(vectors)), np.cumsum([*map(len, vectors)])[:-1])
@@ -160,20 +158,10 @@ def weighted(weights: Float[np.ndarray, " j"], M: Float[np.ndarray, "j n"]) -> F
     return (weights / max(weights.sum(), 1e-9)).astype(np.float32) @ M
 
 
-def rank_correlation(x: Float[np.ndarray, " j"], y: Float[np.ndarray, " j"]) -> float:
-    """Return Spearman's correlation; 0 if a query has too few tokens to have one."""
-    constant = min(len(np.unique(x)), len(np.unique(y))) < 2
-    return 0.0 if constant else float(spearmanr(x, y).statistic)
-
-
 def estimates_of(
     paradigm: Paradigm, sample: Corpus, texts: Sequence[str], share: float
 ) -> dict[str, Estimate]:
-    """Estimate floors from a sample of the corpus, at the similarity that `share` of its tokens reach.
-
-    table: by vocabulary entry. regression: linear in the query token's vector, fitted to the sample's texts
-    as queries. sample: the quantile of the sample, by a token search in it.
-    """
+    """Estimate floors from a sample: by vocabulary entry, linear in the vector, or by a search in it."""
     rank = max(1, round(share * len(sample.owners)))
     table = paradigm.count_floors(texts, share)
 

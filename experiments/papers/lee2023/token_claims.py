@@ -77,13 +77,8 @@ class TokenStudy:
                 for n in (self.sizes[-1], self.sizes[0])
             )
             groups |= {"large − small batches": [f"{' + '.join(large)} − {' − '.join(small)}"]}
-        self.study = Study.of(
-            self.models,
-            groups=groups,
-            undecided=self.undecided,
-            counts=self.example(),
-            collection=collection,
-        )
+        more = {"groups": groups, "counts": self.example(), "collection": collection}
+        self.study = Study.of(self.models, undecided=self.undecided, **more)
 
     def of_size(self, k_train: float, batch_size: int) -> str:
         return label(k_train, batch_size * (batch_size != self.size))
@@ -118,21 +113,15 @@ class TokenStudy:
             measure: {name: [values[measure][f"{name}, r = {r}"] for r in ranks] for name in names}
             for measure in (f"{GOLD_AT} at rank r", f"{LEXICAL_AT} at rank r")
         }
-        recall = {
-            f"{name}, {way}": self.scores("R@100", name, way)
-            for way in ("imputing", "gathering")
-            for name in ("ColBERT", self.xtr)
-        }
+        pairs = [(name, way) for way in ("imputing", "gathering") for name in ("ColBERT", self.xtr)]
+        recall = {f"{name}, {way}": self.scores("R@100", name, way) for name, way in pairs}
         by_k = {name: self.scores("RR@10", name, "imputing") for name in names}
         by_size = {
             label(k): [self.scores("nDCG@10", self.of_size(k, n), "imputing")[-1] for n in self.sizes]
             for k in self.k_train
         }
-        costs = {
-            side.rpartition(", ")[2]: cost
-            for side, cost in values.get(COST, {}).items()
-            if side.startswith(f"{self.xtr}, ")
-        }
+        sides = [side for side in values.get(COST, {}) if side.startswith(f"{self.xtr}, ")]
+        costs = {side.rpartition(", ")[2]: values[COST][side] for side in sides}
         timed = max((cost.shape[1] for cost in costs.values()), default=0)
         return {
             "training": training_section(self.models),

@@ -64,17 +64,13 @@ class Retrieved:
 def token_search(
     paradigm: Paradigm, index: Index, queries: Mapping[str, str], k: int, *, gather: bool = False
 ) -> Iterator[Retrieved]:
-    """Retrieve, for each token of every query, the k best tokens of the corpus.
-
-    gather: whether to also score every document with all of its tokens.
-    """
+    """Retrieve each query token's k best tokens of the corpus. gather: also score all documents in full."""
     names = list(queries)
     gathered = np.zeros(0, np.float32)
     recipe = gathering(paradigm)
     for start in range(0, len(names), QUERIES):
         part = names[start : start + QUERIES]
         encoded = paradigm.encode_queries([queries[name] for name in part])
-        assert encoded.ids is not None
         mask = encoded.mask[:, 0]
         with torch.inference_mode():
             similarities, places = Exact().token_search(index.store, encoded.vectors[:, 0][mask], k)
@@ -128,10 +124,7 @@ def gathering(paradigm: Paradigm) -> Recipe:
 
 
 def stored_ids(paradigm: Paradigm, index: Index, corpus: Corpus) -> Int[np.ndarray, " tokens"]:
-    """Return the vocabulary id of every token in the index, in index order.
-
-    Raises ValueError if the corpus's tokens do not match the index.
-    """
+    """Return each stored token's vocabulary id, in order. Raises ValueError if the corpus is another one."""
     parts = [np.zeros(0, dtype=np.int32)]
     for start in range(0, len(index.store.ids), DOCUMENTS):
         texts = [corpus[corpus.position(id)] for id in index.store.ids[start : start + DOCUMENTS]]
@@ -187,12 +180,9 @@ def measure(
     for condition, run in runs.items():
         for measure, scored in per_query(run, judgements, measures).values.items():
             values.setdefault(measure, {})[condition] = scored.tolist()
-    return {
-        "queries": list(queries),
-        "tokens per document": float(np.diff(index.store.offsets).mean()),
-        "example": example,
-        "values": values,
-    }
+    lengths = np.diff(index.store.offsets)
+    facts = {"queries": list(queries), "tokens per document": float(lengths.mean())}
+    return facts | {"example": example, "values": values}
 
 
 def token_values(

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 from papers.luan2021.capacity_tasks import UNI
-from studies.claims import Study, Values, printed
+from studies import claims
+from studies.claims import Study, Values
 from studies.curves import Curves
 from studies.gains import training_section
 from studies.pages import Measured, Rows, Section, cell
@@ -20,7 +21,7 @@ INIT = "BERT-INIT"
 # the same size, has not learned the task and says nothing about capacity. The paper's smallest is 0.34.
 LEARNED = 0.3
 PAPER_LENGTHS = (50, 100, 200, 400)
-TABLE_A1 = printed("luan2021")["table a1"]
+TABLE_A1 = claims.printed("luan2021")["table a1"]
 
 
 class CapacityStudy:
@@ -118,7 +119,6 @@ class CapacityStudy:
         return Study(self.values, self.groups(), self.trainings, **more)
 
     def groups(self) -> dict[str, list[str]]:
-        """Return the systems and contrasts that the groups of the claims stand for."""
         order = sorted(self.sizes, key=lambda name: (self.sizes[name], not name[-1].isdigit()))
         single, multiple = ([name for name in order if name.startswith(kind)] for kind in ("DE-", "ME-"))
         searched = self.systems[self.measures["retrieve"]]
@@ -151,10 +151,7 @@ class CapacityStudy:
         return groups
 
     def sections(self) -> dict[str, Section]:
-        """Return the page's sections, keyed by file name.
-
-        In the figures, dotted lines show random projections to the encoders' dimensions.
-        """
+        """Return the page's sections by file name; dotted: random projections to encoders' dimensions."""
         name = "tokens of a passage at most"
         sections = {
             "claims": self.study().section(
@@ -201,13 +198,9 @@ class CapacityStudy:
                 row[str(length)] = cell(by_length[n]) + ("" if share is None else f" ({share:.3f})")
             rows.append(row)
         projected = {system: self.expected(system) for system in self.sizes}
-        figure = Curves(
-            name,
-            self.lengths,
-            {measure: series},
-            dotted=projected if stage == "retrieve" else None,
-            printed={measure: {system: paper[system] for system in series if system in paper}},
-        )
+        dotted = projected if stage == "retrieve" else None
+        printed = {measure: {system: paper[system] for system in series if system in paper}}
+        figure = Curves(name, self.lengths, {measure: series}, dotted=dotted, printed=printed)
         heading = f"{STAGES[stage].capitalize()} by passage length (Table A.1)"
         text = "In parentheses the paper's, with 768 numbers a vector where no k is named."
         return Section(heading, f"{MEASURES[self.task]}. {text}", rows, figure.draw())

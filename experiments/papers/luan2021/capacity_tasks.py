@@ -53,18 +53,9 @@ class PassageTask:
 
 
 def open_task(
-    length: int,
-    collection: Collection,
-    measure: str,
-    first: str,
-    depth: int,
-    folder: Path,
+    length: int, collection: Collection, measure: str, first: str, depth: int, folder: Path
 ) -> PassageTask:
-    """Open a collection of passages, with candidates that always include the relevant passages.
-
-    first: the variant of BM25 that ranks the candidates. folder: where several processes share BM25's
-    indexes.
-    """
+    """Open a collection of passages. first: the BM25 that ranks candidates, beside all relevant passages."""
     corpus = collection.corpus
     half = depth // 2
     each = NEGATIVES_DEPTH // 2
@@ -81,10 +72,7 @@ def open_task(
 
 
 def with_random(run: Run, corpus: Corpus, count: int) -> Run:
-    """Append `count` random documents from the corpus to each query's ranking.
-
-    Luan et al. 2021 (§4.2, §5) use 100 documents from BM25 and 100 random documents as candidates.
-    """
+    """Append `count` random documents to each ranking, as Luan et al. 2021 do (§4.2, §5)."""
     joined: Run = {}
     for query, scores in run.items():
         sample = random.Random(f"0 {query}").sample(corpus.ids, min(len(corpus), count + len(scores)))
@@ -182,11 +170,7 @@ def predict(task: PassageTask, dimensions: Sequence[int], queries: int, samples:
 def projected_ranks(
     problem: Problem, query: int, relevant: np.ndarray, dimensions: Sequence[int], draw: Draw, rng: Any
 ) -> np.ndarray:
-    """Sample the best rank of the `relevant` documents under random projections, [k, samples].
-
-    The ranks follow the law of Gaussian k × v projections, but no such matrix is formed
-    (`Problem.scores_projected`). Without relevant documents, the rank is infinite.
-    """
+    """Sample the best rank of the `relevant` under projections, [k, samples]; infinite without any."""
     samples = draw.products.shape[1]
     if not len(relevant):
         return np.full((len(dimensions), samples), np.inf)

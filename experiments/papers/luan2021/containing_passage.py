@@ -22,6 +22,7 @@ import hashlib
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import Any, NamedTuple
 
@@ -57,6 +58,7 @@ class Query(NamedTuple):
     words: tuple[str, ...]
 
 
+@dataclass
 class Source:
     """A corpus cut into units: passages of the smallest length.
 
@@ -64,21 +66,21 @@ class Source:
     distractors.
     """
 
-    def __init__(
-        self, corpus: Corpus, length: int, group: int, reserve: bool, tokenizer: Any, seed: int
-    ) -> None:
-        self.corpus = corpus
-        self.length = length
-        self.group = group
-        self.reserve = reserve
-        self.tokenizer = tokenizer
-        self.seed = seed
+    corpus: Corpus
+    length: int
+    group: int
+    reserve: bool
+    tokenizer: Any
+    seed: int
+
+    def __post_init__(self) -> None:
         vocabulary: dict[str, int] = {}
         self.words = array("i")
         self.units = list[Unit]()  # words of all texts, as indices into `names`
-        for number, (text, runs) in enumerate(read_runs(corpus, tokenizer)):
+        for number, (text, runs) in enumerate(read_runs(self.corpus, self.tokenizer)):
             self.words.extend(vocabulary.setdefault(word, len(vocabulary)) for word in words_of(text))
-            self.units += [Unit(number, *unit) for unit in units(runs, length, group=group, least=MOST)]
+            parts = units(runs, self.length, group=self.group, least=MOST)
+            self.units += [Unit(number, *unit) for unit in parts]
         self.names = list(vocabulary)
 
     def draw(self, n: int, *what: object) -> int:
@@ -155,10 +157,7 @@ def hashed(*what: object) -> int:
 
 
 def _draw_queries(source: Source, count: int) -> list[Query]:
-    """Draw queries from different units, in random order.
-
-    Raises ValueError if the source has too few phrases that occur only once.
-    """
+    """Draw queries from different units, in random order. Raises ValueError if there are too few."""
     free = [unit for unit in source.units if not source.reserved(unit)]
     ids = source.corpus.ids
     waiting = sorted(free, key=lambda unit: hashed(source.seed, "unit", ids[unit.row], unit.place))
@@ -208,7 +207,17 @@ def _collection(
         gold |= {query_of[unit]: id for unit in members if unit in query_of}
         if source.reserved(members[0]):
             hosts.append(id)
-    ids = _shared_documents(source, list(texts), set(gold.values()), passages, name)
+    ids = list(texts)
+    if passages is not None:
+        golds = set(gold.values())
+        if not len(golds) <= passages <= len(ids):
+            raise ValueError(
+                f"{name}: the corpus has {len(ids):,} passages of this length, and {len(golds):,} hold a "
+                f"query: passages={passages:,} does not lie between"
+            )
+        others = sorted(set(ids) - golds, key=lambda id: hashed(source.seed, "passage", id))
+        kept = golds | set(others[: passages - len(golds)])
+        ids = [id for id in ids if id in kept]
     changed = _distractors(source, texts, length, hosts, list(query_of.values()), distractors, name)
     return assemble(
         name,
@@ -216,22 +225,6 @@ def _collection(
         {split: [(query.id, query.text) for query in part] for split, part in splits.items()},
         {split: [(query.id, gold[query], 1) for query in part] for split, part in splits.items()},
     )
-
-
-def _shared_documents(
-    source: Source, ids: list[str], golds: set[str], passages: int | None, name: str
-) -> list[str]:
-    """Return the ids of a collection's passages: all ids, or `golds` and others, `passages` in total."""
-    if passages is None:
-        return ids
-    if not len(golds) <= passages <= len(ids):
-        raise ValueError(
-            f"{name}: the corpus has {len(ids):,} passages of this length, and {len(golds):,} hold a query: "
-            f"passages={passages:,} does not lie between"
-        )
-    others = sorted(set(ids) - golds, key=lambda id: hashed(source.seed, "passage", id))
-    chosen = golds | set(others[: passages - len(golds)])
-    return [id for id in ids if id in chosen]
 
 
 def _distractors(
@@ -273,11 +266,7 @@ def _distractors(
 
 
 def _place(source: Source, runs: Runs, tokens: int, what: tuple) -> tuple[int, int]:
-    """Return (start, end) of the characters that will be replaced by `tokens` new tokens.
-
-    The span has at least `tokens` tokens. In a passage with fewer tokens, only the first run is replaced, so
-    the passage grows.
-    """
+    """Return (start, end) of `tokens` tokens to replace, or of the first run of shorter passages."""
     begins = np.flatnonzero(runs.upto[-1] - runs.before >= tokens)
     if not len(begins):
         return int(runs.starts[0]), int(runs.ends[0])

@@ -47,12 +47,8 @@ class HybridStudy:
     def undecided(self, sides: Sequence[str]) -> dict[str, str]:
         """Return the dense parts that have not learned enough, and cross-attention if BM25 orders better."""
         sparse = self.values("retrieve", self.sparse, RR).mean()
-        weak = [
-            name
-            for name in (DE, ME)
-            if any(name in side for side in sides)
-            and self.values("retrieve", name, RR).mean() < LEARNED * sparse
-        ]
+        names = [name for name in (DE, ME) if any(name in side for side in sides)]
+        weak = [name for name in names if self.values("retrieve", name, RR).mean() < LEARNED * sparse]
         reranked = any("reranked" in side for side in sides)
         if reranked and self.reranked(self.sparse, self.depths[-1]).mean() < sparse:
             weak.append(CROSS)
@@ -61,11 +57,8 @@ class HybridStudy:
     def study(self) -> Study:
         systems = list(self.ours.values())
         values = {system: self.values("retrieve", system, RR) for system in systems}
-        values |= {
-            f"{system}, {depth} reranked": self.reranked(system, depth)
-            for system in systems
-            for depth in self.depths
-        }
+        for depth in self.depths:
+            values |= {f"{system}, {depth} reranked": self.reranked(system, depth) for system in systems}
         groups = {paper: [system] for paper, system in self.ours.items()}
         groups["few"] = [str(self.depths[0])]
         groups["many"] = [str(self.depths[-1])] * (len(self.depths) > 1)
@@ -84,24 +77,14 @@ class HybridStudy:
         systems = list(self.ours.values())
         name = "first documents that cross-attention reranks"
         stages = {name: [self.reranked(name, d) for d in self.depths] for name in self.seeds[0]["rerank"]}
-        figure_6 = Curves(
-            name,
-            self.depths,
-            {f"{RR} (dotted: not reranked)": {system: stages[system] for system in systems}},
-            dotted={system: [self.values("retrieve", system, RR)] * len(self.depths) for system in systems},
-        )
-        table_1 = Curves(
-            "first stage",
-            [*self.ours],
-            {RR: {"here": [self.values("retrieve", system, RR) for system in systems]}},
-            printed={
-                RR: {
-                    f"MS MARCO, {part}": [TABLE_1[paper][n] for paper in self.ours]
-                    for n, part in enumerate(("passages", "documents"))
-                }
-            },
-            joined=False,
-        )
+        panel = {f"{RR} (dotted: not reranked)": {system: stages[system] for system in systems}}
+        level = {system: [self.values("retrieve", system, RR)] * len(self.depths) for system in systems}
+        figure_6 = Curves(name, self.depths, panel, dotted=level)
+        here = [self.values("retrieve", system, RR) for system in systems]
+        parts = enumerate(("passages", "documents"))
+        theirs = {f"MS MARCO, {part}": [TABLE_1[paper][n] for paper in self.ours] for n, part in parts}
+        more: Any = {"printed": {RR: theirs}, "joined": False}
+        table_1 = Curves("first stage", [*self.ours], {RR: {"here": here}}, **more)
         return {
             "claims": self.study().section(
                 "luan2021",

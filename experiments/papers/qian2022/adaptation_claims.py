@@ -1,6 +1,6 @@
 """Describe alignment_adaptation.py: the claims about adapting alignments in Qian et al. 2022 (ALIGNER)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -147,18 +147,15 @@ def study(tasks: Sequence[Task]) -> Study:
         if not np.isnan(value)
     }
 
-    def named(condition: Callable[[Any], bool], among: Sequence[Task | Mean] = everything) -> list[str]:
-        return [of.label for of in among if condition(of)]
-
+    first = [task for task in tasks if task.trained_with == "k=1"]
+    hard = [of for of in everything if of.trained_with not in SOFT and not getattr(of, "origin", "")]
     groups = {
-        "k=1": named(lambda of: of.trained_with == "k=1", tasks),
-        "squad": named(lambda of: of.trained_with == "k=1" and of.paper == "squad", tasks),
-        "scifact": named(lambda of: of.trained_with == "k=1" and of.paper == "scifact", tasks),
-        "zero-shot": named(
-            lambda of: of.trained_with == "k=1" and of.origin == ZERO_SHOT and of.paper, tasks
-        ),
-        "soft": named(lambda of: of.trained_with in SOFT, everything),
-        "hard": named(lambda of: of.trained_with not in SOFT and not getattr(of, "origin", ""), everything),
+        "k=1": [of.label for of in first],
+        "squad": [of.label for of in first if of.paper == "squad"],
+        "scifact": [of.label for of in first if of.paper == "scifact"],
+        "zero-shot": [of.label for of in first if of.paper and of.origin == ZERO_SHOT],
+        "soft": [of.label for of in everything if of.trained_with in SOFT],
+        "hard": [of.label for of in hard],
         "dense": [name for name in DENSE if any(task.several.get(name, 1.0) > 0 for task in tasks)],
         "most": [str(max(tasks[0].shots))],
         "best − other training": [
@@ -167,9 +164,7 @@ def study(tasks: Sequence[Task]) -> Study:
             if better.trained_with in PRINTED_BEST and worse.trained_with not in PRINTED_BEST
             if places_of(better) == places_of(worse)
         ],
-        "table order": [
-            order for task in trained if task.trained_with != "k=1" for order in table_order(task)
-        ],
+        "table order": [one for task in trained if task.trained_with != "k=1" for one in table_order(task)],
     }
 
     def undecided(sides: Sequence[str]) -> dict[str, str]:
@@ -198,21 +193,15 @@ def table_order(task: Task) -> list[str]:
     paper = task.printed()
     orders = list[str]()
     for name, value in paper.items():
-        if (
-            abs(paper[task.trained_with] - value) >= POINT
-            and (task.of(task.trained_with) - task.of(name)).any()
-        ):
+        apart = abs(paper[task.trained_with] - value) >= POINT
+        if apart and (task.of(task.trained_with) - task.of(name)).any():
             better, worse = sorted((task.trained_with, name), key=lambda one: -paper[one])
             orders.append(f"{task.label}, {better} − {task.label}, {worse}")
     return orders
 
 
 def answer(tasks: Sequence[Task]) -> Rows:
-    """Make rows that state whether choosing a strategy with few judged queries gains or costs nDCG@10.
-
-    The first rows are means over collections, for each training alignment; rows for single collections
-    follow.
-    """
+    """Make rows on what choosing by few judged queries gains or costs, means over collections first."""
     rows: Rows = []
     for of, shots in product([*means_of(tasks), *tasks], JUDGED_QUERIES):
         row: dict[str, Any] = {"collection": of.label, "judged queries": shots}

@@ -68,11 +68,7 @@ def random_size(dimension: int, settings: Any) -> int:
 
 
 def critical(name: str, tokens: int, dimension: int, start: int, settings: Any) -> np.ndarray:
-    """For each seed, return the largest of the n tried at which all sets are answered.
-
-    n grows by the factor `GROWTH`. A seed that fails at `start` is tried again from k + 1. If the seed fails
-    there too, the result is k.
-    """
+    """Return each seed's largest n tried at which all sets are answered; again from k + 1 after a failure."""
     largest = np.full(settings.seeds, settings.relevant)
     n = start
     while n <= settings.largest:
@@ -137,10 +133,7 @@ def optimised(name: str, tokens: int, dimension: int, n: int, settings: Any) -> 
 
 
 def fits(rows: Rows) -> Rows:
-    """Fit n = c · h^p by least squares, for each (alignment, M) with three or more measured values of h.
-
-    Values of h at which a seed reached the largest n are left out.
-    """
+    """Fit n = c · h^p to three or more values of h, without those at which a seed reached the largest n."""
     fitted: Rows = []
     for name, M in dict.fromkeys((row["alignment"], row["M"]) for row in rows):
         points = [row for row in rows if (row["alignment"], row["M"]) == (name, M)]
@@ -154,10 +147,7 @@ def fits(rows: Rows) -> Rows:
 
 
 def draw_picture(rows: Rows, settings: Any) -> Figure:
-    """Plot the critical n against h, beside the paper's fit for one vector and another optimiser.
-
-    A dotted line shows the n that random projections guarantee.
-    """
+    """Plot the critical n against h, the paper's fit, and what random projections guarantee (dotted)."""
     series: dict[str, list[float]] = {}
     for row in rows:
         series.setdefault(f"{row['alignment']}, M = {row['M']}", []).append(row["critical n"])

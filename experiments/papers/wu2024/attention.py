@@ -77,12 +77,8 @@ def seen(model: Generative, query: str, name: Sequence[int]) -> Seen:
         return x.detach().double().cpu().numpy()
 
     def weights(side: str) -> Array:
-        return np.stack(
-            [
-                double(getattr(attention, side).weight.unflatten(0, (attention.heads, -1)))
-                for attention in crossing
-            ]
-        )
+        projections = [(getattr(attention, side).weight, attention.heads) for attention in crossing]
+        return np.stack([double(weight.unflatten(0, (heads, -1))) for weight, heads in projections])
 
     D = double(torch.stack(states)[:, 0, 0])
     heads = np.swapaxes(double(A[:, 0]), 1, 2)
@@ -101,10 +97,7 @@ def attended(
 
 
 def multivector_rates(mvdr: Paradigm, query: str, texts: Sequence[str]) -> Iterator[tuple[str, str, Part]]:
-    """Yield (direction, series, rates) for the tokens of a query and of its candidates.
-
-    Masked tokens have the id −1 and match no token.
-    """
+    """Yield (direction, series, rates) of a query's and its candidates' tokens; −1: masked."""
     queries = mvdr.encode_queries([query])
     documents = mvdr.encode_documents(texts)
     valid = (documents.mask[..., :, None] & queries.mask[..., None, :])[0]
@@ -114,11 +107,9 @@ def multivector_rates(mvdr: Paradigm, query: str, texts: Sequence[str]) -> Itera
     nothing = torch.zeros_like(forward)
     ids = numbered(queries).expand(len(texts), -1)
     possible = equal.any(-2)
-    for series, weights in (
-        ("MVDR hard", forward),
-        ("MVDR soft", softened(forward, valid, -2)),
-        ("uniform", softened(nothing, valid, -2)),
-    ):
+    rates = {"MVDR hard": forward, "MVDR soft": softened(forward, valid, -2)}
+    rates["uniform"] = softened(nothing, valid, -2)
+    for series, weights in rates.items():
         yield "q→d", series, (ids, (weights * equal).sum(-2), possible)
     ids = numbered(documents)
     possible = equal.any(-1)
@@ -129,7 +120,6 @@ def multivector_rates(mvdr: Paradigm, query: str, texts: Sequence[str]) -> Itera
 
 def numbered(tokens: Tokens) -> Int[Tensor, "n x"]:
     """Return the token ids of one query or n documents, with −1 at masked tokens."""
-    assert tokens.ids is not None
     return tokens.ids.masked_fill(~tokens.mask, -1).flatten(0, 1)
 
 
@@ -141,10 +131,7 @@ def softened(A: Float[Tensor, "n i j"], valid: Bool[Tensor, "n i j"], axis: int)
 def generative_rates(
     model: Generative, query: str, documents: Sequence[int], named: Bool[np.ndarray, " v"]
 ) -> Iterator[tuple[str, str, Part]]:
-    """Yield rates as in `multivector_rates`, for a decoder's cross-attention on the documents' windows.
-
-    Tokens in the overlap of two windows count once.
-    """
+    """Yield rates of a decoder's cross-attention on documents' windows, whose overlaps count once."""
     source = model.tokenize([query]).to(model.device)
     owned = model.identifiers
     windows = [w for d in documents for w in owned.windows(d, model.settings.span)]
@@ -167,11 +154,7 @@ def generative_rates(
 
 
 def averaged(part: Part, candidates: bool, conditional: bool) -> Rates:
-    """Return the ids and rates of single tokens, or of query tokens averaged over candidates.
-
-    candidates: average each query token over the candidates. conditional: use only tokens that can match or,
-    for means, only the candidates in which a query token can match.
-    """
+    """Return ids and rates of tokens, or means over `candidates`; conditional: where a match is possible."""
     ids, rates, possible = part
     within = possible if conditional else torch.ones_like(possible)
     if not candidates:

@@ -104,27 +104,13 @@ def trained(name: str, seed: int, data: StudyData, console: Console) -> Paradigm
             problems = Problems()
             pairs = pairs_of(model, data, problems)
             corpus = data.collection.corpus
-            dev = dev_measure(corpus, data.dev, data.dev_run, DEV_QUERIES, accelerator)
+            more: dict[str, Any] = {"states": models / STATES, "problems": problems}
+            more["dev"] = dev_measure(corpus, data.dev, data.dev_run, DEV_QUERIES, accelerator)
             chosen = training_settings(settings.generative_steps, seed, settings)
-            return fit_pairs(
-                model,
-                corpus,
-                pairs,
-                chosen,
-                training,
-                accelerator,
-                states=models / STATES,
-                problems=problems,
-                dev=dev,
-            )
-        chosen = training_settings(
-            settings.steps,
-            seed,
-            settings,
-            in_batch=not paired,
-            trained_layers=settings.trained_layers,
-            learning_rate=min(SECOND_RATE, settings.learning_rate) if second else settings.learning_rate,
-        )
+            return fit_pairs(model, corpus, pairs, chosen, training, accelerator, **more)
+        rate = min(SECOND_RATE, settings.learning_rate) if second else settings.learning_rate
+        more = {"in_batch": not paired, "trained_layers": settings.trained_layers, "learning_rate": rate}
+        chosen = training_settings(settings.steps, seed, settings, **more)
         return data.fit(model, chosen, training, int(paired), dev_queries=DEV_QUERIES)
 
     if "untrained" in variants:
@@ -142,23 +128,22 @@ def half_of(data: StudyData) -> StudyData:
     """Keep every other document, and the training and dev queries whose relevant documents are all kept."""
     corpus = data.collection.corpus.only(half_ids(data))
 
+    documents = {*corpus.ids}
+
     def answered(split: Split) -> Split:
-        documents = {*corpus.ids}
-        relevant = {
-            q: {id for id, grade in of_q.items() if grade > 0} for q, of_q in split.judgements.items()
-        }
+        relevant = {q: {id for id, grade in of.items() if grade > 0} for q, of in split.judgements.items()}
         return split.only(query for query, ids in relevant.items() if ids and ids <= documents)
 
     collection = replace(data.collection, corpus=corpus)
     bm25 = model_runs.shared_bm25(corpus, Path(data.settings.output, "bm25-half"))
-    train = answered(data.train)
-    return replace(data, collection=collection, bm25=bm25, train=train, dev=answered(data.dev))
+    splits = {"train": answered(data.train), "dev": answered(data.dev)}
+    return replace(data, collection=collection, bm25=bm25, **splits)
 
 
 def training_settings(steps: int, seed: int, settings: PairSettings, **more: Any) -> TrainingSettings:
     names = ("batch_size", "learning_rate", "head_learning_rate")
-    chosen = {name: getattr(settings, name) for name in names} | {"steps": steps, "seed": seed}
-    return TrainingSettings(**chosen | {"warmup": 0.05, "save_every": SAVE_EVERY} | more)
+    chosen = {name: getattr(settings, name) for name in names} | {"warmup": 0.05, "save_every": SAVE_EVERY}
+    return TrainingSettings(steps=steps, seed=seed, **chosen | more)
 
 
 def build(name: str, seed: int, data: StudyData) -> Generative:
@@ -234,11 +219,8 @@ def run_study(
         lower = half and any(name.partition("-")[0] in GENERATIVE for name in tasks[task])
         # nullcontext: inside a disabled autocast, training would keep the weights from its first cast.
         with autocast(accelerator.device, accelerator.mixed_precision) if lower else nullcontext():
-            more = (
-                recalls(data, settings.depth, dict(zip(tasks[task], models, strict=True)))
-                if keep_recall
-                else {}
-            )
+            named = dict(zip(tasks[task], models, strict=True))
+            more = recalls(data, settings.depth, named) if keep_recall else {}
             of_task = measure(data, task, seed, models)
         trainings_of_task = of_task.get("training", {})
         trainings = {
@@ -278,25 +260,17 @@ def trainings_of(results: TaskResults) -> dict[str, list[Measured]]:
 
 
 def recalls(data: StudyData, depth: int, models: Mapping[str, Paradigm | Generative]) -> Measured:
-    """Measure the mean R@10 of each model and of BM25 on the test queries, for `unlearned_models`.
-
-    A model reranks BM25's first `depth` documents, using its training score.
-    """
+    """Return mean R@10 of BM25, and of each model reranking BM25's documents by its training score."""
     pool = data.pool(depth)
     corpus = data.collection.corpus
     runs = {name: Reranking(model, corpus).rerank(data.test.queries, pool) for name, model in models.items()}
-    means = {
-        name: per_query(run, data.test.judgements, ["R@10"]).mean("R@10")
-        for name, run in {"BM25": pool, **runs}.items()
-    }
-    return {"R@10": means}
+    runs["BM25"] = pool
+    judged = data.test.judgements
+    return {"R@10": {name: per_query(run, judged, ["R@10"]).mean("R@10") for name, run in runs.items()}}
 
 
 def unlearned_models(seeds: Sequence[Measured]) -> list[str]:
-    """Return the models whose mean R@10 over seeds is too far below BM25's for a trained model.
-
-    seeds: results of `recalls`, one per seed.
-    """
+    """Return the models whose R@10, a mean over seeds of `recalls`, is too far below BM25's."""
     means = {name: sum(seed["R@10"][name] for seed in seeds) for name in seeds[0]["R@10"]}
     return [name for name, mean in means.items() if unlearned({name: mean}, means["BM25"])]
 
