@@ -39,8 +39,9 @@ STARTS = 300  # number of terms above 0 per text when training of a tied head st
 class SpladeSettings(EncoderSettings):
     """Settings for SPLADE: which terms to keep, and the regulariser that makes them sparse.
 
-    λ(t) · (query_sparsity · R(Q) + document_sparsity · R(D)) is added to the loss, where R is
-    `losses.sparsity`. λ rises quadratically to 1 in the first third of the steps (Formal et al. 2021, §3.1).
+    λ(t) · (query_sparsity · R(Q) + document_sparsity · R(D)) is added to the loss. λ rises
+    quadratically to 1 in the first third of the steps (Formal et al. 2021, §3.1). R is a key of
+    `losses.REGULARISERS`.
     """
 
     NOT_OF_DOCUMENTS: ClassVar[tuple[str, ...]] = (
@@ -56,7 +57,7 @@ class SpladeSettings(EncoderSettings):
     # number of largest weights kept per text; None = all above 0
     most_terms: Annotated[int | None, Range(1, 1 << 20)] = None
     tied_head: bool = False  # tie a new head to the embeddings, for a backbone without one: see `Splade`
-    sparsity: Literal["flops", "l1"] = "flops"
+    sparsity: Literal["flops", "l1", "df_flops"] = "flops"
     query_sparsity: Annotated[float, Range(0, 1e6)] = 3e-4
     document_sparsity: Annotated[float, Range(0, 1e6)] = 1e-4
 

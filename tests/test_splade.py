@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -218,9 +219,13 @@ def test_weights_are_scored_in_training_as_rel_in_values_and_gradients() -> None
 
 def test_regularisers_are_those_of_the_papers() -> None:
     w = weights(8, 30, 2)
-    mean = w.mean(0)
-    for kind, value in (("flops", mean.square().sum()), ("l1", mean.sum())):
+    mean, share = w.mean(0), (w > 0).double().mean(0)
+    activ = share.where(share > 0, 1e-300)
+    activ = (1 / (1 + (activ ** math.log(2, 0.1) - 1) ** 10)).where(share > 0, 0)
+    expected = {"flops": mean.square().sum(), "l1": mean.sum(), "df_flops": (activ * mean).square().sum()}
+    for kind, value in expected.items():
         assert_same(sparsity(as_terms(w), kind), value)
+    assert activ[share < 0.1].max() < 0.5 < activ[share > 0.1].min()
 
 
 def test_sparsity_joins_the_loss_and_rises_quadratically(masked: Path) -> None:

@@ -1,6 +1,7 @@
 """Losses over scores: functions of rel alone, independent of the encoder."""
 
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
@@ -50,18 +51,42 @@ def margin_mse(student: Float[Tensor, "b c"], teacher: Float[Tensor, "b c"]) -> 
     return (difference[:, :1] - difference[:, 1:]).square().mean()
 
 
-def sparsity(texts: Tokens, kind: Literal["flops", "l1"]) -> Float[Tensor, ""]:
-    """Σ_t ā_t² ("flops"; Paria et al. 2020, Eq. 3) or Σ_t ā_t ("l1"), where ā_t is a term's mean weight.
+def flops(mean: Float[Tensor, " v"], frequency: Float[Tensor, " v"]) -> Float[Tensor, ""]:
+    """Σ_t ā_t²: estimated number of multiplications per document in an inverted index.
 
-    The former estimates the multiplications per document in an inverted index, for queries that are
-    distributed like these texts. texts: tokens [1, x, l, 1] are weights of the terms `ids`.
+    The estimate assumes queries that are distributed like these texts (Paria et al. 2020, Eq. 3).
     """
+    return mean.square().sum()
+
+
+def l1(mean: Float[Tensor, " v"], frequency: Float[Tensor, " v"]) -> Float[Tensor, ""]:
+    """Σ_t ā_t: the sum of a text's weights, averaged over the texts."""
+    return mean.sum()
+
+
+def df_flops(mean: Float[Tensor, " v"], frequency: Float[Tensor, " v"]) -> Float[Tensor, ""]:
+    """Σ_t (ω_t · ā_t)², ω = 1/(1 + (f^{log_α 2} − 1)^β), α = .1, β = 10: FLOPS of frequent terms only.
+
+    Porco et al. 2025 (arXiv:2505.15070) measure f on the dev documents every 100 steps; here, f is measured
+    on the batch.
+    """
+    omega = 1 / (1 + (frequency ** (math.log(2) / math.log(0.1)) - 1) ** 10)
+    return (omega * mean).square().sum()
+
+
+# Functions of each term's mean weight ā_t in the texts and the share f_t of texts with the term.
+REGULARISERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"flops": flops, "l1": l1, "df_flops": df_flops}
+
+
+def sparsity(texts: Tokens, kind: str) -> Float[Tensor, ""]:
+    """Apply a regulariser to texts whose tokens [1, x, l, 1] are weights of the terms `ids`."""
     assert texts.ids is not None
     ids = texts.ids.where(texts.mask, 0).flatten()
     weights = texts.vectors.squeeze(-1).where(texts.mask, 0).flatten()
-    sums = weights.new_zeros(int(ids.amax()) + 1).scatter_add(0, ids, weights)
-    means = sums / texts.mask.shape[1]
-    return means.square().sum() if kind == "flops" else means.sum()
+    empty = weights.new_zeros(int(ids.amax()) + 1)
+    count = texts.mask.shape[1]
+    sums, counts = (empty.scatter_add(0, ids, t) for t in (weights, (weights > 0).to(weights.dtype)))
+    return REGULARISERS[kind](sums / count, counts / count)
 
 
 DISTILLATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"kl": kl, "margin_mse": margin_mse}
