@@ -209,7 +209,9 @@ def compared(settings: Settings) -> tuple[Rows, list[str], dict[str, list[Measur
     values (`DEV`) of searching all documents.
     """
     folder = Path(settings.output, "collection")
-    write_folder(collection(settings), folder)
+    data = collection(settings)
+    data.splits["searched"] = data.splits["dev"]  # which compare.py searches, and still chooses states with dev
+    write_folder(data, folder)
     splits = load_collection(str(folder)).splits
     test = splits["test"]
     measures = (f"R@{settings.relevant}", "R@10", "nDCG@10")
@@ -224,7 +226,7 @@ def compared(settings: Settings) -> tuple[Rows, list[str], dict[str, list[Measur
         output = Path(settings.output, training)
         options = {name: getattr(settings, name) for name in names} | {"collection": str(folder)}
         options |= {"output": str(output), "steps": steps, "evaluate_every": max(1, steps // 3)}
-        options |= {"dev_queries": len(splits["dev"].queries), "also": ["dev"]}
+        options |= {"dev_queries": len(splits["dev"].queries), "also": ["searched"]}
         comparison = compare.Settings(**options, seeds=[settings.seed], tracker="none")
         compare.main(comparison)
         for name in ([] if rows else ["bm25"]) + list(comparison.chosen):
@@ -232,7 +234,7 @@ def compared(settings: Settings) -> tuple[Rows, list[str], dict[str, list[Measur
             queries = of_run.queries
             row = {"system": name, "training": "–" if name == "bm25" else training}
             rows.append(row | {m: of_run.values[m][None] for m in measures})
-            on_dev = read_run(output / "runs" / f"{name}.dev.run")
+            on_dev = read_run(output / "runs" / f"{name}.searched.run")
             dev.setdefault(name, {})[training] = values_of(on_dev, splits["dev"], ["nDCG@10"])["nDCG@10"]
             if training == "trained":
                 searched = training_of(output / name) | {DEV: dev[name], "searched": True}

@@ -188,8 +188,10 @@ class Page:
 
     def _receive(self) -> dict[str, Any]:
         until = time.monotonic() + PATIENCE
+        poller = select.poll()  # select.select refuses descriptors above 1,023
+        poller.register(self._read, select.POLLIN)
         while b"\0" not in self._buffer:
-            ready, _, _ = select.select([self._read], [], [], max(0.0, until - time.monotonic()))
+            ready = poller.poll(1000 * max(0.0, until - time.monotonic()))
             part = os.read(self._read, 1 << 20) if ready else b""
             assert part, "the browser does not answer"
             self._buffer += part

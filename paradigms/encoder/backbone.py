@@ -147,8 +147,12 @@ def load_model(kind: Any, name: str | Path, optional: str = "\0") -> Any:
         )
     for part in model.modules():
         if type(part).__name__ == "XmodAdapter":  # whose output is assigned to rows of its input's type
-            part.register_forward_hook(lambda _, inputs, output: output.to(inputs[0].dtype))
+            part.register_forward_hook(_to_type_of_inputs)
     return model
+
+
+def _to_type_of_inputs(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+    return output.to(inputs[0].dtype)
 
 
 def _check_config(folder: Path) -> None:
@@ -207,10 +211,12 @@ def load_backbone(name: str | Path) -> Any:
 def without_cache(model: Any) -> Any:
     """Have a decoder keep no layer's keys and values, without changing the configuration that is saved."""
     if getattr(model.config, "use_cache", False):
-        model.register_forward_pre_hook(
-            lambda _, places, named: (places, named | {"use_cache": False}), with_kwargs=True
-        )
+        model.register_forward_pre_hook(_without_cache, with_kwargs=True)
     return model
+
+
+def _without_cache(_: Any, places: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    return places, named | {"use_cache": False}
 
 
 def load_tokenizer(name: str | Path, entries: int | None = None) -> Any:

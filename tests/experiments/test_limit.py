@@ -42,15 +42,16 @@ def test_free_vectors_answer_few_sets_and_not_many(name):
 
 
 def test_a_run_reports_both_parts(tiny_bert, tmp_path):
-    few = {"documents": 6, "steps": 0, "free_steps": 60, "largest": 5, "seeds": 1}
+    few = {"documents": 6, "steps": 1, "batch_size": 2, "free_steps": 60, "largest": 5, "seeds": 1}
     atomic = {"paradigm": "dsi", "options": {"identifiers": "atomic", "softmax": "place"}}
     systems = {"dpr": {}, "dsi-atomic": atomic}
     lists = {"systems": json.dumps(systems), "dimensions": "[2, 4]", "tokens": "[2]"}
     run("limit", backbone=tiny_bert, output=tmp_path / "limit", tracker="none", **few, **lists)
-    tables = {"claims", "paradigms", "free", "laws", "paradigms.svg", "free.svg"}
+    tables = {"claims", "training", "paradigms", "free", "laws", "paradigms.svg", "free.svg"}
     assert published(tmp_path / "limit") == tables
     first = json.loads((tmp_path / "limit/paradigms.json").read_text())[0]
     assert first["R@2"].startswith("1.000")  # BM25
+    assert "searching all documents" in (tmp_path / "limit/report.html").read_text()
     assert (tmp_path / "limit/collection/corpus.jsonl").is_file()
 
 

@@ -296,7 +296,7 @@ def test_what_somebody_put_into_a_checkpoint_stays(tiny_bert: Path, reference: P
     strange = checkpoint_folder(tmp_path / "other", 6)
     strange.mkdir(parents=True)
     (strange / "config.json").write_text("{}")
-    with pytest.raises(FileExistsError, match=r"step-6 would be replaced, but .* holds config\.json"):
+    with pytest.raises(FileExistsError, match=r"step-6 would be replaced, but holds config\.json"):
         fit(tiny_bert, tmp_path / "other", replace(SETTINGS, steps=6, save_every=6))
     assert [file.name for file in strange.iterdir()] == ["config.json"]
 
