@@ -44,6 +44,7 @@ def test_free_vectors_answer_few_sets_and_not_many(name):
 def test_a_run_reports_both_parts(tiny_bert, tmp_path):
     few = {"documents": 6, "steps": 1, "batch_size": 2, "free_steps": 60, "largest": 5, "seeds": 1}
     atomic = {"paradigm": "dsi", "options": {"identifiers": "atomic", "softmax": "place"}}
+    atomic["training"] = {"batch_size": 2}
     systems = {"dpr": {}, "dsi-atomic": atomic}
     lists = {"systems": json.dumps(systems), "dimensions": "[2, 4]", "tokens": "[2]"}
     run("limit", backbone=tiny_bert, output=tmp_path / "limit", tracker="none", **few, **lists)
