@@ -174,8 +174,8 @@ def study_of(cells: Cells) -> Study:
         models = {name_of(encoder, loss, collection): seeds for loss, seeds in losses.items()}
         for measure, sides in Study.of(models).values.items():
             values.setdefault(measure, {}).update(sides)
-        trainings |= {name: seeds for name, seeds in models.items() if seeds is not losses["untrained"]}
         untrained = name_of(encoder, "untrained", collection)
+        trainings |= {name: seeds for name, seeds in models.items() if name != untrained}
         groups[encoder].append(untrained)
         groups["untrained"].append(untrained)
         if len(losses) > 1:

@@ -210,7 +210,9 @@ def compared(settings: Settings) -> tuple[Rows, list[str], dict[str, list[Measur
     """
     folder = Path(settings.output, "collection")
     data = collection(settings)
-    data.splits["searched"] = data.splits["dev"]  # which compare.py searches, and still chooses states with dev
+    data.splits["searched"] = data.splits[
+        "dev"
+    ]  # which compare.py searches, and still chooses states with dev
     write_folder(data, folder)
     splits = load_collection(str(folder)).splits
     test = splits["test"]

@@ -289,11 +289,12 @@ def law(searches: Sequence[Mapping[str, Any]]) -> str:
     said = []
     composed = {row["setting"]: row for row in searches if row["system"] == COMPOSED}
     for row in (row for row in searches if row["system"] == "compressed"):
-        other = composed.get(row["setting"], {"documents": None})
-        pair = [row["_recalls"], other.get("_recalls")]
-        if row["documents"] == other["documents"] and not any(recalls is None for recalls in pair):
-            interval = seeds_interval((pair[1] - pair[0])[None])
-            said.append(f"{row['setting']}: {bracketed(interval, '+')}")
+        other = composed.get(row["setting"])
+        if other is None or row["documents"] != other["documents"]:
+            continue
+        real, drawn = row["_recalls"], other["_recalls"]
+        if real is not None and drawn is not None:
+            said.append(f"{row['setting']}: {bracketed(seeds_interval((drawn - real)[None]), '+')}")
     return f"recall@10 of composed minus real documents at the first size: {'; '.join(said)}." if said else ""
 
 

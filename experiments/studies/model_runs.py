@@ -94,7 +94,10 @@ class StudyData:
         ]
 
     def clusters(self, queries: Sequence[str]) -> list[str]:
-        """Return each query's article, the title or id of its document: its queries are not independent."""
+        """Return, for each query, the title of the most relevant document, or its id if it has no title.
+
+        Queries about the same article are not independent.
+        """
         corpus = self.collection.corpus
         ids = [self.most_relevant(query) for query in queries]
         return [corpus.titles[corpus.position(id)] or id for id in ids]
@@ -157,7 +160,10 @@ def some_queries(split: Split, count: int) -> Split:
 def bind(
     settings: Any, accelerator: Accelerator, free: Names[str], named: Names[str] = (), **more: Any
 ) -> None:
-    """Refuse a folder of other settings (but `free`), or other contents of what `named` settings name."""
+    """Refuse a results folder made with different settings; settings in `free` may differ.
+
+    named: settings that name files or folders, whose contents must not have changed.
+    """
     bound_settings = asdict(settings) | more | content(**{name: getattr(settings, name) for name in named})
     bound_settings |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
     # Values without ids, from other versions, are of other queries.
@@ -223,7 +229,10 @@ def training_of(folder: Path) -> Measured:
 
 
 def measured_once(file: Path, question: Mapping[str, Any], measure: Callable[[], Any]) -> Any:
-    """Return the answer in a file if it is to the same question, as JSON; else measure and save it."""
+    """Return the answer in a file if it is to the same question; else measure, save and return the answer.
+
+    question: what the answer depends on, as JSON; it is compared as a whole.
+    """
     if json_or_empty(file).get("question") != question:
         write_json(file, {"question": question, "answer": measure()})
     return read_json(file)["answer"]

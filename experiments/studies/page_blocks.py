@@ -85,7 +85,10 @@ class Page:
 
 
 def filled(page: Page) -> str:
-    """Return the page rewritten from the results. Raises ValueError, naming the page, if one is missing."""
+    """Return the page with all of its tables and figures rewritten from the results.
+
+    Raises ValueError, naming the page, if a requested study, section or figure does not exist.
+    """
 
     def block(match: re.Match[str]) -> str:
         begin, kind, names, end = match.groups()

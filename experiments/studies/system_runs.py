@@ -39,7 +39,10 @@ SECONDS = 5.0
 def write_runs(
     folder: Path, name: str, runs: Mapping[str, Run], queries: Mapping[str, Names[str]]
 ) -> dict[str, int]:
-    """Write a run for each stage; return their numbers of rows. Raises ValueError if a query lacks one."""
+    """Write a system's run of each stage, and return the number of rows in each file, for costs.json.
+
+    queries: stage -> queries. Raises ValueError if a run lacks one of these queries.
+    """
     for stage, run in runs.items():
         check_answered(run, queries[stage], f"{name}, {stage}")
     for stage, run in runs.items():

@@ -124,7 +124,11 @@ def read_by_encoders(corpus: Corpus, settings: Any) -> tuple[BM25 | None, str]:
 
 
 def retriever(model: Model, system: SystemSettings, data: ComparisonData, folder: Path) -> Retriever:
-    """Make a model's retriever, in `folder`. Raises ValueError if the model is of another corpus."""
+    """Make a trained model's retriever. Unless it has an index, all processes encode documents into `folder`.
+
+    A reranker orders the documents that BM25 finds. Raises ValueError if a generative model was built for the
+    documents of another corpus.
+    """
     settings = data.settings
     launch = data.accelerator
     corpus = data.collection.corpus
@@ -182,7 +186,10 @@ def check(system: SystemSettings, collection: Collection, settings: Any) -> None
 
 
 def open_model(system: SystemSettings) -> Model:
-    """Load the checkpoint, with recipe fields from its options. Raises ValueError if others are given."""
+    """Load the system's checkpoint; the system's options override recipe fields such as the alignment.
+
+    Raises ValueError if the checkpoint has another paradigm, or if its paradigm does not have these options.
+    """
     loaded = load(system.checkpoint)
     if system.paradigm not in ("", loaded.name):
         raise ValueError(f"{system.checkpoint} holds {loaded.name}, not {system.paradigm}")

@@ -259,7 +259,10 @@ def check_first(folder: Path, origin: Origin) -> None:
     if first == BASELINE:
         return
     with naming(f"the first stage of {folder}"):
-        check_indexed([first])
+        try:
+            check_indexed([first])
+        except FileNotFoundError as error:
+            raise ValueError(str(error)) from error
         other = read_settings(Origin, Path(first) / MARKER)
         if other.first_stage or Path(first).resolve() == folder.resolve():
             raise ValueError(f"name another index, without a first stage, not {first}")

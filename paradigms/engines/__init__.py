@@ -34,7 +34,7 @@ COLLECTIONS = {"clickhouse": "database", "qdrant": "collection", "postgres": "sc
 def engine_class(address: str, options: Mapping[str, Any]) -> Callable[..., Engine]:
     """Return the class that an address, ENGINE:PLACE, names.
 
-    Raises ValueError if the engine is unknown, or an option unknown or missing.
+    Raises ValueError if the engine is unknown, or an option unknown (Qdrant's client takes the others) or missing.
     """
     name, _, place = address.partition(":")
     if name not in ENGINES or not place:
@@ -43,7 +43,8 @@ def engine_class(address: str, options: Mapping[str, Any]) -> Callable[..., Engi
     try:
         known.bind(place, 0, single=False, **options)
     except TypeError as error:
-        accepted = [option for option in list(known.parameters)[2:] if option != "single"]
+        named = [option for option in known.parameters.values() if option.kind is option.KEYWORD_ONLY]
+        accepted = [option.name for option in named if option.name != "single"]
         raise ValueError(f"{name}: {error}; its options: {', '.join(accepted)}") from error
     return ENGINES[name]
 
@@ -52,8 +53,11 @@ def open_engine(address: str, model: Paradigm, **options: Any) -> Engine:
     """Open an engine for a model's vectors.
 
     address: ENGINE:PLACE, such as clickhouse:folder, with a key of `ENGINES`. options: more arguments of the
-    engine's class. Raises the errors of `engine_class`.
+    engine's class. Raises the errors of `engine_class`, and ValueError for an option's wrong type.
     """
-    made = engine_class(address, options)
-    place = address.partition(":")[2]
-    return made(place, model.encoder.dim, single=model.encoder.settings.single, **options)
+    kind = engine_class(address, options)
+    name, _, place = address.partition(":")
+    try:
+        return kind(place, model.encoder.dim, single=model.encoder.settings.single, **options)
+    except TypeError as error:
+        raise ValueError(f"{name}: {error}") from error

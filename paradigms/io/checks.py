@@ -96,7 +96,7 @@ def check_type(name: str, value: Any, kind: Any) -> None:
         return
     if origin is Literal:
         if value not in get_args(kind):
-            raise ValueError(f"{name}={value!r:.200}; there are {', '.join(get_args(kind))}")
+            raise ValueError(f"{name}={value!r:.200}; there are {', '.join(map(str, get_args(kind)))}")
         return
     members = get_args(kind) if origin in (Union, UnionType) else (kind,)
     classes = [get_origin(member) or member for member in members]  # list[str] counts as list

@@ -235,7 +235,8 @@ class View:
     def blocks(self, tokens: int, rows: np.ndarray | None = None) -> Iterator[np.ndarray]:
         """Yield rows in blocks of at most `tokens` padded tokens.
 
-        rows: None means all documents with tokens, sorted by length in groups of LIKE.
+        rows: rows to yield in the given order; None means all documents with tokens, sorted by length within
+        each group of LIKE consecutive documents.
         """
         if rows is None:
             living = self.with_tokens()

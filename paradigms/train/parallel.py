@@ -87,7 +87,7 @@ def prepare(
 
 
 def fill(paradigm: nn.Module, weight: Callable[[str], Tensor]) -> None:
-    """Replace parameters of `prepare`'s copy by `weight` of their names, or empty it: by meta tensors."""
+    """Replace each parameter of `prepare`'s copy by `weight` of its name; meta tensors empty it again."""
     names = {id(tensor): name for name, tensor in paradigm.named_parameters()}
     _exchange(paradigm, lambda tensor: weight(names[id(tensor)]) if id(tensor) in names else tensor)
 

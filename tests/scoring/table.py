@@ -12,11 +12,24 @@ from paradigms.recipe import Recipe
 from paradigms.statistics import Statistics
 
 COUNTED = Statistics(9, 99, torch.arange(9), torch.linspace(-1, 2, 9))
-NAMED = """
-    AllPairs QueryToDocument DocumentToQuery EqualIds PositiveEqualIds PoolTopK(k=5) PoolTopK(k=0.2)
-    PoolTopK(k=1000000) PoolExcess(k=5) TopK(k=1) TopK(k=3) TopP(p=0.3) Excess(tau=0.5)
-    Entropic(k=1.5,eps=0.1) Entropic(k=1.5,eps=0.1,iterations=5) Buckets(planes=2,repetitions=3)
-""".split()  # noqa: SIM905
+NAMED = [
+    "AllPairs",
+    "QueryToDocument",
+    "DocumentToQuery",
+    "EqualIds",
+    "PositiveEqualIds",
+    "PoolTopK(k=5)",
+    "PoolTopK(k=0.2)",
+    "PoolTopK(k=1000000)",
+    "PoolExcess(k=5)",
+    "TopK(k=1)",
+    "TopK(k=3)",
+    "TopP(p=0.3)",
+    "Excess(tau=0.5)",
+    "Entropic(k=1.5,eps=0.1)",
+    "Entropic(k=1.5,eps=0.1,iterations=5)",
+    "Buckets(planes=2,repetitions=3)",
+]
 ALIGNED = [as_alignment(name) for name in NAMED]
 ALIGNED += [Idf(statistics=COUNTED.name), TableExcess(statistics=COUNTED.name)]
 RECIPES = [Recipe("test", align, Z) for align, Z in product(ALIGNED, NORMALISERS)]

@@ -119,9 +119,9 @@ class Ranker:
             gold = S[:, np.isin(self.corpus.owners, relevant)] >= at[TOP][:, None]
             of_tokens[GOLD].append(float(gold.sum() / len(S) / TOP))
             if "imputed" in named:
-                floor = -at[named["imputed"].k]
-                constant = min(len(np.unique(idf)), len(np.unique(floor))) < 2  # too few tokens
-                of_tokens[SPEARMAN].append(0.0 if constant else float(spearmanr(idf, floor).statistic))
+                opposite = -at[named["imputed"].k]
+                constant = min(len(np.unique(idf)), len(np.unique(opposite))) < 2  # too few tokens
+                of_tokens[SPEARMAN].append(0.0 if constant else float(spearmanr(idf, opposite).statistic))
         queries = list(runs["MaxSim"])
         judgements = {query: split.judgements[query] for query in queries}
         values = {measure: {TOKENS: numbers} for measure, numbers in of_tokens.items()}
@@ -131,7 +131,10 @@ class Ranker:
         return queries, values
 
     def searched(self, split: Split) -> Iterator[tuple[str, torch.Tensor, torch.Tensor, np.ndarray]]:
-        """Yield judged queries: ids, vectors [j, h] and S [j, t]. A pass over the corpus serves several."""
+        """Yield each query with a relevant document, with its tokens' ids [j], vectors [j, h] and S [j, t].
+
+        One pass over the corpus serves several queries, because reading it takes most of the time.
+        """
         judged = [query for query, grades in split.judgements.items() if max(grades.values(), default=0) > 0]
         for start in range(0, len(judged), TOGETHER):
             names = judged[start : start + TOGETHER]

@@ -266,7 +266,11 @@ def _distractors(
 
 
 def _place(source: Source, runs: Runs, tokens: int, what: tuple) -> tuple[int, int]:
-    """Return (start, end) of `tokens` tokens to replace, or of the first run of shorter passages."""
+    """Return (start, end) of the characters that will be replaced by `tokens` new tokens.
+
+    The span has at least `tokens` tokens. In a passage with fewer tokens, only the first run is replaced, so
+    the passage grows.
+    """
     begins = np.flatnonzero(runs.upto[-1] - runs.before >= tokens)
     if not len(begins):
         return int(runs.starts[0]), int(runs.ends[0])

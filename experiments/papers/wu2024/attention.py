@@ -154,7 +154,11 @@ def generative_rates(
 
 
 def averaged(part: Part, candidates: bool, conditional: bool) -> Rates:
-    """Return ids and rates of tokens, or means over `candidates`; conditional: where a match is possible."""
+    """Return the ids and rates of single tokens, or of query tokens averaged over candidates.
+
+    candidates: average each query token over the candidates. conditional: use only tokens that can match or,
+    for means, only the candidates in which a query token can match.
+    """
     ids, rates, possible = part
     within = possible if conditional else torch.ones_like(possible)
     if not candidates:
