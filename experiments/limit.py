@@ -210,9 +210,8 @@ def compared(settings: Settings) -> tuple[Rows, list[str], dict[str, list[Measur
     """
     folder = Path(settings.output, "collection")
     data = collection(settings)
-    data.splits["searched"] = data.splits[
-        "dev"
-    ]  # which compare.py searches, and still chooses states with dev
+    # compare.py does not choose states by the splits of `also`, so a copy of dev is searched.
+    data.splits["searched"] = data.splits["dev"]
     write_folder(data, folder)
     splits = load_collection(str(folder)).splits
     test = splits["test"]

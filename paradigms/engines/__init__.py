@@ -34,7 +34,8 @@ COLLECTIONS = {"clickhouse": "database", "qdrant": "collection", "postgres": "sc
 def engine_class(address: str, options: Mapping[str, Any]) -> Callable[..., Engine]:
     """Return the class that an address, ENGINE:PLACE, names.
 
-    Raises ValueError if the engine is unknown, or an option unknown (Qdrant's client takes the others) or missing.
+    Raises ValueError if the engine is unknown, or an option missing or unknown. Qdrant's client takes options
+    that its engine does not have.
     """
     name, _, place = address.partition(":")
     if name not in ENGINES or not place:

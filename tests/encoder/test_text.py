@@ -317,15 +317,33 @@ def test_offline_encoder_pools_as_published():
         assert_same(vector, mean / mean.norm())
 
 
-@pytest.mark.parametrize(
-    "use", [lambda encoder: encoder.begins_specially, lambda encoder: encode(encoder, ["a"])]
-)
-def test_a_use_of_the_tokenizer_waits_for_the_thread_that_tokenises(tiny_bert, use):
-    """It sets padding, which BGE-M3's first batch took from the next, tokenised meanwhile."""
+def test_threads_tokenise_both_sides_of_one_model(tiny_bert):
+    """Each side sets the tokenizer's truncation, which its other users must not see."""
+    model = built("colbert", tiny_bert, query_length=8, document_length=64)
+    texts = [" ".join(["red blue green house tree"] * 4)] * 4
+    widths = {side: model.batch(texts, side).input_ids.shape for side in SIDES}
+    wrong = []
+
+    def tokenise(side):
+        for _ in range(400):
+            if model.batch(texts, side).input_ids.shape != widths[side]:
+                wrong.append(side)
+
+    threads = [Thread(target=tokenise, args=(side,)) for side in [*SIDES] * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_call_of_the_tokenizer_waits_for_the_thread_that_tokenises(tiny_bert):
+    """The call sets padding, which BGE-M3's first batch took from the next, tokenised meanwhile."""
     encoder = built("bge_m3", tiny_bert).encoder
-    using = Thread(target=use, args=(encoder,))
+    call = Thread(target=lambda: encoder.begins_specially)
     with TOKENIZING:
-        using.start()
-        using.join(0.1)
-        assert using.is_alive()
-    using.join()
+        call.start()
+        call.join(0.1)
+        assert call.is_alive()
+    call.join()
+    assert encoder.begins_specially

@@ -81,12 +81,17 @@ def test_all_documents_are_measured_with_quality_and_once_and_failures_named(
     assert "Failed: dpr, Qdrant." in study
     assert "invalid" not in study
     monkeypatch.setattr(serving_costs, "installed", lambda name: False)
-    (tmp_path / "out" / "measured" / "dpr" / "FAISS.json").unlink()
+    measured = tmp_path / "out" / "measured" / "dpr"
+    before = {file.name: file.read_bytes() for file in measured.glob("*.json")}
+    (measured / "FAISS.json").unlink()
     with monkeypatch.context() as patch:
         patch.setattr(serving_costs, "measure_index", lambda *_, **__: int("no FAISS"))
         with pytest.raises(SystemExit, match="no FAISS"):
             serving_costs.main(settings)
     serving_costs.main(settings)
+    assert [name for name, content in before.items() if (measured / name).read_bytes() != content] == [
+        "FAISS.json"
+    ]
     rows = json.loads((tmp_path / "out" / "costs.json").read_text())
     engines = ["exact", "FAISS", "compressed, 8 bits", "inverted, 8 bits", "inverted, 16 bits"]
     assert [row["engine"] for row in rows] == engines
