@@ -292,7 +292,8 @@ def law(searches: Sequence[Mapping[str, Any]]) -> str:
         other = composed.get(row["setting"])
         if other is None or row["documents"] != other["documents"]:
             continue
-        real, drawn = row["_recalls"], other["_recalls"]
+        real = row["_recalls"]
+        drawn = other["_recalls"]
         if real is not None and drawn is not None:
             said.append(f"{row['setting']}: {bracketed(seeds_interval((drawn - real)[None]), '+')}")
     return f"recall@10 of composed minus real documents at the first size: {'; '.join(said)}." if said else ""

@@ -95,7 +95,8 @@ def check_type(name: str, value: Any, kind: Any) -> None:
             bound.check(name, value)
         return
     if origin is Literal:
-        if value not in get_args(kind):
+        # 4.0 and True equal whole numbers, and are none.
+        if (type(value), value) not in [(type(entry), entry) for entry in get_args(kind)]:
             raise ValueError(f"{name}={value!r:.200}; there are {', '.join(map(str, get_args(kind)))}")
         return
     members = get_args(kind) if origin in (Union, UnionType) else (kind,)
