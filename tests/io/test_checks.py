@@ -13,6 +13,7 @@ from paradigms.io.checks import check_types
 @dataclass
 class Settings:
     kind: Literal["a", "b"] = "a"
+    bits: Literal[1, 2, 4] = 1
     whole: int = 1
     maybe: int | None = None
     real: float = 0.5
@@ -36,6 +37,9 @@ def test_values_of_their_types_pass(values):
     ("values", "message"),
     [
         ({"kind": "c"}, "kind='c'; there are a, b"),
+        ({"bits": 3}, "bits=3; there are 1, 2, 4"),
+        ({"bits": 4.0}, "bits=4.0; there are 1, 2, 4"),
+        ({"bits": True}, "bits=True; there are 1, 2, 4"),
         ({"whole": "64"}, "whole='64'; it must be int"),
         ({"whole": 64.0}, "whole=64.0; it must be int"),
         ({"whole": True}, "whole=True; it must be int"),

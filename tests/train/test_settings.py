@@ -137,9 +137,3 @@ def test_training_without_negatives_is_named_before_it_begins(tiny_bert: Path, t
     torch.manual_seed(0)
     (warning,) = run([*twice[10:], *twice[:2]], 2)  # seed 0 draws both of them together
     assert warning.startswith("2 of the first 4 training examples of dpr have no negative in their batch")
-
-
-@pytest.mark.parametrize("bits", [3, 4.0, True])
-def test_codes_have_the_bits_of_an_index(bits):
-    with pytest.raises(ValueError, match=f"coded_bits={bits}; there are 0, 1, 2, 4, 8"):
-        LossSettings(coded_bits=bits)
