@@ -2,7 +2,7 @@
 
 Wu et al. 2024 (arXiv:2404.00684), §6.3, §7.1 and Table 5, compare three systems: a T5-ColBERT; the same
 T5-ColBERT, with each document token aligned to its best query token instead; and a T5-SEAL. The paper states
-no Z for the second system, so Z = 1 and Z = M are both measured. GR reads a document as windows of `span`
+no Z for the second system, so Z = 1 and Z = M are both measured, and a ColBERT that is trained with q←d. GR reads a document as windows of `span`
 tokens, which begin where training spans may begin, and scores the document by its best window. The scorers
 are the paper's raw logit, the log probability that GR is trained to maximise, and the centred logit. The
 printed formula, Σ_i e_{d_i}ᵀh_i over all tokens of a document, is measured too; these sequences are much
@@ -49,17 +49,23 @@ CANDIDATES = "BM25"  # order of the candidates
 CHANCE = "random order"
 FORWARD = "MVDR (q→d)"
 BACKWARD = {"MVDR (q←d), Z = 1": "one", "MVDR (q←d), Z = M": "document_tokens"}
+TRAINED_BACKWARD = "MVDR (q←d), trained"  # with Z = M
 GENERATIVE: dict[str, ScoreName] = {f"GR, {name.replace('_', ' ')}": name for name in get_args(ScoreName)}
 TRAINED = "GR, log probability"  # GR with its training score
 WHOLE_DOCUMENT = "GR, logit, whole document"  # Eq. 11 as printed
-SYSTEMS = (FORWARD, *BACKWARD, *GENERATIVE, WHOLE_DOCUMENT)
+MODELS = {  # model -> the systems that rank with it, first with its training score
+    "colbert": (FORWARD, *BACKWARD),
+    "colbert-backward": (TRAINED_BACKWARD,),
+    "seal": (TRAINED, *(name for name in GENERATIVE if name != TRAINED), WHOLE_DOCUMENT),
+}
+SYSTEMS = (FORWARD, *BACKWARD, TRAINED_BACKWARD, *GENERATIVE, WHOLE_DOCUMENT)
 TABLE_5 = printed("wu2024")["table 5"]
 
 Values = dict[str, dict[str, np.ndarray]]  # system -> measure -> [seeds, queries]
 
 
 def main(settings: Settings) -> None:
-    run_study(settings, "Alignment directions", {TASK: ("colbert", "seal")}, measure, report)
+    run_study(settings, "Alignment directions", {TASK: tuple(MODELS)}, measure, report)
 
 
 def measure(data: StudyData, _: str, __: int, models: list[Any]) -> Measured:
@@ -70,15 +76,17 @@ def measure(data: StudyData, _: str, __: int, models: list[Any]) -> Measured:
 
 def rankings(models: list[Any], data: StudyData, pool: Run) -> dict[str, Run]:
     """Score the candidates in `pool` with each system, and return {system: run}."""
-    mvdr, generative = models
+    mvdr, backward, generative = models
     corpus = data.collection.corpus
     queries = data.test.queries
     runs = {CANDIDATES: pool}
-    forward = Indexed.build(mvdr, corpus.only(d for scores in pool.values() for d in scores))
+    pooled = corpus.only(d for scores in pool.values() for d in scores)
+    forward = Indexed.build(mvdr, pooled)
     runs[FORWARD] = forward.rerank(queries, pool, progress=True)
     for system, normalise in BACKWARD.items():
         other = replace(forward, model=mvdr.with_alignment(DocumentToQuery(), normalise))
         runs[system] = other.rerank(queries, pool, progress=True)
+    runs[TRAINED_BACKWARD] = Indexed.build(backward, pooled).rerank(queries, pool, progress=True)
     retriever = GenerativeRetriever(generative)
     scorers = list(GENERATIVE.values())
     runs |= zip(GENERATIVE, retriever.rankings(queries, pool, scorers, progress=True), strict=True)
@@ -115,22 +123,28 @@ def study_of(values: Values, trainings: Mapping[str, Sequence[Measured]]) -> Stu
     times the R@10 of BM25.
     """
     primary = {system: of_system[PRIMARY] for system, of_system in values.items()}
-    ten = {system: float(values[system]["R@10"].mean()) for system in (CANDIDATES, FORWARD, TRAINED)}
+    model_of = {system: model for model, systems in MODELS.items() for system in systems}
+    ten = {model: float(values[systems[0]]["R@10"].mean()) for model, systems in MODELS.items()}
+    bm25 = float(values[CANDIDATES]["R@10"].mean())
 
     def undecided(sides: Sequence[str]) -> dict[str, str]:
-        models = sorted({TRAINED if side.startswith("GR") else FORWARD for side in sides})
+        models = sorted({model_of[side] for side in sides})
         by_luck = (x for x in sides if seeds_interval(primary[x] - primary[CHANCE]).low <= 0)
-        poor = unlearned({model: ten[model] for model in models}, ten[CANDIDATES])
+        poor = unlearned({model: ten[model] for model in models}, bm25)
         return {"unlearned": poor or next(by_luck, "")}
 
     mrr = {system: [float(cell.split("/")[2]) / 100 for cell in table_5(system)] for system in SYSTEMS}
     return Study(
         {PRIMARY: primary},
-        {"backward": list(BACKWARD), "generative": [*GENERATIVE, WHOLE_DOCUMENT]},
+        {
+            "readout": list(BACKWARD),
+            "backward": [*BACKWARD, TRAINED_BACKWARD],
+            "generative": [*GENERATIVE, WHOLE_DOCUMENT],
+        },
         trainings,
         undecided,
         printed={PRIMARY: mrr},
-        parts={system: list(trainings) for system in SYSTEMS},
+        parts={system: [model] for system, model in model_of.items()},
     )
 
 

@@ -25,6 +25,7 @@ from studies.settings import lengths_of, refusing
 from transformers import AutoConfig
 
 from paradigms import GENERATIVE, PARADIGMS, Generative, Paradigm
+from paradigms.align import DocumentToQuery
 from paradigms.data import Collection, Problems, Split
 from paradigms.data.within import learned_share, most_asked, within_documents
 from paradigms.encoder.backbone import pretrained
@@ -72,8 +73,8 @@ def open_pairs(settings: PairSettings, accelerator: Accelerator, console: Consol
 def trained(name: str, seed: int, data: StudyData, console: Console) -> Paradigm | Generative:
     """Load the seed's model, or train it if there is no checkpoint.
 
-    name: dpr or colbert, with -second for the second backbone and -pairs for training with only one hard
-    negative from BM25; or dsi, ripor, pag, genre or seal, with an encoding: -pawa, -place (place-specific
+    name: dpr or colbert, with -second for the second backbone, -pairs for training with only one hard
+    negative from BM25, and -backward for MVDR (q←d) with Z = M; or dsi, ripor, pag, genre or seal, with an encoding: -pawa, -place (place-specific
     digits without PAWA), -atomic (one token per document), -np-base or -np-async. Every name may end in
     -untrained. genre-half is trained on every other document (`half_of`), and the others are added later.
     """
@@ -97,7 +98,9 @@ def trained(name: str, seed: int, data: StudyData, console: Console) -> Paradigm
                 return build(name, seed, data)
         options: dict[str, Any] = {"pooling": "mean"} if kind == "dpr" and not second else {}  # as in S-T5
         backbone = settings.second if second else settings.backbone
-        return PARADIGMS[kind](backbone, **options, **lengths_of(settings))
+        paradigm = PARADIGMS[kind](backbone, **options, **lengths_of(settings))
+        backward = "backward" in variants
+        return paradigm.with_alignment(DocumentToQuery(), "document_tokens") if backward else paradigm
 
     def train(model: Any, training: Path) -> Any:
         if kind in GENERATIVE:
