@@ -2,11 +2,11 @@
 
 Wu et al. 2024 (arXiv:2404.00684), §6.3, §7.1 and Table 5, compare three systems: a T5-ColBERT; the same
 T5-ColBERT, with each document token aligned to its best query token instead; and a T5-SEAL. The paper states
-no Z for the second system, so Z = 1 and Z = M are both measured, and a ColBERT that is trained with q←d. GR reads a document as windows of `span`
-tokens, which begin where training spans may begin, and scores the document by its best window. The scorers
-are the paper's raw logit, the log probability that GR is trained to maximise, and the centred logit. The
-printed formula, Σ_i e_{d_i}ᵀh_i over all tokens of a document, is measured too; these sequences are much
-longer than the training spans.
+no Z for the second system, so Z = 1 and Z = M are both measured, and a ColBERT that is trained with q←d. GR
+reads a document as windows of `span` tokens, which begin where training spans may begin, and scores the
+document by its best window. The scorers are the paper's raw logit, the log probability that GR is trained to
+maximise, and the centred logit. The printed formula, Σ_i e_{d_i}ᵀh_i over all tokens of a document, is
+measured too; these sequences are much longer than the training spans.
 """
 
 from collections.abc import Mapping, Sequence

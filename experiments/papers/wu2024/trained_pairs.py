@@ -74,9 +74,10 @@ def trained(name: str, seed: int, data: StudyData, console: Console) -> Paradigm
     """Load the seed's model, or train it if there is no checkpoint.
 
     name: dpr or colbert, with -second for the second backbone, -pairs for training with only one hard
-    negative from BM25, and -backward for MVDR (q←d) with Z = M; or dsi, ripor, pag, genre or seal, with an encoding: -pawa, -place (place-specific
-    digits without PAWA), -atomic (one token per document), -np-base or -np-async. Every name may end in
-    -untrained. genre-half is trained on every other document (`half_of`), and the others are added later.
+    negative from BM25, and -backward for MVDR (q←d) with Z = M; or dsi, ripor, pag, genre or seal, with an
+    encoding: -pawa, -place (place-specific digits without PAWA), -atomic (one token per document), -np-base
+    or -np-async. Every name may end in -untrained. genre-half is trained on every other document (`half_of`),
+    and the others are added later.
     """
     settings: PairSettings = data.settings
     accelerator = data.accelerator
