@@ -44,7 +44,6 @@ GENERATIVE: dict[str, Callable[..., Generative]] = Named(
     genre=Entry("genre"),
     seal=Entry("seal"),
     ripor=Entry("ripor"),
-    pag=Entry("pag"),
 )
 
 # name -> builder(backbone, **settings): models that score pairs of texts, not by a rel

@@ -16,7 +16,6 @@ ROOMS = {
     "genre": "generative.genre",
     "seal": "generative.seal",
     "ripor": "generative.ripor",
-    "pag": "generative.ripor",
     "Generative": "generative.model",
     "Generative.from_pretrained": "generative.model",
     "GenerativeRetriever": "generative.retriever",

@@ -29,8 +29,7 @@ class Hypotheses:
 
     queries: Int[np.ndarray, " x"]  # the query's position in the batch
     tokens: Int[np.ndarray, "x m"]  # padded with NOTHING
-    scores: Float[np.ndarray, " x"]  # Σ log p, or another scorer's sum, plus `ahead`; float64
-    ahead: Float[np.ndarray, " x"]  # the largest planned score of the sequence's documents; 0 without a plan
+    scores: Float[np.ndarray, " x"]  # Σ log p, or another scorer's sum; float64
     states: Int[np.ndarray, "x 3"]  # the constraint's state after the sequence
 
     def __len__(self) -> int:
@@ -57,7 +56,6 @@ def beam_search(
     length: int,
     keep: bool = False,
     scorer: ScoreName = "log_probability",
-    plan: Float[np.ndarray, "b d"] | None = None,
 ) -> Hypotheses:
     """Return up to `beams` sequences per query, of up to `length` tokens, with the highest scores.
 
@@ -68,21 +66,15 @@ def beam_search(
 
     keep: return the 2·`beams` best continuations of every step, finished or not (SEAL's keys). Finished
     sequences then take up no beams either.
-
-    plan: a score for each of the constraint's documents, known before decoding. The largest score among the
-    documents whose identifiers begin with a prefix is then added to the prefix's score (planning ahead: Zeng
-    et al. 2024, arXiv:2404.14600); in a trie, these documents are neighbours.
     """
     sources = sources.to(model.device)
     count = len(sources.input_ids)
-    if plan is not None:
-        plan = np.pad(plan[:, constraint.documents], ((0, 0), (0, 1)), constant_values=-np.inf)
     apart = keep or scorer != "log_probability"
     table = _branches(model, constraint, constraint.start())
     entry = np.zeros(count, dtype=np.int64)  # each unfinished prefix's row in the table
     empty = np.full((count, length), NOTHING, dtype=np.int64)
     states = np.repeat(constraint.start(), count, axis=0)
-    prefixes = Hypotheses(np.arange(count), empty, np.zeros(count), np.zeros(count), states)
+    prefixes = Hypotheses(np.arange(count), empty, np.zeros(count), states)
     finished = prefixes[:0]
     steps = [finished]
     with model.evaluating(), torch.inference_mode():
@@ -95,7 +87,7 @@ def beam_search(
                 finished = _join([finished, _completed(model, memories, prefixes, step, rests, scorer)])
                 break
             scores = _next_scores(model, memories, prefixes, step, scorer)
-            parents, longer = _continue(prefixes, step, scores, table, entry, (1 + apart) * beams, plan)
+            parents, longer = _continue(prefixes, step, scores, table, entry, (1 + apart) * beams)
             steps.append(longer)
             table = _branches(model, constraint, longer.states)
             ended = (np.diff(table.offsets) == 0) | (step + 1 == length)
@@ -176,7 +168,7 @@ def _completed(
         parts = model.token_parts(states, until, scorer)
         scores += parts.double().sum(-1).cpu().numpy()[prefixes.queries, slots]
     after = np.column_stack([prefixes.states[:, :2], lengths])
-    return Hypotheses(prefixes.queries, written, scores, prefixes.ahead, after)[np.isfinite(scores)]
+    return Hypotheses(prefixes.queries, written, scores, after)[np.isfinite(scores)]
 
 
 def _continue(
@@ -186,7 +178,6 @@ def _continue(
     table: Branches,
     entry: Int[np.ndarray, " x"],
     k: int,
-    plan: Float[np.ndarray, "b r"] | None,
 ) -> tuple[Int[np.ndarray, " y"], Hypotheses]:
     """Find each query's k best valid one-token continuations, and the rows of the prefixes they extend."""
     offsets, places = ranges(table.offsets[entry], table.offsets[entry + 1])
@@ -195,29 +186,12 @@ def _continue(
     tokens = table.tokens[places]
     at = torch.from_numpy(rows * added.shape[1] + tokens).to(added.device)
     scores = prefixes.scores[rows] + added.reshape(-1)[at].cpu().double().numpy()
-    ahead = prefixes.ahead[rows]
-    if plan is not None:
-        planned = _range_maxima(plan, queries, table.states[places])
-        scores += planned - ahead
-        ahead = planned
     chosen = _largest_of_each(queries, scores, k)
     written = prefixes.tokens[rows[chosen]]
     written[:, step] = tokens[chosen]
-    longer = Hypotheses(queries[chosen], written, scores[chosen], ahead[chosen], table.states[places[chosen]])
+    longer = Hypotheses(queries[chosen], written, scores[chosen], table.states[places[chosen]])
     order = _best_first(longer, k)
     return rows[chosen][order], longer[order]
-
-
-def _range_maxima(
-    plan: Float[np.ndarray, "b r"], queries: Int[np.ndarray, " c"], states: Int[np.ndarray, "c 3"]
-) -> Float[np.ndarray, " c"]:
-    """max(plan[query, lo:hi]) for each query and state. The plan's last column is only an end marker."""
-    bounds = states[:, :2] + (queries * plan.shape[1])[:, None]
-    order = np.argsort(bounds[:, 0], kind="stable")  # gaps between ranges are read once, too
-    maxima = np.empty(len(states))
-    if len(states):
-        maxima[order] = np.maximum.reduceat(plan.ravel(), bounds[order].ravel())[::2]
-    return maxima
 
 
 def _largest_of_each(

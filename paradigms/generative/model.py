@@ -31,7 +31,6 @@ from paradigms.generative.decoder import Memory, decode, remember, small_decoder
 from paradigms.generative.identifiers import START, Identifiers, Targets, text, titles
 from paradigms.generative.np_decoding import Clusters, cluster_tokens
 from paradigms.generative.outputs import Outputs, Pawa, ScoreName
-from paradigms.generative.sets import TokenSets, token_sets
 from paradigms.generative.settings import GenerativeSettings, check_places
 from paradigms.io.checks import naming, read_settings
 from paradigms.io.files import settle, write_json
@@ -60,12 +59,8 @@ class Generative(Trainable):
         backbone: str | Path,
         identifiers: Identifiers,
         clusters: Clusters | None = None,
-        sets: TokenSets | None = None,
     ) -> None:
-        """Build the modules.
-
-        settings.tokens = "clusters" requires `clusters`, and settings.set_size > 0 requires `sets`.
-        """
+        """Build the modules. settings.tokens = "clusters" requires `clusters`."""
         super().__init__()
         check_places(settings, identifiers)
         self.settings = settings
@@ -73,7 +68,6 @@ class Generative(Trainable):
         self.states: LowerStates | None = None  # of a frozen encoder; see `keep_states`
         self.backbone: Any = base.load_base(backbone)
         self.clusters = clusters
-        self.sets = sets
         self.tokenizer = base.load_base_tokenizer(backbone)
         config = self.backbone.config
         width: int = config.hidden_size
@@ -116,37 +110,33 @@ class Generative(Trainable):
         identifiers: Identifiers,
         corpus: Corpus,
     ) -> Generative:
-        """Build a model to train. If token clusters or sets are needed, the encoder reads the corpus."""
+        """Build a model to train. If token clusters are needed, the encoder reads the corpus."""
         plain = (settings.tokens, settings.softmax) == ("backbone", "vocabulary")
         if plain and not base.has_decoder(backbone):  # a new decoder is untrained
             settings = replace(settings, softmax="identifiers")
         if settings.refresh and settings.frozen:
             raise ValueError(f"refresh={settings.refresh}: a frozen encoder's vectors stay in their clusters")
         check_places(settings, identifiers)
-        clusters = sets = None
-        if settings.tokens == "clusters" or settings.set_size:
+        clusters = None
+        if settings.tokens == "clusters":
             read = base.load_base(backbone).to("cuda" if torch.cuda.is_available() else "cpu").eval()
             encoder = base.encoder_of(read)
             vectors = base.token_vectors(read)
             tokenizer = base.load_base_tokenizer(backbone)
-            if settings.tokens == "clusters":
-                clusters = cluster_tokens(encoder, vectors, tokenizer, corpus, identifiers, settings)
-            if settings.set_size:
-                sets = token_sets(encoder, tokenizer, corpus, settings.set_size, settings.document_length)
-        return cls(settings, backbone, identifiers, clusters, sets)
+            clusters = cluster_tokens(encoder, vectors, tokenizer, corpus, identifiers, settings)
+        return cls(settings, backbone, identifiers, clusters)
 
     def add(self, corpus: Corpus, *, title_length: int = 24) -> Generative:
         """Return this model with more documents, named by title or text, whose identifiers join the trie.
 
         The weights are shared and nothing is trained. A softmax over identifiers' tokens then also includes
         the new tokens. The result's `identifiers.problems` concern only the new names. Raises ValueError if
-        the identifiers are neither titles nor texts, if the model has token clusters or sets, or if a
-        document is already in the model.
+        the identifiers are neither titles nor texts, if the model has token clusters, or if a document is
+        already in the model.
         """
         kind = self.identifiers.kind
-        learned = self.clusters is not None or self.sets is not None
-        if learned or kind not in ("title", "text"):
-            what = "clusters or sets of tokens" if learned else f"{kind} identifiers"
+        if self.clusters is not None or kind not in ("title", "text"):
+            what = f"{kind} identifiers" if self.clusters is None else "clusters of tokens"
             raise ValueError(f"{self.name} has {what}, which its corpus makes: train it with all documents")
         if kind == "title":
             new = titles(corpus, self.tokenizer, title_length)
@@ -302,32 +292,16 @@ class Generative(Trainable):
         sources: Batch,
         targets: Targets,
         *scorers: ScoreName,
-        documents: Int[Tensor, "x n"] | None = None,
     ) -> Float[Tensor, "*s b n m"]:
         """log p(d_i | d_<i, q) of every target token, or its contribution under other scorers; 0 at padding.
 
-        documents: positions of the targets' documents, whose set parts are added as one more column. With
-        multiple scorers, the result has a leading axis s.
+        With multiple scorers, the result has a leading axis s.
         """
         names = scorers or ("log_probability",)
         memories = self.memories(sources, *names)
         states = self.decode(memories, targets.inputs)
         parts = [self.token_parts(self.readings(states, memories, name), targets, name) for name in names]
-        if documents is not None:
-            assert self.sets is not None
-            assert memories[0].states is not None
-            set_part = self.sets.interact(documents, memories[0].states, memories[0].mask).rel[..., None]
-            parts = [torch.cat([part, set_part.to(part.dtype)], -1) for part in parts]
         return parts[0] if len(parts) == 1 else torch.stack(parts)
-
-    def set_scores(self, sources: Batch) -> Float[np.ndarray, "b d"] | None:
-        """Compute the set part of rel for every document; return None if documents have no sets."""
-        if self.sets is None:
-            return None
-        with self.evaluating(), torch.inference_mode():
-            states = self.begin(sources.to(self.device))[0]
-            mask = sources.attention_mask.bool().to(self.device)
-            return self.sets.all_scores(states, mask).double().cpu().numpy()
 
     def memories(self, sources: Batch, *scorers: ScoreName) -> list[Memory]:
         """Return the queries' memory, then empty queries' memory if a scorer subtracts log p(d | "")."""
@@ -457,13 +431,11 @@ class Generative(Trainable):
         folder = Path(folder)
         settle(folder)
         settings = read_settings(GenerativeSettings, folder / SETTINGS)
-        clusters = sets = None
+        clusters = None
         with naming(folder / HEADS), safe_open(folder / HEADS, "pt") as heads:
             if settings.tokens == "clusters":
                 clusters = Clusters.of(*(heads.get_tensor(f"clusters.{name}") for name in Clusters.STATE))
-            if settings.set_size:
-                sets = TokenSets(*(heads.get_tensor(f"sets.{name}") for name in TokenSets.STATE))
-        model = cls(settings, folder / "backbone", Identifiers.load(folder), clusters, sets)
+        model = cls(settings, folder / "backbone", Identifiers.load(folder), clusters)
         load_heads(model, model._heads(), folder / HEADS)
         return model
 

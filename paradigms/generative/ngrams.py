@@ -161,11 +161,6 @@ class NGramIndex:
         documents = np.searchsorted(self.starts, begins, side="right") - 1
         return Occurrences(offsets, documents, begins - self.starts[documents])
 
-    @cached_property
-    def documents(self) -> Int[np.ndarray, " r"]:
-        """The document of each row; an n-gram occurs in the documents of rows lo … hi − 1."""
-        return np.searchsorted(self.starts, self.rows, side="right") - 1
-
     def find(self, grams: Iterable[Sequence[int]]) -> Int[np.ndarray, "n 3"]:
         """Look up the states of n-grams; lo = hi if an n-gram is absent."""
 

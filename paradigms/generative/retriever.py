@@ -5,7 +5,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 
 from paradigms.data import Run, best_first, check_queries
 from paradigms.data.results import any_queries
@@ -59,8 +58,7 @@ class GenerativeRetriever:
         """Find at most k documents per query, best first; equal scores are ordered by id.
 
         The search finds only documents that the beams reach, often fewer than k. A document's score is
-        `settings.score` of its identifier, plus its set part; n-grams are scored by their probabilities
-        (SEAL).
+        `settings.score` of its identifier; n-grams are scored by their probabilities (SEAL).
         """
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
@@ -81,8 +79,8 @@ class GenerativeRetriever:
     def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
         """Score the run's documents by rel under `settings.score`, best first.
 
-        A document's rel is the largest rel of its sequences (`Generative.names`), or −∞ if it has none, plus
-        its set part. Raises KeyError if a query or document is unknown.
+        A document's rel is the largest rel of its sequences (`Generative.names`), or −∞ if it has none.
+        Raises KeyError if a query or document is unknown.
         """
         return self.rankings(queries, run, [self.model.settings.score], progress=progress)[0]
 
@@ -114,13 +112,11 @@ class GenerativeRetriever:
                 sequences = [sorted({tuple(t) for each in by_id.values() for t in each}) for by_id in names]
                 sources = self.model.tokenize([queries[query] for query in batch])
                 scores = self.model.sequence_scores(sources, sequences, *scorers)
-                plan = self.model.set_scores(sources)
                 for n, query in enumerate(batch):
                     for ranked, values in zip(runs, scores[n], strict=True):
                         rel = dict(zip(sequences[n], values.tolist(), strict=True))
                         of_document = {
                             id: max((rel[tuple(t)] for t in each), default=-np.inf)
-                            + (0.0 if plan is None else float(plan[n, positions[id]]))
                             for id, each in names[n].items()
                         }
                         ranked[query] = best_first(of_document)
@@ -130,12 +126,10 @@ class GenerativeRetriever:
         """Decompose the score of the document's best name, one row per token; return [] if it has no name.
 
         The L·H document tokens of one position share a row, in which A (the alignment) is the tokens' mean
-        attention and S·A is the sum of the tokens' products. The tokens of the document's set follow, each
-        aligned with one query token.
+        attention and S·A is the sum of the tokens' products.
         """
         model = self.model
-        position = self.model.identifiers.positions[document]
-        names = model.names(position)
+        names = model.names(model.identifiers.positions[document])
         if not names:
             return []
         sources = model.tokenize([query]).to(model.device)
@@ -145,29 +139,19 @@ class GenerativeRetriever:
         interaction = decompose(model, sources, model.targets([[name]]).to(model.device), scorer)[-1]
         A = interaction.alignment[0, 0].unflatten(0, (-1, len(name)))
         shares = interaction.similarity[0, 0].unflatten(0, (-1, len(name))) * A
-        rows = [(A.mean(0), shares.sum(0))]
-        tokens = model.labels(name)
-        rel = float(interaction.rel[0, 0])
-        if model.sets is not None:
-            with model.evaluating(), torch.inference_mode():
-                states, memory = model.begin(sources)
-                where = torch.tensor([[position]], device=model.device)
-                of_set = model.sets.interact(where, states, memory.mask)
-            rows.append((of_set.alignment[0, 0], (of_set.similarity * of_set.alignment)[0, 0]))
-            tokens += model.sets.labels(model.tokenizer, position)
-            rel += float(of_set.rel[0, 0])
-        mean, share = (torch.cat(parts) for parts in zip(*rows, strict=True))
+        mean = A.mean(0)
+        share = shares.sum(0)
         assert interaction.rest is not None
         explanation = Explanation(
             system=model.name,
             reads="the decoder's state: the query, and the identifier up to the token before",
             query_tokens=model.tokenizer.convert_ids_to_tokens(sources.input_ids[0].tolist()),
-            document_tokens=tokens,
+            document_tokens=model.labels(name),
             links=[
                 (i, j, float(share[i, j] / mean[i, j]), float(mean[i, j])) for i, j in mean.nonzero().tolist()
             ],
             Z=1.0,
-            rel=rel,
+            rel=float(interaction.rel[0, 0]),
             rest=float(interaction.rest[0, 0]),
         )
         return [explanation]
@@ -176,7 +160,6 @@ class GenerativeRetriever:
         """Yield document number -> score for each query."""
         model = self.model
         sources = model.tokenize(texts)
-        plan = model.set_scores(sources)
         hypotheses = beam_search(
             model,
             sources,
@@ -184,15 +167,12 @@ class GenerativeRetriever:
             beams=model.settings.beams,
             length=model.identifiers.longest,
             scorer=model.settings.score,
-            plan=plan,
         )
         for query in range(len(texts)):
             names = hypotheses.of_query(query)
             offsets, numbers, _ = self.valid.locate(names.states)
             lengths = np.diff(offsets)
-            scores = np.repeat(names.scores - names.ahead, lengths)
-            if plan is not None:
-                scores += plan[query, numbers]
+            scores = np.repeat(names.scores, lengths)
             largest: dict[int, float] = {}  # clusters spell a name in several ways
             for number, score in zip(numbers.tolist(), scores.tolist(), strict=True):
                 largest[number] = max(score, largest.get(number, score))

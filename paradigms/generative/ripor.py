@@ -62,16 +62,6 @@ def ripor(
     return model
 
 
-def pag(backbone: str | Path, corpus: Corpus, *, set_size: int = 32, **settings: Any) -> Generative:
-    """Build PAG over `backbone`: RIPOR's rel plus Σ_{t ∈ T_d} max_j w_tᵀq_j, the set part (`sets`).
-
-    Zeng et al. 2024 (SIGIR, arXiv:2404.14600). set_size: number of tokens in a document's set (64 in the
-    paper). settings: further arguments of `ripor`.
-    """
-    defaults: dict[str, Any] = {"name": "pag", "set_size": set_size}
-    return ripor(backbone, corpus, **defaults | settings)
-
-
 def residual(
     vectors: Float[np.ndarray, "n h"],
     documents: Sequence[str],

@@ -42,8 +42,6 @@ class GenerativeSettings:
     # Tokens of a generated n-gram and of a document's windows, if identifiers are text.
     span: Annotated[int, Range(1, 1 << 10)] = 10
     beams: Annotated[int, Range(1, 1 << 12)] = 20
-    # Tokens of a document's set; > 0 adds the set part to rel and plans ahead (PAG).
-    set_size: Annotated[int, Range(0, 1 << 10)] = 0
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -61,11 +59,6 @@ def check_places(settings: GenerativeSettings, identifiers: Identifiers) -> None
         raise ValueError(
             f"softmax='place' cannot be used with {identifiers.kind} identifiers: every substring names a "
             "document, so any token may occur at any position; set softmax='vocabulary'"
-        )
-    if settings.set_size and identifiers.end is None:
-        raise ValueError(
-            f"set_size={settings.set_size} cannot be used with {identifiers.kind} identifiers: only a trie "
-            "has the documents of a prefix together; set set_size=0"
         )
     if settings.pawa_rank and identifiers.longest > PLACES:
         document = identifiers.documents[np.diff(identifiers.offsets).argmax()]

@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -40,7 +41,6 @@ from paradigms.train.states import STATES, add_states, deleted_after, used_examp
 PASSAGES = 6  # passages per document to index
 PASSAGE_WORDS = 16  # words per passage, as in a query
 SPANS = 3  # spans per document if texts are identifiers
-NEGATIVES = 7  # documents of other pairs in the batch, for sets of tokens without hard negatives
 
 # Sources, targets, and where several documents are ranked, their positions and a teacher's scores of them.
 Pairs = tuple[Batch, Targets] | tuple[Batch, Targets, Int[Tensor, "b n"], Float[Tensor, "b c"]]
@@ -49,13 +49,12 @@ Pairs = tuple[Batch, Targets] | tuple[Batch, Targets, Int[Tensor, "b n"], Float[
 class Likelihood(Objective):
     """Minus the mean over targets of Σ_tokens log p (Wu et al. 2024, Eq. 8).
 
-    If documents have token sets (PAG: Zeng et al. 2024, arXiv:2404.14600), or pairs have hard negatives, the
-    softmax cross-entropy over the pair's document and its negatives is added, with rel under the model's
-    ranking score. With distillation, `Distillation.joined` combines the likelihood with the teacher's scores
-    instead, averaged over prefix lengths i: the teacher's scores are multiplied by √(i/m), and the student's
-    score is the sum over the first i tokens plus the set part. With "margin_mse", this is RIPOR's loss on
-    prefixes (Zeng et al. 2024, arXiv:2311.09134, §3.3), whose factor 1 − 2/i also rises with falling
-    increments, but is negative for short identifiers.
+    If pairs have hard negatives, the softmax cross-entropy over the pair's document and its negatives is
+    added, with rel under the model's ranking score. With distillation, `Distillation.joined` combines the
+    likelihood with the teacher's scores instead, averaged over prefix lengths i: the teacher's scores are
+    multiplied by √(i/m), and the student's score is the sum over the first i tokens. With "margin_mse", this
+    is RIPOR's loss on prefixes (Zeng et al. 2024, arXiv:2311.09134, §3.3), whose factor 1 − 2/i also rises
+    with falling increments, but is negative for short identifiers.
 
     corpus: documents from which NP-decoding's clusters are rebuilt every `model.settings.refresh` steps.
     """
@@ -73,34 +72,14 @@ class Likelihood(Objective):
         self.model = model
         self.corpus = corpus
         self.examples = pairs
-        self.ranks = model.sets is not None or bool(pairs[0].negatives)
+        self.ranks = bool(pairs[0].negatives)
         if self.ranks and model.identifiers.end is None:
             raise ValueError(f"{model.name} has no identifier to rank: its negatives would be n-grams")
         self.renews = model.settings.refresh > 0
-        self.relevant: dict[str, set[int]] = {}  # source -> documents that any pair gives it
-        for pair in pairs if self.ranks else ():
-            self.relevant.setdefault(pair.source, set()).add(self._first(pair.document))
 
     def without_negatives(self, batches: Sequence[Sequence[Pair]]) -> int:
-        return sum(
-            {pair.document}.issuperset(negatives)
-            for batch in (batches if self.ranks else ())
-            for pair, negatives in zip(batch, self.negatives(batch), strict=True)
-        )
-
-    def negatives(self, batch: Sequence[Pair]) -> list[list[int]]:
-        """Return each pair's hard negatives or, without any, the documents of the next pairs in the batch.
-
-        Other documents of the same source and their copies are replaced by the pair's own, which `ranking`
-        excludes.
-        """
-        positives = [pair.document for pair in batch]
-        in_batch = [(positives[n + 1 :] + positives[:n])[:NEGATIVES] for n in range(len(positives))]
-        return [
-            list(pair.negatives)
-            or [pair.document if self._first(d) in self.relevant[pair.source] else d for d in others]
-            for pair, others in zip(batch, in_batch, strict=True)
-        ]
+        pairs = chain.from_iterable(batches if self.ranks else ())
+        return sum({pair.document}.issuperset(pair.negatives) for pair in pairs)
 
     def collate(self, examples: list[Pair]) -> Pairs:
         """Tokenise b sources and their targets; for a ranking loss, also the negatives' identifiers."""
@@ -109,40 +88,30 @@ class Likelihood(Objective):
         targets = [[model.target(pair.document)[pair.first : pair.last]] for pair in examples]
         if not self.ranks:
             return sources, model.targets(targets)
-        ranked = [
-            [pair.document, *others] for pair, others in zip(examples, self.negatives(examples), strict=True)
-        ]
+        ranked = [[pair.document, *pair.negatives] for pair in examples]
         for row, (_, *others) in zip(targets, ranked, strict=True):
             row += [model.names(document)[0] for document in others]
         documents = torch.tensor(ranked)
         teacher = torch.tensor([pair.teacher if self.settings.distillation else () for pair in examples])
         return sources, model.targets(targets), documents, teacher
 
-    def _first(self, document: int) -> int:
-        return self.corpus.first(self.corpus.ids[document])
-
     def loss(self, model: nn.Module, batch: Pairs) -> Tensor:
         if len(batch) == 2:
             return -model(*batch).sum() / len(batch[1].ids)
         sources, targets, documents, teacher = batch
-        sets = documents if self.model.sets is not None else None
-        parts = model(sources, targets, "log_probability", self.model.settings.score, documents=sets)
-        return self.ranking(parts, targets.ids.shape[-1], documents, teacher)
+        parts = model(sources, targets, "log_probability", self.model.settings.score)
+        return self.ranking(parts, documents, teacher)
 
     def ranking(
         self,
         parts: Float[Tensor, "two b n m"],
-        tokens: int,
         documents: Int[Tensor, "b n"],
         teacher: Float[Tensor, "b c"],
     ) -> Tensor:
-        """Compute the loss from log p and from the contributions to rel.
-
-        parts: log p and the contributions, each with `tokens` columns, plus one column for the set part if
-        documents have sets.
-        """
-        likelihood = -parts[0, :, 0, :tokens].sum(-1).mean()
-        prefixes = parts[1, ..., :tokens].cumsum(-1) + parts[1, ..., tokens:].sum(-1, keepdim=True)
+        """Compute the loss from `parts`: log p, and the contributions to rel, of each token."""
+        likelihood = -parts[0, :, 0].sum(-1).mean()
+        prefixes = parts[1].cumsum(-1)
+        tokens = prefixes.shape[-1]
         if self.settings.distillation is None:
             first = torch.zeros(len(documents), dtype=torch.long, device=documents.device)
             excluded: Bool[Tensor, "b n"] = documents == documents[:, :1]
