@@ -95,9 +95,6 @@ class Settings(LossOptions, RunOptions, Results, OneCollection, EncoderTraining,
     false, "distil": "kl"}, which learns the scores in the pairs"""
     mixing: float = 1.0
     """T: sources without a share are drawn in proportion to n^(1/T), for n examples"""
-    pool: list[int] = field(default_factory=list)
-    """add a loss on documents whose tokens are pooled, such as [2, 4] tokens to one, so that an index can be
-    built with this pool"""
 
     def __post_init__(self) -> None:
         names = ", ".join(PARADIGMS | GENERATIVE | RERANKERS)
@@ -121,7 +118,7 @@ class Settings(LossOptions, RunOptions, Results, OneCollection, EncoderTraining,
         for n, source in enumerate(self.sources):
             with refusing(f"source {n}: ", options=True):
                 Source(**source)
-        at_least(self, mixing=1, pool=2)
+        at_least(self, mixing=1)
         if self.mixing != 1 and not self.sources:
             raise SystemExit("mixing divides the steps among sources: give --sources")
         if self.distil == "none" and self.distil_temperature != 1:
@@ -149,7 +146,6 @@ from paradigms.data import Collection, Run, Split, read_run
 from paradigms.io.files import write_json, write_text
 from paradigms.io.terminal import Terminal
 from paradigms.saving.hub import model_card
-from paradigms.store.pruning import TokenReduction
 from paradigms.train import fit, negatives, script
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example, build_examples
@@ -257,7 +253,6 @@ def fitted(
     values = training_fields(settings)
     if settings.distil != "none":
         values["distillation"] = Distillation(settings.distil, temperature=settings.distil_temperature)
-    values["reductions"] = [TokenReduction(pool=n) for n in settings.pool]
     training = TrainingSettings(**values)
     if settings.paradigm in GENERATIVE:
         small = folder.parent / "small-t5"

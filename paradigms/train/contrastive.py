@@ -1,7 +1,7 @@
 """−(1/b) Σ log softmax(rel/τ)[positive] over all processes' negatives, or over the query's own negatives."""
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from typing import NamedTuple
 
@@ -17,7 +17,6 @@ from paradigms.encoder.text import first_coordinates
 from paradigms.model import Paradigm
 from paradigms.scoring.in_batch import in_batch_rel
 from paradigms.splade import SpladeSettings
-from paradigms.store.residuals import PER_CENTROID, Codec
 from paradigms.train.examples import Example
 from paradigms.train.losses import (
     LossSettings,
@@ -88,13 +87,6 @@ class Contrastive(Objective):
                 f"matryoshka={shorter} must be below the {encoder.dim} dimensions of {self.model.name}, and "
                 "not of vectors that a pooled one joins"
             )
-        single = encoder.settings.document_vectors == "pooled"
-        reads_ids = "ids" in self.model.recipe.align.reads
-        if settings.reductions and (single or reads_ids or has_pooled):
-            raise ValueError(
-                f"reductions need several vectors of one kind per document, without ids; {self.model.name} "
-                "has others"
-            )
         if not settings.in_batch:
             candidate_count(self.examples, self.model.name, taught=False)
         return super().configure(settings)
@@ -125,8 +117,7 @@ class Contrastive(Objective):
         pool = gather_documents(documents)
         positions = gather(batch.positions[None])[0]
         settings = self.model.encoder.settings
-        reduced = [gather_documents(reduction(documents)) for reduction in self.settings.reductions]
-        loss, scores = self._of_rel(pool, reduced, queries, batch, positions)
+        loss, scores = self._of_rel(pool, queries, batch, positions)
         if isinstance(settings, BgeM3Settings):
             teacher = self._logits(scores.detach(), batch, positions) if settings.self_distillation else None
             learned = loss.new_zeros(())  # from the teacher
@@ -154,29 +145,23 @@ class Contrastive(Objective):
     def _of_rel(
         self,
         pool: Tokens,
-        reduced: Sequence[Tokens],
         queries: Tokens,
         batch: TrainingBatch,
         positions: Int[Tensor, " n"],
     ) -> tuple[Tensor, Float[Tensor, "b n"]]:
-        """Sum the losses on rel with all numbers and with fewer; return the sum, and rel with all.
-
-        reduced: the pool by each of `reductions`.
-        """
+        """Sum the losses on rel with all coordinates and with fewer; return the sum, and rel with all."""
         which = torch.arange(len(positions), device=positions.device)
         if "pool" in getattr(self.model.align, "reads", ()):  # the pool has each document once
             places, which = distinct(positions)
-            pool, *reduced = [part.map(lambda t: t[:, places]) for part in (pool, *reduced)]
+            pool = pool.map(lambda t: t[:, places])
         first = partial(first_coordinates, normalize=self.model.encoder.settings.normalize)
         s = self.settings
         pairs = [(pool, queries)]
         pairs += [(first(pool, dim), first(queries, dim)) for dim in s.matryoshka]
-        pairs += [(part, queries) for part in reduced]
-        rels = []
-        for d, q in pairs:
-            d = straight_through(d, s.coded_bits) if s.coded_bits else d
-            scores = in_batch_rel(d, q, self.model.align, self.model.normalise, bound=s.score_bytes)
-            rels.append(scores[:, which])
+        rels = [
+            in_batch_rel(d, q, self.model.align, self.model.normalise, bound=s.score_bytes)[:, which]
+            for d, q in pairs
+        ]
         losses = [self._of_scores(scores, batch, positions) for scores in rels]
         return torch.stack(losses).sum(), rels[0]
 
@@ -262,23 +247,3 @@ def mean_salience(tokens: Tokens) -> Tensor:
         return tokens.vectors.new_zeros(())
     length = tokens.mask.sum(-1).clamp(min=1)
     return (tokens.salience.where(tokens.mask, 0).sum(-1) / length).mean()
-
-
-def straight_through(documents: Tokens, bits: int) -> Tokens:
-    """x + (x̂ − x), with no gradient through the difference: train with the codes of a compressed index.
-
-    x̂ is the version of a document token x that the index stores: its nearest centroid, plus b bits for each
-    dimension of the residual (`store.residuals`). The loss and its gradient are computed at x̂, and the
-    gradient passes to x unchanged: the straight-through estimator of Bengio et al. 2013 (arXiv:1308.3432). As
-    in a search, queries are not coded.
-
-    The codec is trained on these vectors alone, with one centroid per `PER_CENTROID` tokens, as in the sample
-    that trains an index. It depends only on the batch, so that an interrupted training run resumes exactly.
-    """
-    vectors = documents.vectors.detach()[documents.mask].float().cpu()
-    codec = Codec.fit(vectors, max(1, len(vectors) // PER_CENTROID), bits, seed=0)
-    coded = codec.encode_vectors(vectors)
-    decoded = codec.decode_vectors(coded["codes"], coded["scales"], coded["centroids"])
-    error = documents.vectors.new_zeros(documents.vectors.shape)
-    error[documents.mask] = (decoded - vectors).to(error)
-    return replace(documents, vectors=documents.vectors + error)

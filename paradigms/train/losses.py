@@ -4,7 +4,7 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 import torch
@@ -129,10 +129,6 @@ class LossSettings(LossOptions):
 
     # whether other queries' documents are negatives, unlike in ColBERTv1 (Khattab and Zaharia 2020, §3.4)
     in_batch: bool = True
-    # Dataclasses that are functions of D, such as `store.pruning.TokenReduction`; the losses on these
-    # documents are added. pool=4 trains vectors that an index will cluster (CRISP, Veneroso et al. 2025,
-    # arXiv:2505.11471); several numbers are nested, as in MetaEmbed (arXiv:2509.18095).
-    reductions: list[Callable[[Tokens], Tokens]] = field(default_factory=list)
     distillation: Distillation | None = None  # learn a teacher's scores; None = labels only
 
     def __post_init__(self) -> None:

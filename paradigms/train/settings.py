@@ -28,8 +28,6 @@ class LossOptions:
     matryoshka: list[int] = field(default_factory=list)
     """add a loss for each of these numbers of first coordinates, such as [64, 32], so that vectors can be
     stored with only these coordinates"""
-    coded_bits: Literal[0, 1, 2, 4, 8] = 0  # `contrastive.straight_through`
-    """bits of a compressed index (1, 2, 4 or 8) whose document codes are used in training; 0: no codes"""
 
 
 @dataclass(kw_only=True)
