@@ -17,16 +17,3 @@ def test_bits():
     # LIMIT asks every pair once: 1035! patterns, which take 13 numbers of float16.
     assert C.pattern_bits(46, 1035, distinct=True) == pytest.approx(193.02, abs=0.01)
     assert C.pattern_bits(4, 2, distinct=True) == pytest.approx(np.log2(6 * 5) / 4)
-
-
-def test_no_gap_exceeds_the_ceiling_which_the_simplex_attains():
-    n, k = 12, 3
-    sets = C.all_sets(n, k)
-    queries = np.eye(n)[sets].sum(1) - k / n
-    documents = np.eye(n) - 1 / n
-    queries, documents = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (queries, documents))
-    attained = C.gaps(queries, documents, sets).min()
-    assert attained == pytest.approx(n / np.sqrt(k * (n - 1) * (n - k)))
-    assert C.packing_gap(n, k, n - 1) == pytest.approx(attained)
-    assert C.packing_gap(46, 2, 16) == pytest.approx(0.73099, abs=1e-5)
-    assert C.packing_gap(46, 2, 4) < 0.5

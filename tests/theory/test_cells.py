@@ -79,7 +79,6 @@ def test_drawn_patterns_are_within_the_bound(aligned):
 
 
 def test_numbers_that_limit_needs():
-    assert [M * least_numbers("q→d", 46, 1035, 2, M) for M in (1, 2, 4)] == [17, 14, 12]
     assert least_numbers("one", 46, 1035, 2) == 17
     page = (Path(__file__).parents[2] / "theory/DIMENSION.md").read_text("utf-8")
     for row in table(46, 1035, vectors=4, tokens=4):

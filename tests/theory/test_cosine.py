@@ -5,7 +5,6 @@ import pytest
 
 from theory.collection import cosine_lost
 from theory.cosine import (
-    asymptotic_cosine_error,
     cosine_error,
     cosine_recall_bound,
     cosines,
@@ -20,16 +19,6 @@ def test_special_cases_are_known():
     assert cosine_error(17, 0.3, -0.3, -1.0) == pytest.approx(pairwise_error(17, 0.3))  # d2 = −d1: a sign
     # ρ₁ → ρ₂: a fair coin
     assert cosine_error([2, 7, 400], 0.3 + 1e-12, 0.3, 0.1) == pytest.approx(0.5, abs=1e-9)
-
-
-def test_it_is_what_simulation_gives_where_the_asymptotic_law_is_off():
-    """1,000,000 maps each gave .1881 ± .0004 and .0555 ± .0002."""
-    for k, of, exact, limit in (
-        (16, (0.85, 0.75, 0.55), 0.1877, 0.1899),
-        (64, (0.9, 0.85, 0.8), 0.0557, 0.0627),
-    ):
-        assert cosine_error(k, *of) == pytest.approx(exact, abs=5e-5)
-        assert asymptotic_cosine_error(k, *of) == pytest.approx(limit, abs=5e-5)
 
 
 def test_the_deep_tail_is_finite_and_steady():

@@ -32,20 +32,3 @@ def test_separated_form_equals_the_double_sum(seed, features):
     assert kernels.kernel_relevance(D, Q, features) == pytest.approx(expected, rel=1e-9, abs=1e-9)
     terms = kernels.kernel_terms(D, Q, features)
     assert (terms / weights.sum(1, keepdims=True)).sum() == pytest.approx(expected, rel=1e-9, abs=1e-9)
-
-
-def test_projections_are_orthogonal_gaussian():
-    W = kernels.orthogonal_projections(6, 20_000, 3)
-    assert W.shape == (20_000, 6)
-    gram = W[:6] @ W[:6].T
-    np.testing.assert_allclose(gram - np.diag(np.diag(gram)), 0, atol=1e-12)
-    np.testing.assert_allclose(W.mean(0), 0, atol=4 / np.sqrt(20_000))
-    np.testing.assert_allclose(W.T @ W / len(W), np.eye(6), atol=4 * np.sqrt(2 / 20_000))
-    np.testing.assert_array_equal(W, kernels.orthogonal_projections(6, 20_000, 3))
-
-
-def test_positive_features_are_those_of_the_exponential_kernel():
-    rng = np.random.default_rng(0)
-    x, y = 0.3 * rng.standard_normal((2, 1, 4))
-    features = random_features(4, 200_000, 0)
-    assert (features(x) @ features(y).T).item() == pytest.approx(np.exp(x @ y.T).item(), rel=0.02)

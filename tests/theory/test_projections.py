@@ -63,25 +63,3 @@ def test_the_solver_solves():
         k = P.required_dimension(margin, beta, "exact_real")
         inside = k > 1
         np.testing.assert_allclose(P.log_pairwise_error(k, margin)[inside], math.log(beta), rtol=1e-9)
-
-
-def test_the_worst_boolean_margin_is_attained_and_never_passed():
-    q = np.r_[np.ones(3), np.zeros(9)]
-    better, worse = np.zeros(12), np.zeros(12)
-    better[[0, 3, 4, 5]], worse[[6, 7, 8, 9]] = 1, 1
-    assert P.normalized_margin(q, better, worse) == pytest.approx(P.boolean_margin(3, 4), rel=1e-14)
-    rng = np.random.default_rng(0)
-    for _ in range(300):
-        q, better, worse = (rng.integers(0, 2, 12) for _ in range(3))
-        terms = max(better.sum(), worse.sum())
-        if q @ better > q @ worse:
-            assert P.normalized_margin(q, better, worse) >= P.boolean_margin(q.sum(), terms) - 1e-12
-
-
-def test_two_sparse_errors_are_what_matrices_do():
-    for k, margin in ((7, 0.3), (40, 0.2), (8, 0.6)):
-        pair = [1.0, 0.0], [margin, math.sqrt(1 - margin**2)], [0.0, 0.0]
-        if margin == 0.6:  # ratio ¾: ties, decided exactly by whole numbers
-            pair = [1.0, 0.0], [3.0, 4.0], [0.0, 0.0]
-        estimate, error = P.simulated_error(k, *pair, samples=40_000, seed=k)
-        assert abs(estimate - P.rademacher_error_two_sparse(k, margin)) < 4 * error
