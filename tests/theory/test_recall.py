@@ -79,20 +79,6 @@ def test_needed_dimensions_are_roots_of_their_bounds():
             assert needed > k - 4 * error
 
 
-def test_several_queries_are_averaged():
-    margins = [[0.1, 0.3], [0.4, 0.3]]
-    rows = [R.recall_thresholds(*orthogonal(m), [1], samples=8000, seed=i)[0] for i, m in enumerate(margins)]
-    rows = np.stack(rows)
-    value, error = R.recall_failure(32, rows)
-    exact = np.mean([R.orthogonal_recall_failure(32, m, 1) for m in margins])
-    assert abs(value - exact) < 4 * error
-    singles = np.array([R.recall_failure(32, row) for row in rows])
-    assert value == pytest.approx(singles[:, 0].mean(), rel=1e-12)
-    assert error == pytest.approx(math.hypot(*singles[:, 1]) / 2, rel=1e-12)
-    k, _ = R.required_dimension_recall_exact(rows)
-    assert R.recall_failure(k, rows)[0] == pytest.approx(0.05, rel=1e-9)
-
-
 def test_too_few_samples_are_told_by_an_infinite_error():
     """One sample in twenty lies far above the rest: P stays at 1/20 over a wide range of k."""
     k, error = R.required_dimension_recall_exact(np.r_[np.ones(19), 1e4])
