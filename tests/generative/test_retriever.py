@@ -23,8 +23,7 @@ from paradigms.generative.model import Generative
 from paradigms.generative.np_decoding import Clusters
 from paradigms.generative.outputs import ScoreName
 from paradigms.generative.retriever import GenerativeRetriever
-from paradigms.generative.seal import query_grams
-from tests.generative.test_beam import slow_search, valid
+from tests.generative.test_beam import slow_search
 from tests.generative.test_seal import occurrences, slow_seal
 from tests.generative.test_sets import random_sets, set_rel
 from tests.near import assert_same, assert_same_run
@@ -149,21 +148,6 @@ def test_search_by_ngrams_is_the_slow_search_and_the_slow_score(seq2seq):
     assert_same_run(retriever.search(QUERIES), expected)
     assert all("d1" not in scores for scores in expected.values()), "the empty document has no n-gram"
     assert_same_run(retriever.search(QUERIES, 1), {q: dict([*s.items()][:1]) for q, s in expected.items()})
-
-
-def test_a_querys_ngram_in_clusters_is_that_of_an_occurrence(seq2seq):
-    rows = corpus(generative(seq2seq["t5"], texts([[5]])))
-    model = clustered(seq2seq["t5"], texts(rows))
-    index = valid(model)
-    text = QUERIES["q1"]
-    [(states, scores)] = query_grams(model, index, [text], model.tokenize([text]))
-    assert len(states) == 6
-    for (lo, _, depth), score in zip(states.tolist(), scores, strict=True):
-        begin = int(index.rows[lo])
-        place = begin - sum(start <= begin for start in index.starts[1:])
-        written = model.clusters.labels[place : place + depth]
-        assert model.clusters.surface[written].tolist() == index.text[begin : begin + depth].tolist()
-        assert_same(score, log_p(model, text, written.tolist()))
 
 
 POOL = {"q3": {"d4": 0.0, "d0": 1.0}, "q1": dict.fromkeys([f"d{n}" for n in range(6)], 0.0), "q0": {}}
