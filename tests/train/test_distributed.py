@@ -9,7 +9,6 @@ import pytest
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
-from torch.distributed.tensor.debug import CommDebugMode
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.core import Tokens
@@ -20,10 +19,8 @@ from paradigms.store.pruning import TokenReduction
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
 from paradigms.train.loop import TrainingSettings, train
-from paradigms.train.losses import Distillation, LossSettings, digest_of
-from paradigms.train.parallel import gather
+from paradigms.train.losses import Distillation, LossSettings
 from paradigms.train.script import lock_output
-from paradigms.train.state import signature
 from paradigms.train.states import deleted_after, keep_states
 from tests import launch
 from tests.near import assert_same, assert_within_rounding
@@ -95,19 +92,6 @@ def equal_losses_and_gradients(accelerator: Accelerator, backbone: Path, folder:
         assert_same({name: found}, {name: expected})
 
 
-def sends_shares(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
-    """The backward pass of a gather sends each process its share of the gradient, and no sums to all."""
-    rank = accelerator.process_index
-    part = torch.full((1, 3, 2), rank + 1.0, dtype=torch.float64, requires_grad=True)
-    weights = torch.arange(12, dtype=torch.float64).view(1, 6, 2) * (rank + 1)
-    pool = gather(part)
-    with CommDebugMode() as sent:
-        (pool * weights).sum().backward()
-    assert {str(op): count for op, count in sent.get_comm_counts().items()} == {"c10d.reduce_scatter_": 1}
-    assert part.grad is not None
-    assert torch.equal(part.grad, 3 * torch.arange(12).view(1, 2, 3, 2)[:, rank])
-
-
 def stop_together(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
     """Only the second process has non-finite queries: both stop with the same error."""
     paradigm = build("dpr", backbone)
@@ -130,13 +114,6 @@ def uneven_batches(accelerator: Accelerator, backbone: Path, folder: Path) -> No
     objective = Contrastive(paradigm, CORPUS, mine)
     with pytest.raises(ValueError, match=r"different numbers of documents: \[6, 3\]"):
         objective.loss(accelerator.prepare(paradigm), objective.collate(mine))
-
-
-def other_examples(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
-    """Processes that were given different examples say so before they train."""
-    settings, mine = {"batch_size": 1}, digest_of(EXAMPLES[accelerator.process_index :])
-    with pytest.raises(ValueError, match="the processes that train dpr have different examples"):
-        signature(build("dpr", backbone), settings, mine, folder, accelerator)
 
 
 def apart(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
@@ -184,12 +161,10 @@ def frozen_layers(accelerator: Accelerator, backbone: Path, folder: Path) -> Non
 
 CHECKS = (
     equal_losses_and_gradients,
-    sends_shares,
     frozen_layers,
     apart,
     stop_together,
     uneven_batches,
-    other_examples,
 )
 
 

@@ -35,17 +35,9 @@ def test_the_losses_of_first_coordinates_are_added(tiny_bert: Path) -> None:
             objective.configure(LossSettings(matryoshka=wrong))
 
 
-@pytest.mark.parametrize(
-    ("name", "reductions"),
-    [
-        ("colbert", [TokenReduction(pool=2)]),
-        ("me_bert", [TokenReduction(pool=2, pooling="sequential"), TokenReduction(keep=0.25)]),
-    ],
-)
-def test_the_losses_of_fewer_tokens_are_added(
-    tiny_bert: Path, name: str, reductions: list[TokenReduction]
-) -> None:
-    model = build(tiny_bert, name).double()
+def test_the_losses_of_fewer_tokens_are_added(tiny_bert: Path) -> None:
+    reductions = [TokenReduction(pool=2, pooling="sequential"), TokenReduction(keep=0.25)]
+    model = build(tiny_bert, "me_bert").double()
     objective = Contrastive(model, CORPUS, EXAMPLES)
     batch = objective.collate(EXAMPLES[:6])
     Q, D = model(batch.queries, batch.documents)
@@ -59,27 +51,6 @@ def test_the_losses_of_fewer_tokens_are_added(
     parameters = [p for p in model.parameters() if p.requires_grad]
     gradients = [torch.autograd.grad(one, parameters, allow_unused=True) for one in (loss, expected)]
     assert_same(*([g for g in row if g is not None] for row in gradients))
-
-
-@pytest.mark.parametrize("name", ["dpr", "coil"])
-def test_reductions_need_clusters(tiny_bert: Path, name: str) -> None:
-    settings = LossSettings(reductions=[TokenReduction(pool=2)])
-    with pytest.raises(ValueError, match=f"reductions need several vectors .*; {name} has"):
-        Contrastive(build(tiny_bert, name), CORPUS, EXAMPLES).configure(settings)
-
-
-@pytest.mark.parametrize("name", ["dpr", "me_bert", "colbert", "xtr", "aligner"])
-def test_truncated_vectors_are_renormalised_first_coordinates(tiny_bert: Path, name: str) -> None:
-    model = build(tiny_bert, name)
-    short = model.truncated(8)
-    texts = list(TEXTS.values())[:3]
-    D, d = model.encode_documents(texts), short.encode_documents(texts)
-    assert short.encoder.dim == d.vectors.shape[-1] == 8
-    assert model.encoder.dim == 32
-    expected = torch.nn.functional.normalize(D.vectors[..., :8], dim=-1)
-    assert_within_rounding(d.vectors[d.mask], expected[D.mask], torch.float32, 32)
-    if D.salience is not None:
-        assert torch.equal(d.salience, D.salience)
 
 
 def test_an_index_of_first_coordinates(tiny_bert: Path, tmp_path: Path) -> None:
@@ -103,8 +74,6 @@ def test_an_index_of_first_coordinates(tiny_bert: Path, tmp_path: Path) -> None:
     assert_same_run(Indexed.open(tmp_path / "index", load(tmp_path / "short")).search(QUERIES, 5), found)
     with pytest.raises(ValueError, match="no first 33"):
         model.truncated(33)
-    with pytest.raises(ValueError, match="truncate"):
-        model.truncated(8).save_pretrained(tmp_path / "exported", layout="sentence-transformers")
     with pytest.raises(ValueError, match="beyond the 32"):
         PARADIGMS["colbert"](tiny_bert, truncate=40)
 

@@ -131,9 +131,7 @@ def test_training_without_negatives_is_named_before_it_begins(tiny_bert: Path, t
         with pytest.raises(ValueError, match="training examples of dpr have no negative in their batch of"):
             run(examples, batch)
     assert list(tmp_path.iterdir()) == []
-    assert run(alone, 2) == []
-    assert run(EXAMPLES, 1) == []  # hard negatives
-    assert run(twice, 12) == []
+    assert run(alone, 2) == run(EXAMPLES, 1) == run(twice, 12) == []  # the second has hard negatives
     torch.manual_seed(0)
     (warning,) = run([*twice[10:], *twice[:2]], 2)  # seed 0 draws both of them together
     assert warning.startswith("2 of the first 4 training examples of dpr have no negative in their batch")
