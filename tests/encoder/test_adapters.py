@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from paradigms import PARADIGMS, Paradigm, load
 from paradigms.identity import differing, identity
@@ -61,12 +60,6 @@ def test_a_name_chooses_what_is_adapted(tiny_bert, tmp_path):
     trained = {name for name, weight in paradigm.named_parameters() if ".lora_" in name}
     assert {name.split(".")[-4] for name in trained} == {"query", "value"}
     assert len(trained) == 2 * 2 * 2  # layers, names, and A and B
-    paradigm.save_pretrained(tmp_path / "saved")
-    merged = load_file(tmp_path / "saved" / "backbone" / "model.safetensors")
-    original = load_file(tiny_bert / "model.safetensors")
-    changed = {name for name, weight in merged.items() if not torch.equal(weight, original[name])}
-    assert {name.split(".")[-2] for name in changed} == {"query", "value"}
-    (tmp_path / "apart").mkdir()
-    paradigm.write(tmp_path / "apart")
-    loaded = Paradigm.from_pretrained(tmp_path / "apart")
+    paradigm.write(tmp_path)
+    loaded = Paradigm.from_pretrained(tmp_path)
     assert torch.equal(loaded.encode_queries(TEXTS).vectors, paradigm.encode_queries(TEXTS).vectors)

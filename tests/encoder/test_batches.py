@@ -1,30 +1,24 @@
 """Texts in parts by length, and gradient caching: the plain step's losses and gradients, in less memory."""
 
 from collections.abc import Sequence
-from itertools import pairwise, product
 from pathlib import Path
-from threading import Event
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.data import Corpus
 from paradigms.encoder import batches
-from paradigms.encoder.batches import by_length
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
 from paradigms.train.loop import freeze
 from paradigms.train.losses import LossSettings
-from tests.near import assert_same, assert_within_rounding
+from tests.near import assert_same
 from tests.tiny import built
 from tests.train.test_distributed import CORPUS, EXAMPLES
 from tests.train.test_loop import WORDS
@@ -66,75 +60,6 @@ def step(
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-@given(
-    st.lists(st.integers(0, 40), min_size=1, max_size=30),
-    st.none() | st.integers(1, 100),
-    st.none() | st.integers(1, 12),
-)
-def test_parts_hold_every_text_once_longest_first_within_both_limits(lengths, tokens, rows):
-    parts = by_length(lengths, tokens, rows)
-    order = [place for part in parts for place in part]
-    assert sorted(order) == list(range(len(lengths)))
-    assert [lengths[place] for place in order] == sorted(lengths, reverse=True)
-    for part, after in zip(parts, [*parts[1:], None], strict=True):
-        longest = max(lengths[place] for place in part)
-        assert rows is None or len(part) <= rows
-        assert tokens is None or len(part) == 1 or len(part) * longest <= tokens
-        assert tokens is not None or rows is None or after is None or len(part) == rows
-
-
-@given(st.lists(st.integers(0, 200), min_size=1, max_size=8), st.integers(1, 600), st.integers(1, 8))
-def test_parts_have_the_fewest_tokens_and_passes(lengths, tokens, rows):
-    def cost(parts: list[list[int]]) -> int:
-        return sum(batches.PASS + len(part) * max(part) for part in parts)
-
-    longest_first = sorted(lengths, reverse=True)
-    possible = []
-    for cuts in product([False, True], repeat=len(lengths) - 1):
-        places = [0, *(n for n, cut in enumerate(cuts, 1) if cut), len(lengths)]
-        parts = [longest_first[start:stop] for start, stop in pairwise(places)]
-        if all(len(part) <= rows and (len(part) == 1 or len(part) * part[0] <= tokens) for part in parts):
-            possible.append(cost(parts))
-    found = by_length(lengths, tokens, rows)
-    assert cost([[lengths[place] for place in part] for part in found]) == min(possible)
-
-
-def test_the_next_batch_is_tokenised_while_one_is_encoded():
-    """In order, at most one batch ahead; an error arrives with its batch."""
-    ready = [Event() for _ in range(4)]
-
-    def compute(n: int) -> int:
-        ready[n].set()
-        return 1 // (3 - n)
-
-    found = batches.ahead(compute, range(4))
-    assert next(found) == 0
-    assert ready[1].wait(10)
-    assert not ready[2].is_set()
-    assert [next(found), next(found)] == [0, 1]
-    with pytest.raises(ZeroDivisionError):
-        next(found)
-    assert list(batches.ahead(compute, [])) == []
-
-
-@pytest.mark.parametrize("side", ["query", "document"])
-@pytest.mark.parametrize("name", ["dpr", "colbert", "coil"])
-def test_arrays_hold_the_vectors_that_count(tiny_bert, name, side):
-    paradigm = build(name, tiny_bert).double()
-    texts = [CORPUS[n] for n in (2, 0, 1)] + [" ".join(CORPUS[n] for n in range(3)), ""]
-    arrays = paradigm.encode(texts, side, batch_size=2, device="cpu")
-    assert len(arrays) == 5
-    for text, array in zip(texts, arrays, strict=True):
-        alone = paradigm.tokens([text], side)
-        assert array.dtype == np.float32
-        blank = name == "dpr" and not text  # a pooled vector of 0
-        expected = torch.zeros(array.shape) if blank else alone.vectors[alone.mask]
-        assert_within_rounding(array, expected, torch.float32, 1)
-    assert paradigm.encode([], side) == []
-    with pytest.raises(TypeError, match="texts must be a list of strings, got the string"):
-        paradigm.encode("a text", side)
 
 
 @pytest.mark.parametrize(("chunk", "tokens", "parts"), CHUNKED.values(), ids=CHUNKED)

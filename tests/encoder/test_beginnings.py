@@ -13,8 +13,9 @@ from transformers import PreTrainedTokenizerFast
 
 from paradigms.encoder import tokenizing
 from paradigms.encoder.backbone import load_tokenizer
+from paradigms.encoder.cut import count_cut, read_part
 from paradigms.encoder.tokenizing import beginnings
-from tests.tiny import FAMILIES
+from tests.tiny import FAMILIES, built
 
 PARTS = ["bird ", "sea", " ", "\n", "  ", "é", "e\u0301", "鳥", ".", ",)", "9", "x" * 120, "\x1f", "\u2028"]
 PARTS += ["ﷺ", "[MASK]", "</s>", "'s", "Σ ", "\ufeff", "ab cd "]
@@ -78,3 +79,18 @@ def test_where_tokens_may_reach_over_spaces_texts_are_left_whole() -> None:
     assert beginnings(divided, [text], 2) != [text]
     divided.add_tokens("ab cd")
     assert beginnings(divided, [text], 2) == [text]
+
+
+@pytest.mark.parametrize("name", ["dpr", "colbert"])
+def test_the_part_that_is_read_has_the_same_tokens(tiny_bert: Path, name: str) -> None:
+    encoder = built(name, tiny_bert, document_length=8).encoder
+    texts = ["", "the sea", "The SEA,  the mountain; the river and the ship", "boat " * 9000, "sea " * 5]
+    read = read_part(encoder, texts)
+    whole, part = (encoder.tokenize(of, "document").input_ids.tolist() for of in (texts, read))
+    assert part == whole
+    assert all(text.startswith(beginning) for text, beginning in zip(texts, read, strict=True))
+    assert read[:2] == texts[:2]
+    assert (
+        sum(len(a) < len(b) for a, b in zip(read, texts, strict=True)) >= count_cut(encoder, texts).cut == 2
+    )
+    assert read_part(encoder, read) == read

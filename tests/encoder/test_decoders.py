@@ -51,8 +51,6 @@ def test_decoders_rerank(checkpoints, tmp_path):
     model = cross_attention(checkpoints["llama"])
     pairs = [("snow fell", "fox"), ("snow", "fell fox"), ("snow fell", "the sun"), ("", "")]
     assert len(set(model.score_texts(pairs))) == len(pairs)
-    text = model.tokenizer.decode(model.tokenize(["snow"], ["fox"]).input_ids[0])
-    assert text.replace(" ", "") == "<s>snow</s>fox"
     config = LlamaConfig.from_pretrained(checkpoints["llama"], num_labels=1)
     LlamaForSequenceClassification(config).save_pretrained(tmp_path)
     model.tokenizer.save_pretrained(tmp_path)

@@ -8,16 +8,15 @@ import pytest
 import torch
 from accelerate import Accelerator
 from safetensors import SafetensorError
-from torch import Tensor, nn
-from transformers import AutoTokenizer, BertForMaskedLM, Qwen3Config, Qwen3Model
+from torch import Tensor
+from transformers import AutoTokenizer, Qwen3Config, Qwen3Model
 
 from paradigms import PARADIGMS
-from paradigms.encoder.frozen import SCALE, LowerStates, keys, scaled
-from paradigms.encoder.split import _find_layers
+from paradigms.encoder.frozen import SCALE, LowerStates, scaled
 from paradigms.encoder.text import Side, TextEncoder
 from paradigms.train.states import add_states, deleted_after, keep_states
 from tests.near import assert_same, assert_within_rounding
-from tests.tiny import FAMILIES, write_headed
+from tests.tiny import FAMILIES
 
 TEXTS = ["the house of a dog", "a cat", "a big river and the water under it, a long way from the sea"]
 OTHERS = ["snow", "the world in winter"]
@@ -57,13 +56,6 @@ def test_values_and_gradients_are_those_of_the_whole_backbone_with_frozen_layers
     whole, split = build(checkpoints[family]).double(), build(checkpoints[family]).double()
     split.freeze(trained)
     names = {name for name, p in split.named_parameters() if p.requires_grad}
-    _, kind, layers = _find_layers(whole.backbone)
-    first = len(layers) - trained
-    below = [f".{kind}.{n}." for n in range(first)]
-    stem = {n for n, _ in whole.named_parameters() if "embed" in n.lower() or "shared" in n}
-    lower = {n for n in dict(whole.named_parameters()) if n in stem or any(part in n for part in below)}
-    if first:  # T5's position bias is the lowest layer's, whose own it is where that layer is trained
-        assert names == set(dict(whole.named_parameters())) - lower
     if kept:
         keep(split, tmp_path, TEXTS)
         whole.freeze(trained)
@@ -106,39 +98,6 @@ def test_lower_layers_have_no_dropout_and_upper_ones_do(tiny_bert):
     assert all(module.training for module in encoder.modules())
 
 
-def test_it_is_undone(tiny_bert):
-    encoder, plain = build(tiny_bert).eval(), build(tiny_bert).eval()
-    encoder.freeze(1)
-    encoder.freeze(0)
-    assert all(p.requires_grad for p in encoder.parameters())
-    assert torch.equal(vectors(encoder, TEXTS), vectors(plain, TEXTS))
-    assert encoder.state_dict().keys() == plain.state_dict().keys()
-
-
-def test_adapters_of_the_upper_layers_alone_are_trained_and_merged_weights_read_the_same_states(
-    tiny_bert, tmp_path
-):
-    plain, adapted = build(tiny_bert), build(tiny_bert, lora_rank=2)
-    for encoder in (plain, adapted):
-        encoder.freeze(1)
-    trained = [name for name, p in adapted.named_parameters() if p.requires_grad and ".lora_" in name]
-    assert trained
-    assert all(".layer.1." in name for name in trained)
-    assert len(keep(plain, tmp_path, TEXTS)) == len(TEXTS)
-    assert len(adapted.keep_states(tmp_path)) == len(TEXTS)
-
-
-def test_what_paradigms_tokenise_alike_is_kept_once(tiny_bert, tmp_path, monkeypatch):
-    colbert, dpr, marked = build(tiny_bert), build(tiny_bert, "dpr"), build(tiny_bert, document_prompt="[D]")
-    for encoder in (colbert, dpr, marked):
-        encoder.freeze(1)
-    keep(colbert, tmp_path, TEXTS + TEXTS)
-    assert len(keep(dpr, tmp_path, TEXTS)) == len(TEXTS)
-    assert len(keep(marked, tmp_path, TEXTS)) == 2 * len(TEXTS)
-    monkeypatch.setattr(dpr.split, "compute", lambda _: pytest.fail("was kept"))
-    vectors(dpr, TEXTS)
-
-
 def test_untrained_paradigms_share_the_output_of_all_layers_and_trained_ones_do_not(
     tiny_bert, tmp_path, monkeypatch
 ):
@@ -159,33 +118,6 @@ def test_untrained_paradigms_share_the_output_of_all_layers_and_trained_ones_do_
     next(dpr.encoder.backbone.encoder.layer[-1].parameters()).data += 1  # the lower states are the same
     assert len(dpr.encoder.keep_states(tmp_path)) == len(TEXTS)
     assert not len(dpr.encoder.keep_states(tmp_path, outputs=True))
-    splade = PARADIGMS["splade"](write_headed(BertForMaskedLM, tmp_path / "bert"))
-    keep_states(splade, 1, tmp_path, *given, untrained=True)
-    assert splade.encoder.split.outputs is None  # its output is a logit for every term
-
-
-def test_augmented_queries_are_not_taken_for_plain_ones(tiny_bert):
-    plain, attended = (
-        build(tiny_bert, query_augmentation=True, attend_augmentation=attend) for attend in (False, True)
-    )
-    a, b = (keys(encoder.tokenize(TEXTS, "query")) for encoder in (plain, attended))
-    c = keys(build(tiny_bert).tokenize(TEXTS, "query"))
-    assert len({*a, *b, *c}) == 3 * len(TEXTS)
-    assert keys(plain.tokenize(TEXTS[:1], "query")) == a[:1]  # whatever stands beside it
-
-
-def test_processes_share_the_work_and_a_run_goes_on(tiny_bert, tmp_path, monkeypatch):
-    monkeypatch.setattr("paradigms.encoder.frozen.SHARD", 1)
-    encoder = build(tiny_bert)
-    encoder.freeze(1)
-    for process in (0, 1):
-        store = keep(encoder, tmp_path, TEXTS, process=process, processes=2)
-        assert len(store) == (2, 3)[process]
-    before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.safetensors")}
-    keep(encoder, tmp_path, TEXTS + OTHERS)
-    after = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.safetensors")}
-    assert len(after) == 5
-    assert before.items() <= after.items()
 
 
 def test_too_many_states_are_computed_anew_and_a_full_disk_is_told(tiny_bert, tmp_path, monkeypatch, capsys):
@@ -197,10 +129,7 @@ def test_too_many_states_are_computed_anew_and_a_full_disk_is_told(tiny_bert, tm
     monkeypatch.setattr("paradigms.encoder.frozen.MOST", 100)
     store = encoder.keep_states(folder)
     add_states(store, *given)
-    assert (
-        "States are not stored, and layers run again for every text: the states of 3 texts would take"
-        in capsys.readouterr().out
-    )
+    assert "States are not stored, and layers run again for every text" in capsys.readouterr().out
     assert len(store) == 0
     assert_same(vectors(encoder, TEXTS), rounded)
     monkeypatch.undo()
@@ -243,24 +172,11 @@ def test_a_damaged_file_is_named_and_written_again(tiny_bert, tmp_path, harm):
     assert file.read_bytes() == whole
 
 
-def test_other_weights_layers_and_precisions_have_states_of_their_own(tiny_bert, tmp_path):
-    encoder = build(tiny_bert)
-    for change in ("none", "precision", "layers", "weights"):
-        encoder.freeze(2 if change == "layers" else 1)
-        if change == "weights":
-            next(encoder.backbone.parameters()).data += 1
-        with torch.autocast("cpu", torch.bfloat16, enabled=change == "precision"):
-            assert len(encoder.keep_states(tmp_path)) == 0
-            keep(encoder, tmp_path, TEXTS)
-
-
 def test_what_cannot_be_split_or_kept_is_told(tiny_bert, tmp_path):
     encoder = build(tiny_bert)
-    with pytest.raises(ValueError, match="trained_layers=3: the backbone has 2 layers"):
-        encoder.freeze(3)
     encoder.freeze(1)
     trained = [name for name, p in encoder.named_parameters() if p.requires_grad]
-    with pytest.raises(ValueError, match="trained_layers=3"):
+    with pytest.raises(ValueError, match="trained_layers=3: the backbone has 2 layers"):
         encoder.freeze(3)
     encoder.freeze(1)  # what failed in between has left nothing half done
     assert [name for name, p in encoder.named_parameters() if p.requires_grad] == trained
@@ -273,7 +189,7 @@ def test_what_cannot_be_split_or_kept_is_told(tiny_bert, tmp_path):
         )
     wrong = build(tiny_bert)
     layers = wrong.backbone.encoder.layer
-    wrong.backbone.encoder.other = nn.ModuleList(layers)
+    wrong.backbone.encoder.other = torch.nn.ModuleList(layers)
     with pytest.raises(ValueError, match="BertModel has 2 lists of layers"):
         wrong.freeze(1)
     reads = build(tiny_bert)

@@ -23,9 +23,6 @@ def test_auto_is_the_surrounding_precision_and_else_the_native_one(native):
     for name in ("no", "bf16"):
         with autocast(CPU, name):
             assert resolved(CPU, "auto") == product_precision(CPU) == name
-            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == {"no": torch.float32}.get(
-                name, torch.bfloat16
-            )
             with autocast(CPU, "auto"):
                 assert product_precision(CPU) == name
             with autocast(CPU, "no"):

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from paradigms import PARADIGMS
-from paradigms.encoder.published import prompts
-from paradigms.encoder.settings import SIDES
 from tests.tiny import built
 
 
@@ -49,26 +47,3 @@ def test_the_backbones_own_settings_beat_defaults_and_explicit_ones_beat_both(
     assert (f"{name}: pooling='max' has no effect" in caplog.messages) == (not pools)
     plain = built(name, tiny_bert).encoder.settings
     assert (plain.pooling, plain.query_prompt, plain.query_length) == ("cls", "", 48)
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        ({"prompts": {"sts": "match: "}, "default_prompt_name": "sts"}, ("", "", "", "")),
-        ({"prompts": {"query": "q: "}, "default_prompt_name": "query"}, ("", "q: ", "", "")),
-        ({"prompts": {"query": None, "passage": "p: ", "corpus": "c: "}}, ("", "", "", "p: ")),
-        ({"query_prefix": "[Q]", "prompts": {"query": "[Q]find: "}}, ("[Q]", "find: ", "", "")),
-    ],
-)
-def test_each_side_has_its_own_prompt_or_none(config, expected):
-    """sentence-transformers keeps its default prompt for texts that are neither queries nor documents."""
-    read = prompts(config)
-    assert tuple(read[f"{side}_{kind}"] for side in SIDES for kind in ("marker", "prompt")) == expected
-
-
-def test_a_pooling_that_is_not_known_is_an_error_where_it_matters(tiny_bert, tmp_path):
-    folder = published(tiny_bert, tmp_path / "own", {"pooling_mode": "weightedmean"})
-    with pytest.raises(ValueError, match="pooling is weightedmean; set the pooling yourself"):
-        PARADIGMS["dpr"](folder)
-    assert PARADIGMS["dpr"](folder, pooling="mean").encoder.settings.pooling == "mean"
-    assert PARADIGMS["colbert"](folder).encoder.settings.query_prompt == "query: "

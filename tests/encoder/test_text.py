@@ -1,8 +1,6 @@
 """Texts → Tokens: every part of the encoder against what transformers and a pencil give."""
 
 import hashlib
-import json
-import shutil
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -122,19 +120,14 @@ UNUSED, PREFIX = {"query_marker": "[unused0]"}, {"query_prompt": "ask: "}
 SHORT, SKIP = {"query_length": 6}, {"skip": ",:"}
 COUNTED = [
     ("bert", UNUSED, "query", "the fox", "[CLS] [unused0] the fox [SEP]"),
-    ("bert", PREFIX, "query", "the fox", "[CLS] ask : the fox [SEP]"),
     ("t5", {"document_marker": "▁fire"}, "document", "the fox", "▁fire ▁the ▁fox </s>"),  # where no [CLS] is
     ("bert", SHORT, "query", LONG, "[CLS] the quick brown fox [SEP]"),
-    ("bert", SHORT | UNUSED, "query", LONG, "[CLS] [unused0] the quick brown [SEP]"),
     ("bert", SHORT | PREFIX, "query", LONG, "[CLS] ask : the quick [SEP]"),
-    ("bert", {"document_length": 5}, "document", LONG, "[CLS] the quick brown [SEP]"),
     ("bert", MASKED, "query", "the fox", "[CLS] the fox [SEP] [MASK] [MASK]"),
     ("bert", MASKED, "query", LONG, "[CLS] the quick brown fox [SEP]"),
-    ("bert", MASKED, "document", "fox", "[CLS] fox [SEP]"),
     ("bert", MASKED | BARE, "query", "fox", "fox [MASK] [MASK] [MASK]"),
     ("bert", BARE | {"document_marker": "[unused1]"}, "document", "the 中", "the [UNK]"),
     ("bert", BARE, "query", "the [SEP] fox [PAD]", "the [SEP] fox [PAD]"),  # the text's own are text
-    ("bert", UNUSED | PREFIX, "query", "the fox", "[CLS] [unused0] ask : the fox [SEP]"),
     ("bert", {"query_prompt": "fish"}, "query", "ing", "[CLS] fish ##ing [SEP]"),  # a text, not a token
     ("bert", SKIP, "document", "fox, dog: cat.", "[CLS] fox dog cat . [SEP]"),
     ("bert", SKIP, "query", "fox, dog: cat.", "[CLS] fox , dog : cat . [SEP]"),
@@ -182,11 +175,8 @@ def test_of_an_empty_text_nothing_counts(checkpoints, family):
 
 
 VARIANTS = [
-    {},
-    {"query_length": 5, "document_length": 6},
-    {"query_augmentation": True, "query_length": 12},
-    {"query_marker": "[unused0]", "document_prompt": "passage: "},
-    {"special_tokens": False},
+    {"query_augmentation": True, "query_length": 12, "document_length": 6},
+    {"query_marker": "[unused0]", "document_prompt": "passage: ", "special_tokens": False},
 ]
 
 
@@ -211,24 +201,18 @@ def test_labels_name_the_tokens(tiny_bert):
 REFUSED = [
     ({"dim": 32, "pooled_dim": 40}, "pooled_dim=40 must be a multiple of dim=32"),
     ({"dim": 8, "pooled_dim": 8, "query_vectors": "pooled"}, "joins a pooled vector to token vectors"),
-    ({"dim": 0}, "dim must be at least 1"),
-    ({"query_ratio": 0.0}, "query_ratio must be above 0"),
-    ({"document_ratio": 1.5}, "document_ratio must be at most 1"),
-    ({"iterations": 10**9}, r"iterations must be at most 1000, got 1e\+09"),
     ({"eps": float("nan")}, "eps must be above 0, got nan"),
     ({"dim": None, "activation": "tanh"}, "set dim"),
     ({"attend_augmentation": True}, "needs query_augmentation"),
-    ({"query_marker": "ask: "}, "query_marker='ask: ' is no token .* before every query is query_prompt"),
-    ({"skip_tokens": ", nowhere"}, "skip_tokens='nowhere' is no token of the vocabulary"),
     ({"salience_l1": 0.5}, r"salience_l1=0.5 needs a salience"),
     ({"layer_norm": True, "dim": 8, "pooled_dim": 16}, "layer_norm takes vectors of width dim"),
+    ({"dora": True}, "set lora_rank above 0"),
+    ({"query_marker": "ask: "}, "query_marker='ask: ' is no token .* before every query is query_prompt"),
+    ({"skip_tokens": ", nowhere"}, "skip_tokens='nowhere' is no token of the vocabulary"),
     ({"query_length": 2}, "query_length=2 leaves no room"),
-    ({"document_length": 513}, "document_length=513 is beyond the 512 positions"),
     ({"lora_rank": 2, "lora_targets": "nothing"}, "lora_targets='nothing' matches no module"),
     ({"lora_rank": 2, "lora_targets": r".*word_embeddings"}, "word_embeddings, which is not a linear layer"),
     ({"lora_rank": 2, "lora_targets": r"(.|..)+\d"}, "takes too long to match"),
-    ({"lora_rank": 2, "lora_targets": "(query"}, "is not a regular expression"),
-    ({"dora": True}, "set lora_rank above 0"),
 ]
 
 
@@ -253,26 +237,12 @@ def test_texts_are_cut_at_the_positions_that_a_model_can_number(tmp_path, name):
             assert encode(model, [LONG * 9]).mask.sum() == 64
 
 
-def test_augmentation_needs_a_mask_token(checkpoints):
-    with pytest.raises(ValueError, match="mask token"):
-        encoder(checkpoints["t5"], query_augmentation=True)
-
-
 def test_a_checkpoint_without_some_weights_is_refused(tiny_bert, tmp_path):
     model = AutoModel.from_pretrained(tiny_bert)
     weights = {n: t for n, t in model.state_dict().items() if "layer.1.output" not in n}
     model.save_pretrained(tmp_path, state_dict=weights)
     AutoTokenizer.from_pretrained(tiny_bert).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"lacks weights of BertModel.*layer\.1\.output"):
-        encoder(tmp_path)
-
-
-@pytest.mark.parametrize("kind", ["BertTokenizer", "TokenizersBackend"])
-def test_a_checkpoint_without_a_tokenizer_is_refused(tiny_bert, tmp_path, kind):
-    for file in ("config.json", "model.safetensors"):
-        shutil.copy(tiny_bert / file, tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}))
-    with pytest.raises(ValueError, match=tmp_path.name):
         encoder(tmp_path)
 
 

@@ -1,10 +1,8 @@
 """Models with an encoder per side: their description, and the signature that runs and indexes keep."""
 
-import pytest
-
 from paradigms import PARADIGMS, Paradigm
 from paradigms.encoder.settings import SIDES
-from paradigms.encoder.towers import TwoTowers, described
+from paradigms.encoder.towers import TwoTowers
 from tests.near import assert_same
 
 
@@ -15,19 +13,6 @@ def pair(tiny_bert, query_length: int = 9, **query) -> Paradigm:
         for length, settings in ((query_length, query), (30, {}))
     ]
     return Paradigm(PARADIGMS["dpr"](tiny_bert).recipe, TwoTowers(*towers))
-
-
-def test_both_towers_are_described(tiny_bert):
-    found = pair(tiny_bert, query_prompt="find: ").description()
-    assert (found["query_length"], found["document_length"], found["query_prompt"]) == (30, 20, "")
-    assert (found["query_tower"]["query_length"], found["query_tower"]["query_prompt"]) == (9, "find: ")
-    assert "query_tower" not in described(PARADIGMS["dpr"](tiny_bert).encoder)
-
-
-def test_towers_of_other_widths_are_refused(tiny_bert):
-    one, other = (PARADIGMS["dpr"](tiny_bert, dim=dim).encoder for dim in (8, 16))
-    with pytest.raises(ValueError, match="queries have 8 dimensions and documents 16"):
-        TwoTowers(one, other)
 
 
 def test_both_towers_get_gradients_plain_and_cached(tiny_bert):

@@ -4,18 +4,7 @@ import numpy as np
 import pytest
 
 from paradigms.data import Corpus, Split
-from paradigms.evaluate import (
-    PerQuery,
-    compare,
-    cutoff_curve,
-    has_answer,
-    markdown_table,
-    on_split,
-    per_query,
-    result_table,
-    seeds_interval,
-    with_judgements,
-)
+from paradigms.evaluate import PerQuery, cutoff_curve, has_answer, on_split, seeds_interval, with_judgements
 
 
 @pytest.mark.parametrize(
@@ -23,21 +12,13 @@ from paradigms.evaluate import (
     [
         ("The capital is Paris.", ["paris"], True),
         ("Parisian cafés", ["Paris"], False),  # tokens, not characters
-        ("searched comparis", ["Paris"], False),
-        ("In New York, City of", ["New York City"], False),  # the comma is a token
         ("In New  York\tCity", ["new york city"], True),
         ("Born in Zürich", ["Zu\u0308rich"], True),  # composed and decomposed
         ("Born in Zürich", ["Zurich"], False),  # a mark is part of its word
-        ("the U.S. dollar", ["U. S."], True),
-        ("the US dollar", ["U.S."], False),
         ("cost 1,000 in 1969", ["000", "x"], True),
-        ("cost 1000 in 1969", ["000"], False),
         ("anything", ["", " ", "\u200b"], False),  # an answer without a token
         ("a\u200bnd", ["a nd"], True),  # a character that shows nothing ends a word
-        ("anything", [], False),
-        ("", ["a"], False),
         ("東京都は日本の首都", ["東京"], False),  # no spaces: the sentence is one token, as in DPR's code
-        ("東京 は首都", ["東京"], True),
         ("ΟΔΟΣ", ["οδος"], True),  # each token lowered by itself, on both sides alike
         ("a ≯ b", [">"], True),  # decomposed into > and a mark, which is no letter's
         ("snake_case", ["snake"], True),  # unlike \\w, an underscore is a token
@@ -92,11 +73,6 @@ def test_accuracy_counts_every_question_and_averages_over_groups():
     assert on_split(RUN, unjudged, ["Success@3"]).queries == ["q1", "q2"]
 
 
-def test_a_query_without_a_group_is_named():
-    with pytest.raises(ValueError, match="query 'q2' has no group"):
-        per_query(RUN, {"q1": {"a": 1}, "q2": {"b": 1}}, ["R@1"], groups={"q1": "x"})
-
-
 def test_the_interval_of_a_macro_average_draws_within_groups():
     """Groups in which all queries score alike leave nothing to chance, however different the groups are."""
     groups = ["x"] * 30 + ["y"] * 10
@@ -110,15 +86,3 @@ def test_the_interval_of_a_macro_average_draws_within_groups():
     error = np.sqrt((0.25 / 30 + 0.16 / 10) / 4)  # of the mean of two independent means
     assert mean == pytest.approx(0.35)
     assert (high - low) / (2 * 1.96 * error) == pytest.approx(1, abs=0.08)
-
-
-def test_a_comparison_of_macro_averages_is_of_their_difference():
-    groups = ["x"] * 9 + ["y"]
-    queries = [str(i) for i in range(10)]
-    a = PerQuery(queries, {"m": np.array([1.0] * 9 + [0.0])}, groups=groups)
-    b = PerQuery(queries, {"m": np.array([0.0] * 9 + [1.0])}, groups=groups)
-    (row,) = compare({"b": b, "a": a}, "b", ["m"])
-    assert row.difference == pytest.approx(0)  # 1/2 − 1/2, where the plain mean would say .8
-    table = result_table("t", {"b": b, "a": a}, baseline="b", primary=("m",))
-    assert [cells["m"].mean for cells in table.rows.values()] == pytest.approx([0.5, 0.5])
-    assert "Mean over 2 groups of the means over their queries (10 in all)" in markdown_table(table)

@@ -165,18 +165,6 @@ def test_p_at_the_bound_is_rarely_small(monkeypatch: pytest.MonkeyPatch, name: s
             assert (p[side] <= level).sum() <= binom.isf(0.001, STUDIES, level / 2), level
 
 
-def test_signs_are_flipped_only_of_two_systems_that_may_be_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rare large losses around a mean of 0: random signs call them a gain, a test of the mean does not."""
-    monkeypatch.setattr(significance, "RESAMPLES", 399)
-    monkeypatch.setattr(claims, "seeds_interval", partial(seeds_interval, resamples=10))
-    generator = np.random.default_rng(0)
-    studies = np.where(generator.random((STUDIES, 1, 30)) < 0.04, -0.96, 0.04)
-    claimed = [Claim("P", "s", "a + b − 2 · c", study) for study in studies]
-    p = np.array([judge([one])[0].p for one in claimed])
-    signs = np.array([judge([replace(one, exchangeable=True)])[0].p for one in claimed])
-    assert (p < 0.05).mean() < 0.05 < 0.2 < (signs < 0.05).mean()
-
-
 def test_queries_of_one_cluster_count_as_one():
     """Ten queries of each of 20 articles, with the article's value: as certain as 20 queries."""
     twenty = np.random.default_rng(0).normal(0.35, 1, size=(1, 20))

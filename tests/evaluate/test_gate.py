@@ -30,8 +30,3 @@ def test_a_gate_is_flat_below_a_tenth_of_its_mean(spread, flat):
     assert_same(gate.relative, spread, scale=1.0)
     assert gate.flat == flat
     assert ("the gate is flat" in str(gate)) == flat
-
-
-def test_nothing_to_measure_is_flat():
-    for salience, offsets in ((np.zeros(0), np.array([0])), (np.zeros(4), np.array([0, 4]))):
-        assert measure_gate(salience, offsets).flat

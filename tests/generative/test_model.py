@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSeq2SeqLM, PegasusConfig
+from transformers import AutoModelForSeq2SeqLM
 
 from paradigms.generative.decoder import decode, remember
 from paradigms.generative.identifiers import END, START, Targets
@@ -17,7 +17,6 @@ from paradigms.generative.interaction import Form, decompose
 from paradigms.generative.model import HEADS, PMI, Generative
 from paradigms.generative.np_decoding import Clusters
 from paradigms.generative.outputs import PLACES, Outputs, Pawa, ScoreName
-from paradigms.generative.settings import GenerativeSettings
 from tests.near import assert_same, assert_within_rounding
 from tests.tiny import SEQ2SEQ, TERMS, WIDTH
 from tests.tiny_generative import generative, named, texts
@@ -245,10 +244,6 @@ def test_pawa_equals_its_materialised_matrices() -> None:
     chosen = vectors.take_along_dim(ids[..., None, None], 3)[..., 0, :]
     assert_same(outputs.vectors(ids), chosen)
     assert_same(outputs.score(ids, "centred_logit"), (states * chosen).sum(-1) - expected.mean(-1))
-    centred = expected[..., subset] - expected[..., subset].mean(-1, keepdim=True)
-    index = torch.randint(3, (2, 3, 5))
-    expected = centred.gather(-1, index[..., None])[..., 0]
-    assert_same(of_subset.score(subset[index], "centred_logit"), expected)
 
 
 @pytest.mark.parametrize(("kind", "family"), list(zip(KINDS, cycle(SEQ2SEQ), strict=False)))
@@ -283,7 +278,6 @@ def test_a_model_is_saved_bit_for_bit(kind, family, seq2seq, tmp_path):
     [
         (replace(named(ROWS), vocabulary=100_000), {}, "use 100000 tokens, the vocabulary of"),
         (texts([[5]]), {"softmax": "place"}, "softmax='place' cannot be used with text identifiers"),
-        (texts([[5]]), {"set_size": 4}, "set_size=4 cannot be used with text identifiers"),
         (named([[6], [5] * PLACES]), {"pawa_rank": 2}, f"{PLACES} positions.*'d1' has {PLACES + 1} tokens"),
         (named(ROWS), {"refresh": 5}, "tokens='clusters'"),
         (named(ROWS), {"tokens": "clusters", "pawa_rank": 4}, "choose one"),
@@ -293,12 +287,6 @@ def test_a_model_is_saved_bit_for_bit(kind, family, seq2seq, tmp_path):
 def test_what_does_not_go_together_is_refused(seq2seq, identifiers, settings, message) -> None:
     with pytest.raises(ValueError, match=message):
         generative(seq2seq["t5"], identifiers, **settings)
-
-
-def test_another_family_of_backbones_is_refused(tmp_path: Path) -> None:
-    PegasusConfig(vocab_size=400, d_model=16).save_pretrained(tmp_path / "other")
-    with pytest.raises(ValueError, match=r"other is a pegasus"):
-        Generative(GenerativeSettings("x"), tmp_path / "other", named(ROWS))
 
 
 @pytest.mark.parametrize(("kind", "lost"), [("own", "table"), ("clusters", "clusters.vectors")])

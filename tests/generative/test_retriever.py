@@ -23,10 +23,8 @@ from paradigms.generative.model import Generative
 from paradigms.generative.np_decoding import Clusters
 from paradigms.generative.outputs import ScoreName
 from paradigms.generative.retriever import GenerativeRetriever
-from paradigms.generative.seal import query_grams
-from tests.generative.test_beam import slow_search, valid
+from tests.generative.test_beam import slow_search
 from tests.generative.test_seal import occurrences, slow_seal
-from tests.generative.test_sets import random_sets, set_rel
 from tests.near import assert_same, assert_same_run
 from tests.tiny_generative import Sequences, generative, log_p, named, texts
 
@@ -38,7 +36,6 @@ def ranked(scores: dict[str, float]) -> dict[str, float]:
     return dict(sorted(scores.items(), key=lambda item: (-item[1], item[0])))
 
 
-@pytest.mark.parametrize("planned", [False, True])
 @pytest.mark.parametrize(
     ("score", "settings"),
     [
@@ -51,19 +48,13 @@ def ranked(scores: dict[str, float]) -> dict[str, float]:
     ],
 )
 def test_with_beams_for_all_names_search_ranks_all_documents_by_the_models_score(
-    seq2seq, monkeypatch, score, settings, planned
+    seq2seq, monkeypatch, score, settings
 ):
-    """planned: sets of tokens add their part."""
-    sets = random_sets(len(NAMES)) if planned else None
-    settings = settings | {"beams": 10, "score": score, "set_size": 4 * planned}
-    model = generative(seq2seq["t5"], named(NAMES), None, sets, **settings)
+    model = generative(seq2seq["t5"], named(NAMES), beams=10, score=score, **settings)
     queries = {q: text for q, text in QUERIES.items() if text}  # the empty query's mutual information is 0
     expected = {}
     for query, text in queries.items():
         scores = {f"d{n}": log_p(model, text, [*name, END], score) for n, name in enumerate(NAMES)}
-        if planned:
-            for n, part in enumerate(set_rel(model, text).tolist()):
-                scores[f"d{n}"] += part
         expected[query] = ranked(scores)
     for hypotheses in (1, 25):  # queries alone, in twos
         monkeypatch.setattr(module, "HYPOTHESES", {"cpu": hypotheses})
@@ -151,21 +142,6 @@ def test_search_by_ngrams_is_the_slow_search_and_the_slow_score(seq2seq):
     assert_same_run(retriever.search(QUERIES, 1), {q: dict([*s.items()][:1]) for q, s in expected.items()})
 
 
-def test_a_querys_ngram_in_clusters_is_that_of_an_occurrence(seq2seq):
-    rows = corpus(generative(seq2seq["t5"], texts([[5]])))
-    model = clustered(seq2seq["t5"], texts(rows))
-    index = valid(model)
-    text = QUERIES["q1"]
-    [(states, scores)] = query_grams(model, index, [text], model.tokenize([text]))
-    assert len(states) == 6
-    for (lo, _, depth), score in zip(states.tolist(), scores, strict=True):
-        begin = int(index.rows[lo])
-        place = begin - sum(start <= begin for start in index.starts[1:])
-        written = model.clusters.labels[place : place + depth]
-        assert model.clusters.surface[written].tolist() == index.text[begin : begin + depth].tolist()
-        assert_same(score, log_p(model, text, written.tolist()))
-
-
 POOL = {"q3": {"d4": 0.0, "d0": 1.0}, "q1": dict.fromkeys([f"d{n}" for n in range(6)], 0.0), "q0": {}}
 
 
@@ -244,5 +220,5 @@ def test_documents_are_added_without_training(kind, seq2seq):
         added.add(new)
     with pytest.raises(ValueError, match="atomic identifiers"):
         generative(seq2seq["t5"], atomic(["d0"]), tokens="own").add(new)
-    with pytest.raises(ValueError, match="clusters or sets of tokens"):
+    with pytest.raises(ValueError, match="clusters of tokens"):
         clustered(seq2seq["t5"], named(NAMES)).add(new)

@@ -62,17 +62,6 @@ def test_near_documents_share_a_prefix() -> None:
     assert [row[1] for row in rows] == [i // 8 for i in range(64)]  # in the documents' order
 
 
-def test_equal_vectors_are_parted_in_order_and_named() -> None:
-    found = semantic(np.ones((25, 4)), names(25), branching=3)
-    assert sorted(digits(found)) == digits(found)
-    assert len({tuple(row) for row in digits(found)}) == 25
-    assert [len(row) for row in digits(found)] == [3] * 25  # 25 → 9, 8, 8 → 3, 3, 3 and so on
-    kind = "cluster that k-means does not divide (divided by order)"
-    assert found.problems.counts == {kind: 1}
-    assert found.problems.examples == {kind: ["25 documents with d0"]}
-    assert not semantic(blobs(3, 3), names(9), branching=3).problems
-
-
 def test_threads_change_no_id_and_are_left_as_they_were() -> None:
     vectors = np.random.default_rng(0).normal(size=(1000, 96)).astype(np.float32)  # no clusters: many ties
     digests = set()

@@ -35,7 +35,7 @@ OPTIONS: dict[str, dict] = {
     "genre": {},
     "genre_np": {"tokens": "clusters", "refresh": 2},
     "seal": {"span": 3},
-    "pag": {"levels": 2, "codes": 4, "set_size": 4},
+    "ripor": {"levels": 2, "codes": 4},
 }
 SETTINGS = TrainingSettings(steps=4, batch_size=4, learning_rate=1e-3, save_every=2, log_every=1)
 
@@ -45,7 +45,7 @@ def build(name: str, folder: Path, encoder: Path) -> Generative:
     options = {"query_length": 12, "document_length": 16} | OPTIONS[name]
     if name == "dsi_pawa":
         options |= {"embedder": encoder, "branching": 4}
-    if name == "pag":
+    if name == "ripor":
         options |= {"embedder": encoder}
     return GENERATIVE[name.split("_")[0]](folder, CORPUS, **options)
 
@@ -76,7 +76,7 @@ def test_the_loss_is_that_of_transformers(t5: Path) -> None:
     assert_same(loss * 4 / (labels >= 0).sum(), expected)
 
 
-@pytest.mark.parametrize("name", ["dsi_pawa", "genre_np", "pag"])
+@pytest.mark.parametrize("name", ["dsi_pawa", "genre_np"])
 def test_a_run_in_two_parts_ends_as_one(name: str, t5: Path, tiny_bert: Path, tmp_path: Path) -> None:
     """Clusters are renewed during the run (refresh = 2)."""
     expected = fit(build(name, t5, tiny_bert), tmp_path / "once").state_dict()
@@ -88,7 +88,7 @@ def test_a_run_in_two_parts_ends_as_one(name: str, t5: Path, tiny_bert: Path, tm
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dsi", "genre", "seal", "pag"])
+@pytest.mark.parametrize("name", ["dsi", "genre", "seal", "ripor"])
 def test_what_was_learned_is_found(name: str, t5: Path, tiny_bert: Path, tmp_path: Path) -> None:
     model = build(name, t5, tiny_bert)
     trained = fit(model, tmp_path, steps=60, batch_size=16, learning_rate=8e-3, save_every=100).eval()
@@ -98,12 +98,9 @@ def test_what_was_learned_is_found(name: str, t5: Path, tiny_bert: Path, tmp_pat
 
 
 def prefixes_of(model: Generative, source: str, document: int) -> torch.Tensor:
-    """rel under the logit of the first 1, 2, … tokens of a document's name, plus its set part."""
-    assert model.sets is not None
-    sources, name = model.tokenize([source]), model.names(document)[0]
-    plan = model.set_scores(sources)
-    assert plan is not None
-    return model(sources, model.targets([[name]]), "logit")[0, 0].cumsum(0) + plan[0, document]
+    """rel under the logit of the first 1, 2, … tokens of a document's name."""
+    targets = model.targets([[model.names(document)[0]]])
+    return model(model.tokenize([source]), targets, "logit")[0, 0].cumsum(0)
 
 
 def likelihood(model: Generative, pair: Pair) -> float:
@@ -113,15 +110,14 @@ def likelihood(model: Generative, pair: Pair) -> float:
 
 
 @torch.no_grad()
-def test_a_ranking_adds_the_softmax_over_the_other_documents_of_the_batch(t5: Path, tiny_bert: Path) -> None:
-    model = build("pag", t5, tiny_bert).double().eval()
-    queries = {"a": "old sea", "b": "king", "c": "the", "d": "fox"}
-    judged = {"a": {"d0": 1, "d3": 1}, "b": {"d1": 1}, "c": {"d2": 1}, "d": {"d1": 1}}
-    pairs = retrieval_pairs(Split(queries, judged), model.identifiers)
-    relevant = {(pair.source, pair.document) for pair in pairs}
+def test_hard_negatives_add_the_softmax_over_a_pairs_documents(t5: Path, tiny_bert: Path) -> None:
+    """The pair's own document is no negative of itself."""
+    model = build("ripor", t5, tiny_bert).double().eval()
+    pairs = with_negatives(retrieval_pairs(SPLIT, model.identifiers)[:3], CORPUS, 2, 0)
+    pairs[0] = replace(pairs[0], negatives=(pairs[0].document, pairs[0].negatives[0]))
     expected = []
     for pair in pairs:
-        others = [each.document for each in pairs if (pair.source, each.document) not in relevant]
+        others = [document for document in pair.negatives if document != pair.document]
         rel = torch.stack([prefixes_of(model, pair.source, d)[-1] for d in (pair.document, *others)])
         expected.append(rel.logsumexp(0) - rel[0] - likelihood(model, pair))
     objective = Likelihood(model, CORPUS, pairs)
@@ -130,7 +126,7 @@ def test_a_ranking_adds_the_softmax_over_the_other_documents_of_the_batch(t5: Pa
 
 @torch.no_grad()
 def test_a_teachers_margins_are_learned_on_every_prefix(t5: Path, tiny_bert: Path) -> None:
-    model = build("pag", t5, tiny_bert).double().eval()
+    model = build("ripor", t5, tiny_bert).double().eval()
     pairs = retrieval_pairs(SPLIT, model.identifiers)[:3]
 
     def teacher(queries: dict[str, str]) -> ScorePairs:
@@ -151,7 +147,7 @@ def test_a_teachers_margins_are_learned_on_every_prefix(t5: Path, tiny_bert: Pat
     distilled = LossSettings(distillation=Distillation("margin_mse", 0.25, 2.0))
     objective = Likelihood(model, CORPUS, taught).configure(distilled)
     assert_same(objective.loss(model, objective.collate(taught)), torch.stack(expected).mean())
-    with pytest.raises(ValueError, match="distillation of pag needs the same number of hard negatives"):
+    with pytest.raises(ValueError, match="distillation of ripor needs the same number of hard negatives"):
         Likelihood(model, CORPUS, pairs).configure(distilled)
     with pytest.raises(ValueError, match=r"the same number of hard negatives .* has 1 or 2"):
         Likelihood(model, CORPUS, [taught[0], replace(taught[1], negatives=(1,))])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paradigms.align import NORMALISERS, PoolTopK, QueryToDocument, TopK
+from paradigms.align import NORMALISERS, QueryToDocument, TopK
 from paradigms.core import Align, Tokens, rel, similarity
 from paradigms.scoring import in_batch as scoring
 from tests.near import assert_within_rounding
@@ -65,18 +65,6 @@ def test_maxima_places_and_gradients(
 
 
 @needs_triton
-def test_of_equal_similarities_the_first_wins(fused: ModuleType, tiles: None) -> None:
-    """Within a tile and across tiles, as A of the slow path has it. Vectors are integers: exactly equal."""
-    D, Q = (replace(t, vectors=t.vectors.detach().round()) for t in texts(i=50))
-    D.vectors[0, :, 1:] = D.vectors[0, :, 1:2]  # at most two different vectors in a document
-    D.mask[:] = True
-    _, place = fused.best_tokens(D, Q)
-    A = QueryToDocument()(*similarity(D, Q), D, Q)
-    assert place.equal(torch.where(A.any(-2), A.argmax(-2), -1).to(place.dtype))
-    assert set(place.unique().tolist()) == {-1, 0, 1}
-
-
-@needs_triton
 @pytest.mark.filterwarnings("ignore:invalid value", "ignore:All-NaN")
 def test_nan_reaches_the_score_and_infinity_loses(fused: ModuleType, tiles: None) -> None:
     """A diverged model must not look healthy: NaN of a real token is the maximum, that of padding nothing."""
@@ -106,12 +94,11 @@ def test_what_the_kernels_do_not_do_is_done_without_them(
     calls = counted(fused, monkeypatch)
     D, Q = texts()
     double = [replace(t, vectors=t.vectors.double()) for t in (D, Q)]
-    empty = [t.map(lambda v: v[:, :, :0]) for t in (D, Q)]
     best, Z = QueryToDocument(), NORMALISERS["one"]
     cases: list[tuple[Tokens, Tokens, Align]] = [
-        *((D, Q, align) for align in (PoolTopK(k=2), TopK(k=2))),
+        (D, Q, TopK(k=2)),
         (double[0], double[1], best),
-        (D, empty[1], best),
+        (D, Q.map(lambda v: v[:, :, :0]), best),
     ]
     for documents, queries, align in cases:
         expected = rel(*map(in_float64, (documents, queries)), align, Z)

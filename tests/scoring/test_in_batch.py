@@ -55,12 +55,6 @@ def test_a_diverged_model_does_not_look_healthy() -> None:
     assert in_batch_rel(replace(D, vectors=vectors), Q, *functions(MAXSIM)).isnan()[:-1, 1].all()
 
 
-def test_documents_of_each_query_are_refused() -> None:
-    D, Q = texts()
-    with pytest.raises(ValueError, match=r"axes \[1, n, i, h\], got x = 3"):
-        in_batch_rel(D.map(lambda t: t.expand(3, *t.shape[1:])), Q, *functions(MAXSIM))
-
-
 @EVERY
 def test_memory_stays_under_the_bound(recipe: Recipe) -> None:
     """Counted: everything but the vectors and two copies of their gradients, for batches of any size."""

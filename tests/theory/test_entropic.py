@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -29,39 +28,6 @@ def problems(draw):
 @pytest.mark.parametrize(("scores", "k", "epsilon", "expected"), GOLDEN)
 def test_golden_gates(scores, k, epsilon, expected):
     np.testing.assert_allclose(entropic.entropic_top_k(scores, k, epsilon), expected, rtol=1e-7)
-
-
-@given(problems())
-def test_padding_equals_truncation(problem):
-    scores, k, epsilon = problem
-    padded = np.append(scores, [-INF, -INF])
-    for function in (
-        entropic.entropic_top_k,
-        entropic.budget_gradient,
-        entropic.temperature_gradient,
-        lambda *a: entropic.iterate(*a, 4).gates[-1],
-        lambda s, k, _: entropic.hard_top_k(s, k),
-    ):
-        expected = np.append(function(scores, k, epsilon), [0, 0])
-        np.testing.assert_allclose(function(padded, k, epsilon), expected, rtol=1e-9, atol=1e-9)
-    J = entropic.jacobian(padded, k, epsilon)
-    alone = entropic.jacobian(scores, k, epsilon)
-    np.testing.assert_allclose(J[: len(scores), : len(scores)], alone, rtol=1e-9, atol=1e-9)
-    assert not J[len(scores) :].any()
-
-
-def test_batches_broadcast_scores_budget_and_temperature():
-    rng = np.random.default_rng(0)
-    scores, k, epsilon = rng.standard_normal((3, 1, 7)), np.array([1.5, 3.0]), 0.3
-    batch = entropic.solve(scores, k, epsilon)
-    assert batch.gates.shape == (3, 2, 7)
-    assert entropic.jacobian(scores, k, epsilon).shape == (3, 2, 7, 7)
-    assert entropic.iterate(scores, k, epsilon, 5).caps.shape == (5, 3, 2, 7)
-    for i in range(3):
-        for j in range(2):
-            np.testing.assert_allclose(
-                batch.gates[i, j], entropic.entropic_top_k(scores[i, 0], k[j], epsilon)
-            )
 
 
 def test_edges():

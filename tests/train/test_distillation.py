@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerate.utils import send_to_device
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.baselines.cross_attention import cross_attention
@@ -45,17 +44,6 @@ def test_losses_are_their_formulas_with_exact_gradients(loss) -> None:
     if loss is kl:
         (gradient,) = torch.autograd.grad(kl(student, teacher), student)
         assert_same(gradient, (student.softmax(-1) - teacher.softmax(-1)) / 5)
-
-
-def test_a_batch_knows_each_querys_own_documents(tiny_bert: Path) -> None:
-    objective = Contrastive(build("dpr", tiny_bert), CORPUS, EXAMPLES)
-    unscored = [EXAMPLES[0], replace(EXAMPLES[1], teacher=())]  # scores that nothing learns may be missing
-    assert send_to_device(objective.collate(unscored), "cpu").teacher is None
-    batch = objective.configure(LossSettings(distillation=Distillation())).collate(EXAMPLES[:2])
-    assert batch.positions.tolist() == [1, 2, 0, 5, 6, 7]
-    assert batch.positions[batch.candidates()].tolist() == [[1, 0, 5], [2, 6, 7]]
-    assert batch.candidates(first=6).tolist() == [[6, 8, 9], [7, 10, 11]]
-    assert batch.teacher.tolist() == TEACHER[:2].tolist()
 
 
 def equal_gradients(one: torch.Tensor, other: torch.Tensor, model: torch.nn.Module) -> None:

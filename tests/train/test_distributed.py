@@ -9,21 +9,17 @@ import pytest
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
-from torch.distributed.tensor.debug import CommDebugMode
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.core import Tokens
 from paradigms.data import Corpus
 from paradigms.encoder import frozen
 from paradigms.encoder.text import Side
-from paradigms.store.pruning import TokenReduction
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
 from paradigms.train.loop import TrainingSettings, train
-from paradigms.train.losses import Distillation, LossSettings, digest_of
-from paradigms.train.parallel import gather
+from paradigms.train.losses import Distillation, LossSettings
 from paradigms.train.script import lock_output
-from paradigms.train.state import signature
 from paradigms.train.states import deleted_after, keep_states
 from tests import launch
 from tests.near import assert_same, assert_within_rounding
@@ -58,8 +54,7 @@ OPTIONS: dict[str, dict] = {
     "bge_m3": {"self_distillation": True},
 }
 DISTILLED = "colbert with a teacher"
-REDUCED = "colbert with clusters"
-CASES = (*PARADIGMS, DISTILLED, REDUCED)
+CASES = (*PARADIGMS, DISTILLED)
 
 
 def build(name: str, backbone: Path, seed: int = 0) -> Paradigm:
@@ -78,8 +73,7 @@ def loss_and_gradients(
     share = len(examples) // accelerator.num_processes
     mine = examples[accelerator.process_index * share :][:share]
     distillation = Distillation("kl", 0.5) if name == DISTILLED else None
-    reductions = [TokenReduction(pool=2)] if name == REDUCED else []
-    settings = LossSettings(distillation=distillation, chunk=chunk, reductions=reductions)
+    settings = LossSettings(distillation=distillation, chunk=chunk)
     objective = Contrastive(paradigm, CORPUS, mine).configure(settings)
     loss = objective.loss(model, objective.collate(mine))
     accelerator.backward(loss)
@@ -93,19 +87,6 @@ def equal_losses_and_gradients(accelerator: Accelerator, backbone: Path, folder:
         expected = load_file(folder / f"{name}.safetensors")
         found = loss_and_gradients(name, backbone, accelerator, chunk=chunk)
         assert_same({name: found}, {name: expected})
-
-
-def sends_shares(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
-    """The backward pass of a gather sends each process its share of the gradient, and no sums to all."""
-    rank = accelerator.process_index
-    part = torch.full((1, 3, 2), rank + 1.0, dtype=torch.float64, requires_grad=True)
-    weights = torch.arange(12, dtype=torch.float64).view(1, 6, 2) * (rank + 1)
-    pool = gather(part)
-    with CommDebugMode() as sent:
-        (pool * weights).sum().backward()
-    assert {str(op): count for op, count in sent.get_comm_counts().items()} == {"c10d.reduce_scatter_": 1}
-    assert part.grad is not None
-    assert torch.equal(part.grad, 3 * torch.arange(12).view(1, 2, 3, 2)[:, rank])
 
 
 def stop_together(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
@@ -130,13 +111,6 @@ def uneven_batches(accelerator: Accelerator, backbone: Path, folder: Path) -> No
     objective = Contrastive(paradigm, CORPUS, mine)
     with pytest.raises(ValueError, match=r"different numbers of documents: \[6, 3\]"):
         objective.loss(accelerator.prepare(paradigm), objective.collate(mine))
-
-
-def other_examples(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
-    """Processes that were given different examples say so before they train."""
-    settings, mine = {"batch_size": 1}, digest_of(EXAMPLES[accelerator.process_index :])
-    with pytest.raises(ValueError, match="the processes that train dpr have different examples"):
-        signature(build("dpr", backbone), settings, mine, folder, accelerator)
 
 
 def apart(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
@@ -184,12 +158,10 @@ def frozen_layers(accelerator: Accelerator, backbone: Path, folder: Path) -> Non
 
 CHECKS = (
     equal_losses_and_gradients,
-    sends_shares,
     frozen_layers,
     apart,
     stop_together,
     uneven_batches,
-    other_examples,
 )
 
 

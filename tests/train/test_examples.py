@@ -1,21 +1,12 @@
 """Queries of equal text are one query, documents of equal text one document, in all kinds of negatives."""
 
-from pathlib import Path
-
 import pytest
-import torch
 
-from paradigms import PARADIGMS
-from paradigms.core import rel
 from paradigms.data import Corpus, Problems, Split
 from paradigms.generative.pairs import Pair
-from paradigms.train.contrastive import Contrastive
-from paradigms.train.examples import Example, build_examples
+from paradigms.train.examples import build_examples
 from paradigms.train.generative import with_negatives
-from paradigms.train.losses import contrastive
 from paradigms.train.negatives import FalseNegatives
-from paradigms.train.rows import examples_from_rows
-from tests.near import assert_same
 
 # One question has two ids, each judged with another document; C is a copy of a.
 CORPUS = Corpus([*"abCde"], ["the cat", "the dog", "the cat", "old sea", "a red fox"])
@@ -28,13 +19,6 @@ RUN = {
     "q2": {"d": 5.0, "a": 4.0},
     "q3": {"a": 3.0, "C": 2.0, "e": 1.0},
 }
-
-
-def test_copies_are_known_by_the_first_document():
-    assert CORPUS.copies == {"C": "a"}
-    assert [CORPUS.first(id) for id in CORPUS.ids] == [0, 1, 0, 3, 4]
-    with pytest.raises(KeyError, match="no document 'x'"):
-        CORPUS.first("x")
 
 
 def test_equal_texts_are_one_query_and_one_document():
@@ -85,37 +69,6 @@ def test_teachers_and_filters_score_equal_texts_once():
     filtered = build_examples(CORPUS, SPLIT, RUN, 1, suspects=suspects, problems=problems)
     assert [e.relevant for e in filtered] == [(0, 1, 3), (0, 1, 3), (3, 4)]
     assert [e.negatives for e in filtered] == [(4,), (4,), (0,)]
-
-
-@pytest.mark.parametrize("name", ["dpr", "xtr"])
-def test_a_collection_has_the_loss_of_its_rows(tiny_bert: Path, name: str):
-    model = PARADIGMS[name](tiny_bert).double().eval()
-    rows = [
-        {"query": SPLIT.queries[q], "positive": CORPUS[CORPUS.position(d)]}
-        for q, d in (("q1", "C"), ("q2", "b"), ("q3", "d"))
-    ]
-    losses = []
-    for corpus, examples in ((CORPUS, build_examples(CORPUS, SPLIT)), examples_from_rows(rows)):
-        objective = Contrastive(model, corpus, examples)
-        losses.append(objective.loss(model, objective.collate(examples)))
-    assert_same(*losses)
-
-
-@torch.no_grad()
-def test_a_pool_of_tokens_has_each_document_once(tiny_bert: Path):
-    """XTR's loss over documents that several queries have is that over the distinct ones."""
-    model = PARADIGMS["xtr"](tiny_bert, k_train=3).double().eval()
-    examples = [Example("red fox", 4, (3, 0), (4,)), Example("old sea", 3, (0, 1), (3,))]
-    objective = Contrastive(model, CORPUS, examples)
-    queries = model.encoder(model.encoder.tokenize([e.query for e in examples], "query"), "query")
-    documents = [0, 1, 3, 4]
-    texts = model.encoder.tokenize([CORPUS[p] for p in documents], "document")
-    scores = rel(model.encoder(texts, "document"), queries, model.align, model.normalise)
-    pool = [4, 3, 3, 0, 0, 1]  # positives, then each query's negatives
-    scores = scores[:, [documents.index(p) for p in pool]]
-    excluded = torch.tensor([[p in e.relevant for p in pool] for e in examples])
-    expected = contrastive(scores, torch.tensor([0, 1]), excluded, model.recipe.temperature)
-    assert_same(objective.loss(model, objective.collate(examples)), expected)
 
 
 def test_generative_pairs_have_no_copies_as_negatives():

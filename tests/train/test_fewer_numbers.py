@@ -1,21 +1,16 @@
-"""Matryoshka training and training with codes: which loss is minimised, and what an index then stores."""
+"""Matryoshka training: which loss is minimised, and what an index of first coordinates stores."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from paradigms import PARADIGMS, load
 from paradigms.core import rel
 from paradigms.encoder.text import first_coordinates
-from paradigms.find import Store, kinds
 from paradigms.retrieve import Indexed
-from paradigms.store.pruning import TokenReduction
-from paradigms.store.residuals import Codec
-from paradigms.train.contrastive import Contrastive, straight_through
-from paradigms.train.losses import LossSettings, contrastive
-from tests.near import assert_same, assert_same_run, assert_within_rounding
+from paradigms.train.contrastive import Contrastive
+from paradigms.train.losses import LossSettings
+from tests.near import assert_same, assert_same_run
 from tests.train.test_loop import CORPUS, EXAMPLES, WORDS, build
 
 TEXTS = dict(zip(CORPUS.ids, CORPUS, strict=True))
@@ -33,53 +28,6 @@ def test_the_losses_of_first_coordinates_are_added(tiny_bert: Path) -> None:
     for wrong in ([32], [40]):
         with pytest.raises(ValueError, match="below the 32 dimensions"):
             objective.configure(LossSettings(matryoshka=wrong))
-
-
-@pytest.mark.parametrize(
-    ("name", "reductions"),
-    [
-        ("colbert", [TokenReduction(pool=2)]),
-        ("me_bert", [TokenReduction(pool=2, pooling="sequential"), TokenReduction(keep=0.25)]),
-    ],
-)
-def test_the_losses_of_fewer_tokens_are_added(
-    tiny_bert: Path, name: str, reductions: list[TokenReduction]
-) -> None:
-    model = build(tiny_bert, name).double()
-    objective = Contrastive(model, CORPUS, EXAMPLES)
-    batch = objective.collate(EXAMPLES[:6])
-    Q, D = model(batch.queries, batch.documents)
-    expected = objective.loss(model, batch)
-    for reduction in reductions:
-        scores = rel(reduction(D), Q, model.align, model.normalise)
-        target, excluded = torch.arange(6), batch.excluded(batch.positions)
-        expected = expected + contrastive(scores, target, excluded, model.recipe.temperature)
-    loss = objective.configure(LossSettings(reductions=reductions)).loss(model, batch)
-    assert_same(loss, expected)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    gradients = [torch.autograd.grad(one, parameters, allow_unused=True) for one in (loss, expected)]
-    assert_same(*([g for g in row if g is not None] for row in gradients))
-
-
-@pytest.mark.parametrize("name", ["dpr", "coil"])
-def test_reductions_need_clusters(tiny_bert: Path, name: str) -> None:
-    settings = LossSettings(reductions=[TokenReduction(pool=2)])
-    with pytest.raises(ValueError, match=f"reductions need several vectors .*; {name} has"):
-        Contrastive(build(tiny_bert, name), CORPUS, EXAMPLES).configure(settings)
-
-
-@pytest.mark.parametrize("name", ["dpr", "me_bert", "colbert", "xtr", "aligner"])
-def test_truncated_vectors_are_renormalised_first_coordinates(tiny_bert: Path, name: str) -> None:
-    model = build(tiny_bert, name)
-    short = model.truncated(8)
-    texts = list(TEXTS.values())[:3]
-    D, d = model.encode_documents(texts), short.encode_documents(texts)
-    assert short.encoder.dim == d.vectors.shape[-1] == 8
-    assert model.encoder.dim == 32
-    expected = torch.nn.functional.normalize(D.vectors[..., :8], dim=-1)
-    assert_within_rounding(d.vectors[d.mask], expected[D.mask], torch.float32, 32)
-    if D.salience is not None:
-        assert torch.equal(d.salience, D.salience)
 
 
 def test_an_index_of_first_coordinates(tiny_bert: Path, tmp_path: Path) -> None:
@@ -103,28 +51,5 @@ def test_an_index_of_first_coordinates(tiny_bert: Path, tmp_path: Path) -> None:
     assert_same_run(Indexed.open(tmp_path / "index", load(tmp_path / "short")).search(QUERIES, 5), found)
     with pytest.raises(ValueError, match="no first 33"):
         model.truncated(33)
-    with pytest.raises(ValueError, match="truncate"):
-        model.truncated(8).save_pretrained(tmp_path / "exported", layout="sentence-transformers")
     with pytest.raises(ValueError, match="beyond the 32"):
         PARADIGMS["colbert"](tiny_bert, truncate=40)
-
-
-def test_codes_are_those_of_an_index_and_pass_the_gradient(tiny_bert: Path) -> None:
-    model = build(tiny_bert)
-    documents = model.encode_documents(list(TEXTS.values())).map(torch.clone)
-    vectors = documents.vectors.clone().requires_grad_()
-    coded = straight_through(replace(documents, vectors=vectors), 2)
-    real = documents.vectors[documents.mask]
-    codec = Codec.fit(real, max(1, len(real) // 32), 2, seed=0)
-    decoded = codec.decode_vectors(**codec.encode_vectors(real))
-    assert_within_rounding(coded.vectors[coded.mask].detach(), decoded, torch.float32, 4)
-    assert float((decoded - real).norm(dim=-1).mean()) > 0.01  # 2 bits lose something
-    weights = torch.randn(vectors.shape, generator=torch.Generator().manual_seed(0))
-    (coded.vectors * weights).sum().backward()
-    assert torch.equal(vectors.grad, weights)
-    store = Store.build(
-        kinds.compressed(bits=2, lists=codec.centroids.shape[0]), model, TEXTS, TEXTS.values()
-    )
-    stored = store.tokens_of(CORPUS.ids)
-    far = (stored.vectors[stored.mask] - real).norm(dim=-1).mean()
-    assert far == pytest.approx(float((decoded - real).norm(dim=-1).mean()), rel=0.5)  # as an index loses

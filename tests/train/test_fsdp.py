@@ -155,11 +155,8 @@ def longer(accelerator: Accelerator, root: Path, folder: Path) -> None:
 def bfloat16(accelerator: Accelerator, root: Path, folder: Path) -> None:
     """Products of layers are in bfloat16, and what is kept is in float32.
 
-    The 16-bit copy of a layer's gathered weights is freed with them.
-
-    Before the first step, loss and gradient are float32's to the 8 bits of bfloat16, which some twenty
-    products of the backward pass add up to some percent. Later ones say less: Adam moves a weight whose
-    gradient is all rounding as far as any other, and processors round differently. So they are to fall.
+    Before the first step, loss and gradient are float32's to the 8 bits of bfloat16. Later ones say less,
+    because Adam moves a weight whose gradient is all rounding as far as any other: they are to fall.
     """
     AcceleratorState._reset_state()
     half = Accelerator(mixed_precision="bf16")

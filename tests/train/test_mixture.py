@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,8 +39,6 @@ def test_batches_are_of_one_collection_by_shares_and_resume():
     assert len(firsts) + len(seconds) == 400
     assert len(seconds) == pytest.approx(300, abs=3 * np.sqrt(400 * 0.75 * 0.25))
     assert all(sorted(a + b) == list(range(12)) for a, b in zip(firsts[::2], firsts[1::2], strict=False))
-    assert len({n for batch in seconds[:5] for n in batch}) == 30  # of 32 in an epoch
-    assert set(seconds[0]) != set(seconds[5])  # the next epoch has another order
     with pytest.raises(ValueError, match="is larger than the 2 training examples"):
         batches(shares=(1.0, 1.0, 1.0))
 
@@ -97,36 +96,25 @@ def test_the_script_trains_on_several_collections(words: Path, tiny_bert: Path, 
     losses = [line["loss"] for line in history(tmp_path / "out" / "training") if "loss" in line]
     assert losses
     assert (tmp_path / "out" / "checkpoint" / "README.md").read_text().count("rows.jsonl") == 1
-    for wrong, message in (
-        ([{"pairs": "a", "collection": "b"}], "source 0: give either pairs or a collection"),
-        ([{"pair": "a"}], "source 0: .*pair"),
-    ):
-        with pytest.raises(SystemExit, match=message):
-            run("train", **flags, sources=json.dumps(wrong))
+    with pytest.raises(SystemExit, match="source 0: give either pairs or a collection"):
+        run("train", **flags, sources=json.dumps([{"pairs": "a", "collection": "b"}]))
     with pytest.raises(SystemExit, match="sources cannot be combined with negatives"):
         run("train", **flags | {"negatives": 1}, sources=json.dumps(sources))
-    for name, message in (("mixing", "give --sources"), ("distil_temperature", "set --distil")):
-        with pytest.raises(SystemExit, match=message):
-            run("train", **flags | {name: 2.0})
 
 
 def test_examples_texts_and_prompts_bind_a_run(tiny_bert: Path):
     model = built("colbert", tiny_bert)
     examples = [Example("a bird", 0, (1,), (0,)), Example("the sea", 1, (0,), (1,))]
     texts = ["a bird over the sea", "fire and wood"]
-    same, again, *others = (
-        Contrastive(model, *arguments).digest()
-        for arguments in (
-            (texts, examples),
-            (list(texts), list(examples)),
-            (texts, examples, ("query ", "")),
-            ([texts[0], "fire and water"], examples),
-            (texts, examples[:1]),
-        )
-    )
-    assert same == again
-    assert same not in others
-    assert len({*others}) == 3
+
+    def digest(*arguments: Any) -> str:
+        return Contrastive(model, *arguments).digest()
+
+    same = digest(texts, examples)
+    assert digest(list(texts), list(examples)) == same
+    assert digest(texts, examples, ("query ", "")) != same
+    assert digest([texts[0], "fire and water"], examples) != same
+    assert digest(texts, examples[:1]) != same
 
 
 def test_parts_of_two_models_are_refused(tiny_bert: Path):

@@ -8,16 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from accelerate.utils import FullyShardedDataParallelPlugin
-from torch import Tensor, nn
+from torch import Tensor
 
-from paradigms import GENERATIVE, PARADIGMS
-from paradigms.generative.pairs import Pair
-from paradigms.train import parallel
+from paradigms import PARADIGMS
 from paradigms.train.contrastive import Contrastive
-from paradigms.train.generative import Likelihood
 from paradigms.train.parallel import prepare
-from tests.tiny import FAMILIES, LAYERS
+from tests.tiny import FAMILIES
 from tests.train.test_distributed import CORPUS, EXAMPLES
 
 LENGTHS = {"query_length": 16, "document_length": 32}
@@ -59,22 +55,6 @@ def test_recomputed_layers_have_the_same_gradients(checkpoints, family, options)
     assert anew[2] < plain[2] / 2
 
 
-def test_layers_of_a_generative_model_are_its_encoder_s(seq2seq: dict[str, Path]) -> None:
-    """The decoder's layers are never called whole. The encoder keeps less, with the same gradients."""
-    found = []
-    for recompute in (False, True):
-        torch.manual_seed(0)
-        model = GENERATIVE["genre"](seq2seq["t5"], CORPUS).train()
-        called, _ = prepare(model, Accelerator(cpu=True), recompute=recompute)
-        assert len(model.layers) == LAYERS
-        objective = Likelihood(model, CORPUS, [Pair("the sea", 0)])
-        torch.manual_seed(1)
-        objective.loss(called, objective.collate(list(objective.examples))).backward()
-        found.append({n: weight.grad for n, weight in model.named_parameters() if weight.grad is not None})
-    assert found[0].keys() == found[1].keys()
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
-
-
 @pytest.fixture
 def one_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Accelerator]:
     """The only process of a launch that asks for shards."""
@@ -99,21 +79,3 @@ def test_settings_of_fsdp_that_would_go_wrong(tiny_bert, one_of_one, monkeypatch
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=message):
         prepare(PARADIGMS["dpr"](tiny_bert), one_of_one)
-
-
-def test_a_paradigm_is_sharded_once_and_clusters_are_made_from_whole_weights(
-    tiny_bert: Path,
-    seq2seq: dict[str, Path],
-    one_of_one: Accelerator,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("FSDP_VERSION", "2")
-    assert isinstance(parallel._plugin(one_of_one), FullyShardedDataParallelPlugin)
-    model = GENERATIVE["genre"](seq2seq["t5"], CORPUS)
-    model.clusters = nn.Linear(1, 1)
-    with pytest.raises(ValueError, match="genre builds its clusters from full weights"):
-        prepare(model, one_of_one)
-    paradigm = PARADIGMS["dpr"](tiny_bert)
-    prepare(paradigm, one_of_one)
-    with pytest.raises(ValueError, match="this dpr was sharded by an earlier run"):
-        prepare(paradigm, one_of_one)

@@ -10,8 +10,6 @@ import pytest
 import train
 from accelerate import Accelerator
 from rich.console import Console
-from studies import model_runs
-from studies.model_runs import Job, StudyData, run_jobs
 
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Collection, Problems, Run
@@ -143,26 +141,6 @@ def shares_bm25(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
     assert not shared.folder.exists()
 
 
-def studies_share_bm25(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
-    """One process builds the index of a study, and each searches for half of the training queries."""
-    searched: list[str] = []
-    search = BM25.search
-
-    def noted(self: BM25, queries: dict[str, str], k: int = 100, *, progress: bool = False) -> Run:
-        searched.extend(queries)
-        return search(self, queries, k)
-
-    with pytest.MonkeyPatch.context() as patch:
-        if not accelerator.is_main_process:
-            patch.setattr(BM25, "__init__", full_disk)
-        bm25 = model_runs.shared_bm25(CORPUS, folder / "study")
-        patch.setattr(BM25, "search", noted)
-        data = StudyData(Collection("tiny", CORPUS, {}, Problems(), "1"), SPLIT, SPLIT, SPLIT, bm25)
-        mined = data.mined
-    assert searched == list(SPLIT.queries)[accelerator.process_index :: 2]
-    assert mined == bm25.search(SPLIT.queries, negatives.NEGATIVES_DEPTH)
-
-
 def shares_dev_queries(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
     """Each process encodes half of the dev queries, and both have the values of one process."""
     model = dense(backbone)
@@ -176,20 +154,6 @@ def shares_dev_queries(accelerator: Accelerator, backbone: Path, folder: Path) -
     assert values.tolist() == DevMeasure(CORPUS, SPLIT, {}, 4, "no")(dense(backbone)).tolist()
 
 
-def studies_cannot_save_or_measure(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
-    """Each process of a study ends with its own message, and none continues after an error."""
-    model: Any = SimpleNamespace(to=lambda device: model, eval=lambda: model, save_pretrained=full_disk)
-    for number, prepare in enumerate(
-        (
-            lambda: model_runs.trained_once(folder / "one", 0, lambda: model, lambda *_: model, accelerator),
-            lambda: model,
-        )
-    ):
-        job = Job("none, seed 0", folder / f"{number}.json", prepare, full_disk)
-        with pytest.raises(SystemExit, match=r"none, seed 0: .*no space left"):
-            run_jobs([job], accelerator, Console(quiet=True))
-
-
 CHECKS = (
     one_acts,
     shares_the_teachers_work,
@@ -197,9 +161,7 @@ CHECKS = (
     writes_parts_alone,
     opens_sources,
     shares_bm25,
-    studies_share_bm25,
     shares_dev_queries,
-    studies_cannot_save_or_measure,
 )
 
 

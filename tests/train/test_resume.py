@@ -26,7 +26,7 @@ from paradigms import Paradigm
 from paradigms.io.checks import read_json
 from paradigms.io.files import write_json
 from paradigms.io.manifest import damage
-from paradigms.train import script, state
+from paradigms.train import state
 from paradigms.train.checkpoints import (
     checkpoint_folder,
     checkpoint_steps,
@@ -48,7 +48,6 @@ from tests.train.test_loop import (
     interrupted_after,
     weights,
 )
-from tests.train.test_tracking import Settings
 
 STEPS = 8
 OWN: dict[str, Any] = {"steps": STEPS, "batch_size": 4, "learning_rate": 2e-3}
@@ -271,11 +270,7 @@ def test_the_newest_whole_checkpoint_is_gone_on_with(
     ("harm", "message"),
     [
         (lambda folder: (folder / "progress.json").unlink(), r"progress\.json is missing"),
-        (lambda folder: (folder / "manifest.json").unlink(), r"manifest\.json or a file .* is missing"),
-        (
-            lambda folder: write_json(folder / "manifest.json", []),
-            r"manifest\.json or a file .* cannot be read",
-        ),
+        (lambda folder: write_json(folder / "manifest.json", []), r"manifest\.json or .* cannot be read"),
     ],
 )
 def test_damage_is_told(harm: Callable[[Path], None], message: str, reference: Path, tmp_path: Path) -> None:
@@ -323,18 +318,19 @@ def test_damaged_checkpoints_take_no_place_of_whole_ones(tiny_bert: Path, tmp_pa
     assert newest_checkpoint(tmp_path) == 6
 
 
-def test_the_scale_of_fp16_goes_on(tiny_bert: Path, tmp_path: Path) -> None:
+def test_the_scale_of_fp16_starts_anew_and_goes_on(tiny_bert: Path, tmp_path: Path) -> None:
     settings = replace(SETTINGS, learning_rate=1e-4, save_every=3)
 
     def scaled(folder: Path, paradigm: Paradigm) -> dict[str, Any]:
         accelerator = Accelerator(cpu=True)
-        accelerator.scaler = torch.amp.GradScaler("cpu")
+        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=3.0)  # as an earlier run left it
         with suppress(Interrupted):
             fit(tiny_bert, folder, settings, paradigm=paradigm, accelerator=accelerator)
         last = read_progress(folder)
         return last["scaler"]
 
     expected = scaled(tmp_path / "whole", build(tiny_bert))
+    assert expected["scale"] == torch.amp.GradScaler("cpu").get_scale()
     assert expected["_growth_tracker"] == settings.steps  # counted since the scale last changed
     assert scaled(tmp_path / "parts", interrupted_after(build(tiny_bert), 5))["_growth_tracker"] == 3
     assert scaled(tmp_path / "parts", build(tiny_bert, seed=1)) == expected
@@ -354,16 +350,3 @@ def test_gradients_of_a_run_that_was_interrupted_are_none_of_the_next(tiny_bert,
         with expected:
             fit(tiny_bert, tmp_path / "parts", paradigm=paradigm, accelerator=accelerator)
     assert history(tmp_path / "parts") == history(tmp_path / "whole")
-
-
-def test_wandb_goes_on_under_the_same_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    started: list[dict[str, Any]] = []
-    monkeypatch.setattr(
-        Accelerator, "init_trackers", lambda self, project, config, options: started.append(options["wandb"])
-    )
-    for name in ("a", "a", "b"):
-        script.begin(Settings(str(tmp_path / name), tracker="wandb"))
-    first, again, other = (options["id"] for options in started)
-    assert first == again != other
-    assert {options["resume"] for options in started} == {"allow"}

@@ -7,9 +7,7 @@ import json
 import math
 
 import datasets
-import numpy as np
 import pytest
-import torch
 
 from paradigms.train.rows import examples_from_rows
 
@@ -84,12 +82,6 @@ def test_an_empty_cell_is_no_negative(empty):
     assert (list(corpus), example.negatives, example.teacher) == (["p", "n"], (1,), ())
 
 
-@pytest.mark.parametrize("make", [tuple, np.array, torch.tensor, lambda values: json.dumps([*values])])
-def test_scores_are_any_sequence_of_numbers(make):
-    row = {"query": "q", "positive": "p", "negative": "n", "scores": make((3.0, -1.0))}
-    assert examples_from_rows([row])[1][0].teacher == (3.0, -1.0)
-
-
 def test_a_long_cell_is_read():
     long = "mill " * 40_000
     corpus, _ = examples_from_rows(["query,positive\n", f"q,{long}\n"])
@@ -103,13 +95,10 @@ WRONG = [
     (PAIR | {"query": "cats", "negatives": ["a cat"]}, "row 3: a negative is relevant"),
     (PAIR | {"scores": [1, 2]}, "row 3 has 2 scores for 1 documents"),
     (PAIR | {"scores": [math.nan]}, "row 3 has a score that"),
-    (PAIR | {"scores": [-math.inf]}, "row 3 has a score that"),
-    (PAIR | {"scores": 1.0}, "row 3: scores must be a list"),
     (PAIR | {"scores": "high"}, "row 3: scores must be a list"),
     (PAIR | {"negative_ids": ["d1"]}, "row 3: 'negative_ids' is"),
     (PAIR | {"negative": 7}, "a negative of row 3 is 7"),
     (PAIR | {"document": " "}, "document of row 3 is blank"),
-    (PAIR | {"query": "\u200b"}, "query of row 3 is blank"),
     (["x", "d"], r"row 3 is \['x', 'd'\]: a dict is needed, or a line"),
 ]
 
@@ -127,7 +116,6 @@ def test_wrong_rows_are_named(row, message):
         (['{"query": "q", "document": "d"}\n', "{\n"], "row 2: bad JSON"),
         (["query,document\n", "q,d,e\n"], "row 1 has more cells than the header"),
         (["query,document\n", "q\n"], "document of row 1 is None"),
-        (["q,document\n"], "the header has none of query, anchor, question: 'q,document'"),
         (["\n"], "the header has none of query"),
         (['[{"query": "q"\n'], "rows: bad JSON"),
         (['[["q", "d"]]\n'], r"row 1 is \['q', 'd'\]: a dict is needed"),

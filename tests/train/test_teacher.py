@@ -43,27 +43,14 @@ def ids(positions: tuple[int, ...]) -> set[str]:
     ("rule", "query", "positive", "expected"),
     [
         ({"margin": 1.0}, "q", "d0", {"d2", "d3"}),  # 9 is 10 − 1: at the bound counts
-        ({"margin": 0.9}, "q", "d0", {"d2"}),
-        ({"margin": 0.5}, "q", "d1", {"d2", "d3", "d4", "d5"}),
         ({"margin": -4.0}, "q", "d1", {"d2", "d3", "d4"}),  # only what is clearly better
         ({"share": 0.9}, "q", "d0", {"d2", "d3"}),
-        ({"share": 1.0}, "q", "d0", set()),
-        ({"share": 0.875}, "q", "d1", {"d2", "d3", "d4", "d5"}),  # 3.5
         ({"share": 0.75}, "r", "d0", {"d2"}),  # below a negative score: −5 = −4 − 0.25 · 4
     ],
 )
 def test_documents_from_the_bound_on_are_taken_to_be_relevant(rule, query, positive, expected):
     candidates = [f"d{n}" for n in range(2, 8)]  # not d9, which has a score, too
     assert FalseNegatives(scorer(SCORES), **rule).of(query, positive, candidates, SCORES) == expected
-
-
-def test_a_filter_needs_one_rule() -> None:
-    for rule in ({}, {"margin": 1.0, "share": 0.9}):
-        with pytest.raises(ValueError, match="set one of the two, not margin="):
-            FalseNegatives(scorer(SCORES), **rule)
-    for share in (0.0, 1.1):
-        with pytest.raises(ValueError, match=r"share of a positive's score must lie in \(0, 1\]"):
-            FalseNegatives(scorer(SCORES), share=share)
 
 
 def test_suspects_are_no_negatives_of_any_kind_and_are_counted() -> None:
@@ -99,30 +86,24 @@ def test_suspects_are_no_negatives_of_any_kind_and_are_counted() -> None:
 
 def test_a_pair_without_a_score_is_named() -> None:
     complete: Run = {q: {d: float(SPLIT.judgements[q].get(d, 0)) for d in CORPUS.ids} for q in RANKED}
-    for query, document, score, message in (
-        ("r", "d3", None, "no score of document 'd3' for query 'r'"),
-        ("q", "d1", float("inf"), "infinite score of document 'd1' for query 'q'"),
+    missing = complete | {"r": {d: s for d, s in complete["r"].items() if d != "d3"}}
+    infinite = complete | {"q": complete["q"] | {"d1": float("inf")}}
+    for scores, message in (
+        ({}, "no score of document .* for query 'q'"),
+        (missing, "no score of document 'd3' for query 'r'"),
+        (infinite, "infinite score of document 'd1' for query 'q'"),
     ):
-        scores = {q: dict(of) for q, of in complete.items()}
-        scores[query] = {d: s for d, s in scores[query].items() if d != document}
-        scores[query] |= {} if score is None else {document: score}
-        suspects = FalseNegatives(scorer(scores), margin=0.5)
         with pytest.raises(ValueError, match=f"the teacher has .*{message}"):
             build_examples(CORPUS, SPLIT, RANKED, 3, depth=8, teacher=scorer(scores))
-        with pytest.raises(ValueError, match=f"the false-negative filter has .*{message}"):
-            build_examples(CORPUS, SPLIT, RANKED, 3, depth=8, suspects=suspects)
-    with pytest.raises(ValueError, match=r"the teacher has no score of document .* for query 'q'"):
-        build_examples(CORPUS, SPLIT, RANKED, 3, depth=8, teacher=scorer({}))
+    suspects = FalseNegatives(scorer(infinite), margin=0.5)
+    with pytest.raises(ValueError, match="the false-negative filter has"):
+        build_examples(CORPUS, SPLIT, RANKED, 3, depth=8, suspects=suspects)
 
 
 def test_a_model_scores_a_pair_once_and_goes_on_after_an_interruption(tmp_path: Path) -> None:
     calls: list[Run] = []
-    loads = 0
 
     def load_model() -> Any:
-        nonlocal loads
-        loads += 1
-
         def rerank(queries: dict[str, str], run: Run, *, progress: bool) -> Run:
             assert queries == {"q0": "?"}
             if len(calls) == 2:
@@ -145,9 +126,8 @@ def test_a_model_scores_a_pair_once_and_goes_on_after_an_interruption(tmp_path: 
     assert found == {q: {"d2": int(q[1:]) * 10 + 2.0, "d1": int(q[1:]) * 10 + 1.0} for q in pairs}
     assert read_run(file) == found
     assert not file.with_suffix(".parts").exists()
-    assert loads == 2
     assert scores({"q1": ["d1"]}) == found
-    assert loads == 2  # nothing was missing
+    assert list(calls[-1]) == ["q4", "q5"]  # nothing was missing
     more = scores({"q1": ["d1", "d7"], "q9": ["d3"]})
     assert calls[-1] == {"q1": {"d7": 0.0}, "q9": {"d3": 0.0}}
     assert more["q1"] == {"d7": 17.0, "d2": 12.0, "d1": 11.0}
@@ -230,12 +210,9 @@ def test_the_script_distils_from_a_model_and_filters_by_it(
     assert all(set(found[query]) >= {*candidates, f"d{query[1:]}"} for query in queries)
     assert not (tmp_path / "out" / "training" / "filter.run").exists()
     run_script("train", **flags)  # goes on with the same examples, and is at its end
-    # The same from that run, which has every score; other losses or weights are another training.
+    # The same from that run, which has every score.
     again = flags | {"output": tmp_path / "again", "teacher": scored, "filter": scored}
     run_script("train", **again)
     curves = [(tmp_path / name / "training" / "history.jsonl").read_text() for name in ("out", "again")]
     assert curves[0] == curves[1]
     assert {"loss", "dev"} <= {key for line in curves[0].splitlines() for key in json.loads(line)}
-    (tmp_path / "again" / "config.json").unlink()
-    with pytest.raises(SystemExit, match="loss: margin_mse then, kl now"):
-        run_script("train", **(again | {"distil": "kl"}))
