@@ -175,15 +175,10 @@ def make_stores(exact: Store) -> Iterator[tuple[str, str, Store, float]]:
         yield "dimensions", f"1/{part}", store, exact.bytes_per_document * dim / exact.dim
 
 
-def principal_axes(exact: Store, dim: int) -> np.ndarray:
-    """Return the first `dim` principal axes [h, dim] of a store's token vectors, without centring them."""
-    tokens = np.asarray(exact.columns["vectors"], np.float32)
-    return np.linalg.eigh(tokens.T @ tokens)[1][:, -dim:].copy()
-
-
 def projected(exact: Store, dim: int) -> Iterator[tuple[list[str], Tokens]]:
-    """Project token vectors onto the first `dim` principal axes, without changing the vectors' width."""
-    axes = torch.from_numpy(principal_axes(exact, dim))
+    """Project token vectors onto the first `dim` principal axes, without centring or narrowing them."""
+    vectors = np.asarray(exact.columns["vectors"], np.float32)
+    axes = torch.from_numpy(np.linalg.eigh(vectors.T @ vectors)[1][:, -dim:].copy())
     for rows in exact.blocks(BLOCK, np.arange(len(exact.ids))):
         sample = exact.tokens(rows)
         yield exact.names(rows), replace(sample, vectors=sample.vectors @ axes @ axes.T)

@@ -48,7 +48,6 @@ STUDIES = {
         | {"samples": 8},
         "claims training table_rerank table_retrieve figure1 theory",
     ),
-    "fewer_numbers": Small({"dims": "[8,4]", "dev_queries": 4}, "bytes frontier training"),
     "hybrid": Small(
         {"rerank_steps": 2, "rerank_negatives": 2, "depth": 10, "rerank_depths": "[2,5]", "negatives": 1}
         | {"query_length": 12, "document_length": 24, "learning_rate": 1e-3, "trained_layers": 1},
