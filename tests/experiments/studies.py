@@ -5,10 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from transformers import BertForMaskedLM
-
 from tests.experiments.scripts import SMALL, pair_flags
-from tests.tiny import write_headed
 
 
 class Small(NamedTuple):
@@ -56,7 +53,6 @@ STUDIES = {
     "imputation": Small(
         {"search_tokens": "[3, 10]"}, "claims systems corpus k training", several=True, shared=False
     ),
-    "methods": Small({"depth": 20}, "words-methods words-first-stages", several=True, shared=False),
     "salience_pruning": Small(
         {"methods": json.dumps(GATES), "negatives": 1, "l1": "[0.5, 2]", "depth": 8, "trained_layers": 0},
         "claims document_tokens query_tokens costs gates training",
@@ -65,7 +61,6 @@ STUDIES = {
         {"other_batch_sizes": "[2]", "k_train": "[0.1, 0.3]", "negatives": 1, "search_tokens": "[2, 200]"},
         "claims figure4 figure5 figure6 figure7 table1 table5 training",
     ),
-    "trained_methods": Small({"depth": 20}, "words words-training", several=True, shared=False),
 }
 
 
@@ -82,9 +77,5 @@ def study_flags(
     flags |= {"query_length": 8, "document_length": 12}
     if study == "imputation":
         flags |= {"t5": tiny_bert, "trained": f"[{words}]"}
-    if study == "methods":
-        flags["splade"] = folder / "headed"
-        if not flags["splade"].exists():
-            write_headed(BertForMaskedLM, flags["splade"])
     fields = import_module(study).Settings.__dataclass_fields__
     return {name: value for name, value in (SMALL | flags).items() if name in fields} | small.flags

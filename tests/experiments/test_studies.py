@@ -9,7 +9,7 @@ from tests.experiments.scripts import published, run
 from tests.experiments.studies import STUDIES, study_flags
 from tests.forks import fork_group
 
-LONG = ("capacity", "imputation", "methods", "trained_methods")
+LONG = ("capacity", "imputation")
 
 
 @pytest.mark.parametrize(
