@@ -95,7 +95,7 @@ from studies import system_runs, systems, trainings
 from studies.comparison_report import make_report, show
 from studies.systems import ComparisonData
 
-from paradigms import GENERATIVE, PARADIGMS
+from paradigms import PARADIGMS
 from paradigms.data import Collection, load_collection
 from paradigms.data.identical import left_out
 from paradigms.encoder.text import ENCODERS
@@ -109,12 +109,6 @@ from paradigms.train.script import begin, content, environment, keep_settings, o
 from paradigms.train.states import STATES, deleted_after
 
 SMALL = 2000  # documents of the subset of pydocs
-# Seconds on two CPU cores with AVX2 and the default encoder: per training pair, document and query of an
-# encoder; the same for a generative paradigm, which encodes passages; and for BM25 and the report.
-ENCODER = (0.042, 0.0085, 0.014)
-GENERATOR = (0.0009, 0.018, 0.035)
-REST = 45.0
-FROZEN = 0.02  # seconds per document of the pass over frozen layers that all encoders share
 
 
 def reopened(folder: Path) -> tuple[Settings, Collection]:
@@ -150,8 +144,7 @@ def main(settings: Settings) -> int:
                 systems.check(system, collection, settings)
     if small:
         console.print(f"A fixed subset of pydocs, {SMALL:,} documents; --size full takes all of it.")
-    queries = collection.splits[settings.split].queries
-    announce(settings, finished, len(collection.corpus), len(queries), console)
+    announce(settings, len(collection.corpus), console)
     bound_settings = asdict(settings) | {"fingerprint": collection.fingerprint}
     bound_settings |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
     bound_settings |= content(backbone=settings.backbone)
@@ -235,34 +228,18 @@ def preview(runs: Names[str], data: ComparisonData) -> Table:
     return table
 
 
-def announce(settings: Settings, finished: set[str], documents: int, queries: int, console: Console) -> None:
-    """Describe the planned work, the approximate duration, and the results folder."""
-    seconds = REST
-    shared = 0.0
+def announce(settings: Settings, documents: int, console: Console) -> None:
+    """Describe the planned work, and the results folder."""
     names = []
     for name, system in settings.chosen.items():
         training = trainings.training_settings(system, settings, settings.seeds[0])
-        pairs = training.steps * training.batch_size if training else 0
         names.append(f"{name} ({training.steps:,} steps of {training.batch_size})" if training else name)
-        runs = {run: t for run, t in trainings.training_runs(settings).items() if t.system == name}
-        trials = [runs[run] for run in runs.keys() - finished if not trainings.twin(runs[run], settings)]
-        for trial in () if system.fuse else trials:
-            pair, document, query = GENERATOR if system.paradigm in GENERATIVE else ENCODER
-            work = document * documents * (not system.index) + query * queries
-            work += 0 if trial.untrained else pair * pairs
-            frozen = training is not None and training.trained_layers
-            seconds += work / 2 if frozen else work
-            shared = FROZEN * documents if frozen else shared
     console.print(
         f"BM25 and {', '.join(names)} on {documents:,} documents of {settings.collection}. Each searches the "
-        f"documents and reranks BM25's first {settings.depth}; tests and a report follow."
+        f"documents and reranks BM25's first {settings.depth}; tests and a report follow. An interrupted run "
+        "resumes."
     )
-    minutes = max(1, round((seconds + shared) / 60))
-    console.print(
-        f"About {minutes} min on two CPU cores with the default encoder; an interrupted run resumes. "
-        f"Results: {settings.output}",
-        soft_wrap=True,
-    )
+    console.print(f"Results: {settings.output}", soft_wrap=True)
 
 
 def bound(system: SystemSettings, settings: Settings, seed: int) -> dict[str, Any]:
