@@ -17,7 +17,6 @@ from typing import Any, Literal
 from studies.settings import (
     DENSE,
     Backbone,
-    Baseline,
     CollectionName,
     IndexKind,
     Options,
@@ -38,7 +37,7 @@ from paradigms.io.command_line import flags, folder_name
 
 @flags(dev_queries=0, seeds=[0])
 class Settings(
-    Results, CollectionName, StudyTraining, TimeLimit, Backbone, Baseline, Seeds, Options, IndexKind, Ranking
+    Results, CollectionName, StudyTraining, TimeLimit, Backbone, Seeds, Options, IndexKind, Ranking
 ):
     """Settings for the systems to compare, and the training of each paradigm."""
 
@@ -79,8 +78,6 @@ class Settings(
                 trainings.training_settings(system, self, self.seeds[0])
         if self.index not in INDEXES:
             raise SystemExit(f"index must be one of {', '.join(INDEXES)}, got {self.index!r}")
-        if self.baseline not in ["bm25", *self.chosen]:
-            raise SystemExit(f"the baseline {self.baseline!r} is not among the compared systems")
         if self.also is None:
             self.also = ["parameters"] if (self.collection, self.split) == ("pydocs", "test") else []
         split = "" if self.split == "test" else f"-{self.split}"
@@ -148,7 +145,7 @@ def main(settings: Settings) -> int:
     bound_settings = asdict(settings) | {"fingerprint": collection.fingerprint}
     bound_settings |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
     bound_settings |= content(backbone=settings.backbone)
-    free = {"systems", "seeds", "minutes", "tracker", "baseline", "output"}
+    free = {"systems", "seeds", "minutes", "tracker", "baseline", "output"}  # baseline: of older folders
     by_main(lambda: keep_settings(bound_settings, folder, free), accelerator)
     resumed = any((folder / run).exists() for run in trainings.training_runs(settings))
     for run, trial in trainings.training_runs(settings).items():

@@ -132,7 +132,7 @@ def stage_table(
     return evaluate.result_table(
         titles.get(stage, f"End to end, queries of the split {stage}"),
         trained,
-        baseline=labels.get(settings.baseline, settings.baseline),
+        baseline="bm25",
         primary=(data.collection.measures or MEASURES)[:1],
         untrained=before,
     )

@@ -133,7 +133,7 @@ def publish(
     accelerator: "Accelerator | None" = None,
     minutes: float | None = None,
 ) -> None:
-    """Write a study's files: sections, an HTML page, verdicts, values and study.json. Only process 0 does.
+    """Write a study's files: sections, an HTML page, values and study.json. Only process 0 does.
 
     study.json contains all rows and the command, for `fill_pages.py`; values.npz what the verdicts of claims
     rest on, for `judge.py`. Sections without rows are left out.
@@ -150,9 +150,6 @@ def publish(
     if division := DIVISIONS.get(getattr(settings, "division", "")):
         sections = {name: replace(s, heading=f"{s.heading}, {division}") for name, s in sections.items()}
     write_sections(folder, sections)
-    judged = [row for section in sections.values() for row in section.rows if "verdict" in row]
-    if judged:
-        write_text(folder / "verdicts.md", "".join(map(_verdict_line, judged)))
     if values := {f"{name}/{key}": of for name, s in sections.items() for key, of in s.values.items()}:
         temporary = folder / f".{VALUES}.partial"
         with temporary.open("wb") as stream:
@@ -227,13 +224,6 @@ def without_paths(text: str) -> str:
         return f"path/to/{path.name}" if path.exists() else match[0]
 
     return PATH.sub(named, text)
-
-
-def _verdict_line(row: Mapping[str, Any]) -> str:
-    return (
-        f"- {row['verdict']} · {row['quantity']}: {row['measured']} (printed {row['printed'] or '–'}; "
-        f"{row['sample']}) · {row['claim']} ({row['place']})\n"
-    )
 
 
 def resampled(seeds: int) -> str:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from papers.implicit_idf.floors import NDCG, Corpus, Floor, Ranker, chosen, floors_of
+from papers.implicit_idf.floors import NDCG, Corpus, Ranker, chosen, floors_of
 
 from paradigms import PARADIGMS
 from paradigms.core import similarity
@@ -36,7 +36,7 @@ def test_rankings_are_those_of_imputation(tiny_bert: Path, tmp_path: Path) -> No
         rows = np.arange(0, len(index), step)
         part = corpus.only(rows)
         ranker = Ranker(model, index, part, model.count_corpus(collection.corpus), [3])
-        queries, values = ranker.run(test, floors={"imputed": Floor(20)})
+        queries, values = ranker.run(test, floors={"imputed": 20})
         stored = index.store.tokens(rows, torch.device("cpu"))
         runs = {}
         for query in queries:
@@ -45,4 +45,4 @@ def test_rankings_are_those_of_imputation(tiny_bert: Path, tmp_path: Path) -> No
             runs[query] = dict(zip(index.store.names(rows), rel, strict=True))
         expected = per_query(runs, test.judgements, (NDCG,)).values[NDCG]
         assert_same(values[NDCG]["imputed"], expected)
-    assert chosen({"k' = 3": [0.1], "k' = 30": [0.4], "IDF, k' = 9": [0.9]}, "k'") == Floor(30)
+    assert chosen({"k' = 3": [0.1], "k' = 30": [0.4], "IDF, k' = 9": [0.9]}, "k'") == 30
