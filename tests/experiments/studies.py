@@ -16,6 +16,7 @@ class Small(NamedTuple):
     pairs: str = ""  # a family of encoder-decoders: the study trains pairs of models with this backbone
     several: bool = False  # `collections` instead of `collection`
     shared: bool = True  # by several processes
+    untested: int = 0  # claims that this run does not measure
 
 
 ENCODED = ["S-T5", "ColBERT, pairs", "DSI", "DSI-PAWA", "GENRE", "GENRE, half added", "T5-SEAL"]
@@ -27,16 +28,23 @@ STUDIES = {
         | {"systems": json.dumps([*ENCODED, "SEAL without a model"])},
         "claims_table6 claims_table7 claims_table8 claims_search claims_controls retrieve training added",
         "t5-v1.1",
+        untested=3,
     ),
     "logit_relevance": Small({"paradigm": "genre"}, "claims states training", "t5", shared=False),
     "low_rank": Small(
         {"paradigm": "genre", "queries": 0}, "claims layers shares cosines training", "t5-v1.1"
     ),
-    "term_matching": Small({}, "claims query_to_document document_to_query training", "t5"),
+    "term_matching": Small(
+        {},
+        "claims query_to_document document_to_query training",
+        "t5",
+        untested=4,
+    ),
     "alignment_adaptation": Small(
         {"depth": 12, "queries": 20, "trained_with": '["k=1", "eps=0.1"]'},
         "claims figure4 figure5 table13 training",
         several=True,
+        untested=1,
     ),
     "capacity": Small(
         {"collection": "pydocs", "documents": 300, "lengths": "[30,60]", "vectors": 2}
@@ -44,6 +52,7 @@ STUDIES = {
         | {"train_queries": 12, "dev_queries": 6, "test_queries": 8, "depth": 12, "theory_queries": 2}
         | {"samples": 8},
         "claims training table_rerank table_retrieve figure1 theory",
+        untested=1,
     ),
     "hybrid": Small(
         {"rerank_steps": 2, "rerank_negatives": 2, "depth": 10, "rerank_depths": "[2,5]", "negatives": 1}
@@ -56,10 +65,12 @@ STUDIES = {
     "salience_pruning": Small(
         {"methods": json.dumps(GATES), "negatives": 1, "l1": "[0.5, 2]", "depth": 8, "trained_layers": 0},
         "claims document_tokens query_tokens costs gates training",
+        untested=2,
     ),
     "token_retrieval": Small(
         {"other_batch_sizes": "[2]", "k_train": "[0.1, 0.3]", "negatives": 1, "search_tokens": "[2, 200]"},
         "claims figure4 figure5 figure6 figure7 table1 table5 training",
+        untested=1,
     ),
 }
 

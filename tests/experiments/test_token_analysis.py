@@ -1,6 +1,7 @@
 """experiments/token_retrieval.py: its measures against slow twins, its claims."""
 
-from dataclasses import replace
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +11,14 @@ import torch
 from papers.lee2023 import token_measures
 from papers.lee2023.token_claims import TokenStudy
 from papers.lee2023.token_measures import APART, COST, GOLD, GOLD_AT, LEXICAL, LEXICAL_AT
-from torch.nn.utils.rnn import pad_sequence
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.align import QueryToDocument
 from paradigms.data import Corpus, Split
 from paradigms.evaluate import PerQuery
-from paradigms.evaluate.claims import REPRODUCED, UNDECIDED
 from paradigms.find import Index, Store, kinds
-from paradigms.impute import IMPUTATIONS, imputed_rel
-from tests.experiments import scripts
 from tests.near import SCORES, assert_same, assert_within_rounding
 from tests.tiny import WORDS
-from theory.token_retrieval import imputed_scores
 
 WORD = WORDS.split()
 TEXTS = [" ".join(WORD[(11 * n + 5 * w) % len(WORD)] for w in range(4 + n % 7)) for n in range(30)]
@@ -109,28 +105,6 @@ def test_gathered_runs_score_the_candidates_in_full(made: tuple[Paradigm, Index]
                 assert list(run.values()) == sorted(run.values(), reverse=True)
 
 
-@pytest.mark.parametrize("imputation", IMPUTATIONS)
-def test_imputed_scores_are_those_of_the_whole_corpus(made: tuple[Paradigm, Index], imputation: str) -> None:
-    """Eq. 4 for documents with a token among the k' best of a query token."""
-    paradigm, index = made
-    lengths = np.diff(index.store.offsets)
-    owners = np.repeat(np.arange(len(lengths)), lengths)
-    queries = {name: text for name, text in QUERIES.items() if text.strip()}
-    for retrieved in token_measures.token_search(paradigm, index, queries, len(owners)):
-        scores = retrieved.scores.double()
-        P = torch.empty_like(scores).scatter_(1, torch.from_numpy(retrieved.rows), scores)
-        documents = P.T.split(lengths.tolist())
-        S = pad_sequence(documents, batch_first=True)[None]
-        valid = pad_sequence([d.isfinite() for d in documents], batch_first=True)[None]
-        for k in (1, 6, 20):
-            places, found = token_measures.imputed(replace(retrieved, scores=scores), index, k, imputation)
-            expected = imputed_rel(S, valid, k, imputation)[0].numpy()
-            if imputation == "kth":
-                assert_same(expected, imputed_scores(P.numpy(), owners, k))
-            assert places.tolist() == sorted({int(n) for n in retrieved.owners[:, :k].flatten()})
-            assert_same(found, expected[places])
-
-
 def test_costs_count_the_candidates_and_their_tokens(
     made: tuple[Paradigm, Index], measured: dict[str, Any]
 ) -> None:
@@ -147,29 +121,19 @@ def test_costs_count_the_candidates_and_their_tokens(
         assert_same({name: float(costs[name][place]) for name in expected}, expected)
 
 
-def level(value: float) -> list[float]:
-    return (value + np.random.default_rng(0).normal(0, 1e-3, 400)).tolist()
-
-
-def test_dev_queries_choose_among_the_xtrs_of_colberts_batch() -> None:
+def test_dev_queries_choose_among_the_xtrs_of_colberts_batch(finished: Callable[[str], Path]) -> None:
     """And claims compare the chosen one; what has not learned decides nothing."""
-    kinds = [(None, 16), (8, 16), (64, 16), (8, 4), (64, 4)]
-    sides = [f"{way}, k' = {k}" for way in (*IMPUTATIONS, "imputing", "gathering") for k in (10, 100)]
-    results = [
-        {"k_train": k_train, "batch_size": size, "seed": 0, "queries": [f"q{n}" for n in range(400)]}
-        | {"dev": level(0.4 if k_train == 8 else 0.3), "kept step": None}
-        | {"values": {m: {s: level(0.5 if k_train else 0.2) for s in sides} for m in token_measures.MEASURES}}
-        for k_train, size in kinds
-    ]
+    files = (finished("token_retrieval") / "results").glob("*/*/values.json")
+    results = [json.loads(file.read_text()) | {"kept step": 2} for file in files]
+    for result in results:
+        result["dev"] = [0.4 if result["k_train"] == 0.3 else 0.3]
 
-    def words(bm25: float) -> dict[str, str]:
-        lexical = PerQuery(results[0]["queries"], {"RR@10": np.full(400, bm25)})
-        study = TokenStudy("scifact", results, [10, 100], 100, lexical)
-        assert study.xtr == "XTR (k_train = 8)"
-        found = scripts.verdicts(study.study, "lee2023", "token retrieval")
-        assert len(found) == 15
-        return {verdict.claim.statement: verdict.word for verdict in found}
+    def study(bm25: float) -> TokenStudy:
+        queries = results[0]["queries"]
+        lexical = PerQuery(queries, {"RR@10": np.full(len(queries), bm25)})
+        return TokenStudy("x", results, [2, 200], 100, lexical)
 
-    assert words(0.2)["XTR “greatly improves the recall”"] == REPRODUCED
-    assert words(0.2)["XTR “mostly favors” large batches in training"] == UNDECIDED  # they are equal
-    assert set(words(1.1).values()) == {UNDECIDED}
+    assert study(0.0).xtr == "XTR (k_train = 0.3)"
+    sides = ["XTR (k_train = 0.3), imputing, k' = 2", "ColBERT, gathering, k' = 2"]
+    assert study(0.0).undecided(sides) == {"unlearned": ""}
+    assert study(1.1).undecided(sides) == {"unlearned": "ColBERT"}
