@@ -14,19 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from studies.settings import (
-    Backbone,
-    HardNegatives,
-    OneCollection,
-    Results,
-    Seeds,
-    Training,
-    at_least,
-    different,
-    launch,
-    refusing,
-    training_fields,
-)
+from studies.settings import BackboneStudy, at_least, different, launch, refusing, training_fields
 
 from paradigms.io.command_line import flags, folder_name
 from paradigms.train.checkpoints import TRAINED
@@ -39,7 +27,7 @@ SINGLE = ("DE-BERT-32", "DE-BERT-64", "DE-BERT-128", "DE-BERT-512", "DE-BERT")
 
 
 @flags(steps=1000, negatives=1, learning_rate=5e-5, trained_layers=0)
-class Settings(Results, OneCollection, Training, HardNegatives, Backbone, Seeds):
+class Settings(BackboneStudy):
     """Settings for the task, the systems, their training, and the prediction."""
 
     lengths: list[int] = field(default_factory=lambda: [50, 100, 200, 400])

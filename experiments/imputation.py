@@ -126,7 +126,7 @@ def measure(data: StudyData, paradigm: Paradigm, index: Index) -> Measured:
     """
     settings: Settings = data.settings
     corpus = data.collection.corpus
-    dev = data.dev.only(hash_order(data.dev.queries)[: settings.dev_queries])
+    dev = data.dev_sample
     everything = Corpus.of(index)
     sampled = hash_order(index.store.ids)[: len(index) // 16]
     gold = [id for judged in dev.judgements.values() for id, grade in judged.items() if grade > 0]

@@ -53,16 +53,7 @@ from papers.lee2023.token_measures import stored_ids
 from papers.qian2022.pruning_claims import L1, MEASURES, ON_DEV, SALIENT_IN, PruningStudy
 from scipy.stats import rankdata
 from studies.alignment_view import words
-from studies.model_runs import (
-    Job,
-    StudyData,
-    bind,
-    encoder_job,
-    open_study,
-    run_jobs,
-    some_queries,
-    values_of,
-)
+from studies.model_runs import Job, StudyData, bind, encoder_job, open_study, run_jobs, values_of
 from studies.pages import Measured, publish, resampled
 
 from paradigms import Paradigm
@@ -250,7 +241,7 @@ def measure(paradigm: Paradigm, index: Index, data: StudyData, method: str) -> M
     points, runs = map(list, zip(*searched(test, queries), strict=True))
     for point, run, refined in zip(points, runs, refine(runs, paradigm, index, test), strict=True):
         point |= {"pruned": values_of(run, test, MEASURES), "refined": values_of(refined, test, MEASURES)}
-    dev = some_queries(data.dev, settings.dev_queries)
+    dev = data.dev_sample
     dev_runs = [run for _, run in searched(dev, paradigm.encode_queries(list(dev.queries.values())))]
     refined_on_dev = refine(dev_runs, paradigm, index, dev)
     on_dev = [float(np.mean(values_of(run, dev, ["RR@10"])["RR@10"])) for run in refined_on_dev]

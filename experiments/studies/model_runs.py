@@ -54,6 +54,11 @@ class StudyData:
         return self.searched(self.train, NEGATIVES_DEPTH)
 
     @cached_property
+    def dev_sample(self) -> Split:
+        """The dev queries that choose: as many as the settings say, drawn at random; 0: all."""
+        return some_queries(self.dev, self.settings.dev_queries)
+
+    @cached_property
     def dev_run(self) -> Run:
         return self.searched(self.dev, DEV_DEPTH)
 

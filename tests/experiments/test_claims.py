@@ -219,17 +219,12 @@ def test_committed_values_give_the_verdicts_of_the_pages(
     assert re.search(r"[1-9]\d* verdicts of [1-9]\d* studies judged again, 0 differ", capsys.readouterr().out)
 
 
-def test_a_model_is_moved_where_its_dev_queries_gain_significantly() -> None:
+def test_a_claim_names_the_first_model_that_training_did_not_move() -> None:
+    """Moved: dev queries gain significantly."""
     models = {"up": UP, "still": STILL, "down": seeds(-0.05)}
     rows = {row["model"]: row for row in training_rows(models)}
     assert {name: row["moved"] for name, row in rows.items()} == {"up": "yes", "still": "no", "down": "no"}
-    assert float(rows["down"]["p"]) < 0.05
     assert rows["up"]["gain"].startswith("+0.049 [+0.04")
-    before, after = map(float, rows["up"]["untrained → trained"].split(" → "))
-    assert abs(after - before - 0.05) < 0.01
-
-
-def test_a_claim_names_the_first_model_that_training_did_not_move() -> None:
     assert unmoved({"up": UP}) == ""
     assert unmoved({"up": UP, "still": STILL}) == "still"
     assert unmoved({"mine": [{"kept step": None, DEV: {}}]}) == ""  # a checkpoint
