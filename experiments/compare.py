@@ -127,7 +127,6 @@ def main(settings: Settings) -> int:
 
     The status is 0, or 75 (EX_TEMPFAIL) if the time limit (`minutes`) was reached.
     """
-    began = time.perf_counter()
     folder = Path(settings.output)
     accelerator, console = begin(settings)
     # Read this before any process can finish a system, so that all processes agree on the remaining systems.
@@ -141,13 +140,21 @@ def main(settings: Settings) -> int:
                 systems.check(system, collection, settings)
     if small:
         console.print(f"A fixed subset of pydocs, {SMALL:,} documents; --size full takes all of it.")
-    announce(settings, len(collection.corpus), console)
+    names = []
+    for name, system in settings.chosen.items():
+        training = trainings.training_settings(system, settings, settings.seeds[0])
+        names.append(f"{name} ({training.steps:,} steps of {training.batch_size})" if training else name)
+    console.print(
+        f"BM25 and {', '.join(names)} on {len(collection.corpus):,} documents of {settings.collection}. Each "
+        f"searches the documents and reranks BM25's first {settings.depth}; tests and a report follow. An "
+        "interrupted run resumes."
+    )
+    console.print(f"Results: {settings.output}", soft_wrap=True)
     bound_settings = asdict(settings) | {"fingerprint": collection.fingerprint}
     bound_settings |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
     bound_settings |= content(backbone=settings.backbone)
     free = {"systems", "seeds", "minutes", "tracker", "baseline", "output"}  # baseline: of older folders
     by_main(lambda: keep_settings(bound_settings, folder, free), accelerator)
-    resumed = any((folder / run).exists() for run in trainings.training_runs(settings))
     for run, trial in trainings.training_runs(settings).items():
         bound_settings = bound(settings.chosen[trial.system], settings, trial.seed)
         by_main(partial(keep_settings, bound_settings, folder / run, ()), accelerator)
@@ -175,8 +182,7 @@ def main(settings: Settings) -> int:
         accelerator.end_training()
         return os.EX_TEMPFAIL
     if accelerator.is_main_process:
-        seconds = time.perf_counter() - began
-        report = make_report(data, environment(accelerator), seconds, resumed)
+        report = make_report(data, environment(accelerator))
         show(report, data, console)
     accelerator.end_training()
     return 0
@@ -223,20 +229,6 @@ def preview(runs: Names[str], data: ComparisonData) -> Table:
             means.append(f"{on_split(run, judged, [measure]).weighted(measure).mean():.3f}")
         table.add_row(name, *means)
     return table
-
-
-def announce(settings: Settings, documents: int, console: Console) -> None:
-    """Describe the planned work, and the results folder."""
-    names = []
-    for name, system in settings.chosen.items():
-        training = trainings.training_settings(system, settings, settings.seeds[0])
-        names.append(f"{name} ({training.steps:,} steps of {training.batch_size})" if training else name)
-    console.print(
-        f"BM25 and {', '.join(names)} on {documents:,} documents of {settings.collection}. Each searches the "
-        f"documents and reranks BM25's first {settings.depth}; tests and a report follow. An interrupted run "
-        "resumes."
-    )
-    console.print(f"Results: {settings.output}", soft_wrap=True)
 
 
 def bound(system: SystemSettings, settings: Settings, seed: int) -> dict[str, Any]:

@@ -38,7 +38,7 @@ COLUMNS = {"retrieve": "whole corpus", "rerank": "reranking"}  # names of stages
 ALIGNED = 6  # test queries in the report's alignment view
 
 
-def make_report(data: ComparisonData, where: dict[str, Any], seconds: float, resumed: bool) -> Report:
+def make_report(data: ComparisonData, where: dict[str, Any]) -> Report:
     """Build the report on a comparison. where: a description of the machine."""
     settings = data.settings
     lexical = ["bm25"] if data.cut is None else ["bm25", CUT]
@@ -90,7 +90,7 @@ def make_report(data: ComparisonData, where: dict[str, Any], seconds: float, res
     learned = learning(settings, where["processes"])
     return Report(
         title=f"Retrieval paradigms on {data.collection.name}",
-        summary=summary(data, where, seconds, resumed),
+        summary=summary(data, where),
         tables=list(tables.values()),
         curve=curve,
         curves=curves,
@@ -234,7 +234,7 @@ def show(report: Report, data: ComparisonData, console: Console) -> None:
         run.log({picture.stem: wandb.Image(str(picture)) for picture in pictures})
 
 
-def summary(data: ComparisonData, where: Mapping[str, Any], seconds: float, resumed: bool) -> str:
+def summary(data: ComparisonData, where: Mapping[str, Any]) -> str:
     settings = data.settings
     splits = {settings.split: data.test, **data.others}
     asked_of = " and ".join(f"{len(split.queries):,} {name}" for name, split in splits.items())
@@ -247,8 +247,7 @@ def summary(data: ComparisonData, where: Mapping[str, Any], seconds: float, resu
     return (
         f"{asked_of} queries over {len(data.collection.corpus):,} documents. By default, encoders are "
         f"trained from {original(settings.backbone)} for {settings.steps} steps of "
-        f"{settings.batch_size * where['processes']} queries, with {seeds}{loaded}. "
-        f"{'After an interruption, the rest of the job' if resumed else 'The job'} took {seconds:.0f} s."
+        f"{settings.batch_size * where['processes']} queries, with {seeds}{loaded}."
     )
 
 

@@ -57,7 +57,7 @@ STUDIES = {
     "hybrid": Small(
         {"rerank_steps": 2, "rerank_negatives": 2, "depth": 10, "rerank_depths": "[2,5]", "negatives": 1}
         | {"query_length": 12, "document_length": 24, "learning_rate": 1e-3, "trained_layers": 1},
-        "claims training mining retrieve rerank",
+        "claims training retrieve rerank",
     ),
     "imputation": Small(
         {"search_tokens": "[3, 10]"}, "claims systems corpus k training", several=True, shared=False
