@@ -200,7 +200,8 @@ def job(task: PassageTask, seed: int, name: str, settings: Settings, accelerator
         return model
 
     def measure_model(model: Any) -> Measured:
-        numbers = 0 if name == CROSS else numbers_of(model)
+        several = name.startswith("ME-")
+        numbers = 0 if name == CROSS else model.encoder.dim * (settings.vectors if several else 1)
         measurements = {"system": name, "length": task.length, "seed": seed, "numbers": numbers}
         measurements |= training_of(folder)  # dev values, untrained and trained
         measurements |= measure(model, name, task, settings, accelerator.mixed_precision)
@@ -244,11 +245,6 @@ def temperature(model: Paradigm, task: PassageTask) -> float:
     scores = model.score(documents, model.encode_queries(list(train.queries.values())[:SPREAD]))
     # Round τ, because a run may resume on a machine whose sums differ in the last bits.
     return float(f"{float(scores.std(-1).mean()):.2g}")
-
-
-def numbers_of(model: Paradigm) -> int:
-    encoder = model.encoder
-    return encoder.dim * (1 if encoder.settings.document_vectors == "pooled" else encoder.settings.vectors)
 
 
 def measure(model: Model, name: str, task: PassageTask, settings: Settings, precision: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class Settings(Output, Collections, Documents, Queries):
 
 launch(__name__, Settings, __doc__)  # before the slow imports
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,7 @@ from studies.pages import Rows, Section, interval_text, publish
 from paradigms import PARADIGMS, Paradigm, load
 from paradigms.core import Tokens
 from paradigms.data import Collection, Corpus, Run, Split
-from paradigms.evaluate import PerQuery, holm, paired_test
+from paradigms.evaluate import PerQuery
 from paradigms.find import Index, Store, kinds
 from paradigms.identity import identity
 from paradigms.io.terminal import Terminal
@@ -51,21 +51,6 @@ LENGTH = 128  # tokens of a document
 BLOCK = 1 << 16  # padded tokens to read at once
 LISTS = 256  # number of lists of the compressed indexes
 FIRST = 10  # number of best documents that an index should find
-Way = tuple[str, str]
-WARD_2 = ("pooled, ward", "pool=2")
-WARD_4 = ("pooled, ward", "pool=4")
-PAIRS: Sequence[tuple[Way, Way]] = (  # each takes about the same bytes
-    (("bits", "bits=8"), WARD_2),
-    (WARD_2, ("pooled, sequential", "pool=2")),
-    (WARD_2, ("pruned", "keep=0.5")),
-    (WARD_2, ("dimensions", "1/2")),
-    (("bits", "bits=4"), WARD_4),
-    (WARD_4, ("pooled, sequential", "pool=4")),
-    (WARD_4, ("pruned", "keep=0.25")),
-    (WARD_4, ("dimensions", "1/4")),
-    (("bits", "bits=2"), ("pooled and bits", "pool=2, bits=4")),
-    (("bits", "bits=1"), ("pooled and bits", "pool=2, bits=2")),
-)
 TITLE = "Fewer bytes"
 ERRORS = (
     "error: distance of a document's worst token to the nearest stored one, mean over documents. "
@@ -93,7 +78,7 @@ def main(settings: Settings) -> None:
         rows += [{"collection": folder_name(name)} | row for row in measured]
     summary = f"{settings.documents} documents and up to {settings.queries} queries of each collection."
     shown = [row | {NDCG: np.array([row[NDCG]])} for row in rows]
-    sections = {"ways": ways(rows), "same_bytes": same_bytes(rows), "fewer": Section(TITLE, ERRORS, shown)}
+    sections = {"ways": ways(rows), "fewer": Section(TITLE, ERRORS, shown)}
     publish(settings, TITLE, summary, sections)
 
 
@@ -193,40 +178,26 @@ def fewer(model: Paradigm, corpus: Corpus, split: Split) -> Rows:
 # Averages over collections are macro-averages; intervals (95%) resample the queries within each collection.
 
 
-def by_way(rows: Rows) -> dict[Way, Rows]:
-    """Map each kind and way to its rows, one for each collection."""
-    groups: dict[Way, Rows] = {}
-    for row in rows:
-        groups.setdefault((row["kind"], row["way"]), []).append(row)
-    return groups
-
-
-def joined(rows: Rows, minus: Rows | None = None) -> PerQuery:
-    """Join nDCG@10, one value per query, over collections. minus: rows of the same queries, to subtract."""
+def average(rows: Rows, minus: Rows | None = None) -> str:
+    """Format the mean nDCG@10 with its interval. minus: rows of the same queries, to subtract."""
     values = np.concatenate([row[NDCG] for row in rows])
     if minus is not None:
         values = values - np.concatenate([row[NDCG] for row in minus])
     collections = [row["collection"] for row in rows for _ in row[NDCG]]
-    return PerQuery([*map(str, range(len(values)))], {NDCG: values}, groups=collections)
-
-
-def average(rows: Rows, minus: Rows | None = None) -> str:
-    """Format the mean of `joined` with its interval."""
-    return interval_text(joined(rows, minus).intervals()[NDCG], "" if minus is None else "+")
-
-
-def share(rows: Rows, reference: Rows) -> float:
-    """Return the mean over collections of a document's bytes relative to all tokens in float16."""
-    return float(np.mean([row[BYTES] / one[BYTES] for row, one in zip(rows, reference, strict=True)]))
+    joined = PerQuery([*map(str, range(len(values)))], {NDCG: values}, groups=collections)
+    return interval_text(joined.intervals()[NDCG], "" if minus is None else "+")
 
 
 def ways(rows: Rows) -> Section:
     """Make the table of nDCG@10, its difference from all tokens, and certificates, for each way to store."""
-    groups = by_way(rows)
+    groups: dict[tuple[str, str], Rows] = {}
+    for row in rows:
+        groups.setdefault((row["kind"], row["way"]), []).append(row)
     all_tokens = next(iter(groups.values()))
     table: Rows = []
     for (kind, way), stored in groups.items():
-        row = {"kind": kind, "way": way, "bytes, of all": f"{share(stored, all_tokens):.0%}"}
+        shares = [row[BYTES] / whole[BYTES] for row, whole in zip(stored, all_tokens, strict=True)]
+        row = {"kind": kind, "way": way, "bytes, of all": f"{np.mean(shares):.0%}"}
         row |= {NDCG: average(stored)}
         row |= {"minus all tokens": "–" if stored is all_tokens else average(stored, all_tokens)}
         row |= {"error": float(np.mean([one["error"] for one in stored]))}
@@ -239,21 +210,3 @@ def ways(rows: Rows) -> Section:
         "certified: those for which a bound on the error proves it; violations: certified and not the same."
     )
     return Section("Fewer bytes, over collections", text, table)
-
-
-def same_bytes(rows: Rows) -> Section:
-    """Make the table of differences between two ways to store documents in the same bytes."""
-    groups = by_way(rows)
-    all_tokens = next(iter(groups.values()))
-    table: Rows = []
-    p_values = []
-    for a, b in PAIRS:
-        sizes = (f"{share(groups[way], all_tokens):.0%}" for way in (a, b))
-        difference = joined(groups[a], groups[b]).weighted(NDCG)
-        p_values.append(paired_test(difference, np.zeros(len(difference))))
-        row = {"kind, way": ", ".join(a), "minus": ", ".join(b), "bytes, of all": " and ".join(sizes)}
-        table.append(row | {f"difference of {NDCG}": average(groups[a], groups[b])})
-    for row, p in zip(table, holm(p_values), strict=True):
-        row["p (Holm)"] = p
-    text = "Means over collections; paired tests, which are one family."
-    return Section("Two ways with the same bytes", text, table)

@@ -87,7 +87,10 @@ def main(settings: Settings) -> None:
             untrained, *trained = run_jobs(jobs, accelerator, console)
             systems["untrained"] = [untrained]
             for (loss, _), result in zip(cells[1:], trained, strict=True):
-                systems.setdefault(loss, []).append(result | searched_dev(untrained, result))
+                # Dev values as `encoder_job` names them, of searching all documents by MaxSim.
+                sides = {"untrained": untrained, "trained": result}
+                dev = {side: values["dev"]["all"]["MaxSim"] for side, values in sides.items()}
+                systems.setdefault(loss, []).append(result | {DEV: dev, "searched": True})
     summary = f"All documents. k' is chosen by {settings.dev_queries} dev queries."
     if settings.trained:
         steps = f"{settings.steps} steps of {settings.batch_size} queries"
@@ -151,12 +154,6 @@ def measure(data: StudyData, paradigm: Paradigm, index: Index) -> Measured:
         "values": values,
         "dev": {"all": on_dev, "a sixteenth": on_part},
     }
-
-
-def searched_dev(untrained: Measured, trained: Measured) -> Measured:
-    """Return the dev values of both models as `encoder_job` names them, by MaxSim of all documents."""
-    sides = {"untrained": untrained, "trained": trained}
-    return {DEV: {name: side["dev"]["all"]["MaxSim"] for name, side in sides.items()}, "searched": True}
 
 
 def name_of(encoder: str, loss: str, collection: str) -> str:
