@@ -10,14 +10,13 @@ import pytest
 import torch
 from papers.lee2023 import token_measures
 from papers.lee2023.token_claims import TokenStudy
-from papers.lee2023.token_measures import APART, COST, GOLD, GOLD_AT, LEXICAL, LEXICAL_AT
+from papers.lee2023.token_measures import APART, GOLD, GOLD_AT, LEXICAL, LEXICAL_AT
 
 from paradigms import PARADIGMS, Paradigm
-from paradigms.align import QueryToDocument
 from paradigms.data import Corpus, Split
 from paradigms.evaluate import PerQuery
 from paradigms.find import Index, Store, kinds
-from tests.near import SCORES, assert_same, assert_within_rounding
+from tests.near import assert_within_rounding
 from tests.tiny import WORDS
 
 WORD = WORDS.split()
@@ -26,23 +25,6 @@ CORPUS = Corpus([f"d{n}" for n in range(30)], TEXTS)
 QUERIES = {f"q{n}": " ".join(TEXTS[n].split()[1:4]) for n in range(5)} | {"blank": " "}
 TEST = Split(QUERIES, {q: {f"d{n}": 1} for n, q in enumerate(QUERIES)} | {"q0": {"d0": 1, "d7": 2, "d9": 0}})
 SEARCHED = [1, 6, 20, 1000]
-
-
-@pytest.fixture(scope="module")
-def made(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Paradigm, Index]:
-    torch.manual_seed(0)
-    options: dict[str, Any] = {"special_tokens": False, "query_length": 16, "document_length": 16, "dim": 16}
-    paradigm = PARADIGMS["xtr"](tiny_bert, search_tokens=6, **options)
-    folder = tmp_path_factory.mktemp("index") / "i"
-    return paradigm, Index(Store.build(kinds.exact(), paradigm, CORPUS.ids, CORPUS, folder, batch_size=7))
-
-
-@pytest.fixture(scope="module")
-def measured(made: tuple[Paradigm, Index]) -> dict[str, Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(token_measures, "DEEP", 2)
-        ids = token_measures.stored_ids(*made, CORPUS)
-        return token_measures.measure(*made, ids, TEST, SEARCHED, table_tokens=6)
 
 
 def everything(paradigm: Paradigm, index: Index, query: str) -> list[list[tuple[float, str, int]]]:
@@ -62,9 +44,15 @@ def everything(paradigm: Paradigm, index: Index, query: str) -> list[list[tuple[
 
 
 def test_gold_and_lexical_tokens_are_counted_at_every_rank(
-    made: tuple[Paradigm, Index], measured: dict[str, Any]
+    tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paradigm, index = made
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"special_tokens": False, "query_length": 16, "document_length": 16, "dim": 16}
+    paradigm = PARADIGMS["xtr"](tiny_bert, search_tokens=6, **options)
+    index = Index(Store.build(kinds.exact(), paradigm, CORPUS.ids, CORPUS, tmp_path / "i", batch_size=7))
+    monkeypatch.setattr(token_measures, "DEEP", 2)
+    ids = token_measures.stored_ids(paradigm, index, CORPUS)
+    measured = token_measures.measure(paradigm, index, ids, TEST, SEARCHED, table_tokens=6)
     assert measured["queries"] == list(QUERIES)
     values = measured["values"]
     ranks = {kind: values[f"{name} at rank r"] for kind, name in (("gold", GOLD_AT), ("lexical", LEXICAL_AT))}
@@ -87,38 +75,6 @@ def test_gold_and_lexical_tokens_are_counted_at_every_rank(
         best = [max(s for s, d, _ in row if d == of) for row in rows for of in relevant]
         expected = np.mean(best) - np.mean(others) if others else 0
         assert_within_rounding(values[APART][""][place], expected, torch.float32, 16, 1)
-
-
-def test_gathered_runs_score_the_candidates_in_full(made: tuple[Paradigm, Index]) -> None:
-    paradigm, index = made
-    full = paradigm.with_alignment(QueryToDocument(), "query_tokens")
-    for of in token_measures.token_search(paradigm, index, QUERIES, 1000, gather=True):
-        rows = everything(paradigm, index, QUERIES[of.query])
-        for k in (1, 6, 1000):
-            run = token_measures.best_documents(index, *token_measures.gathered(of, k))
-            candidates = sorted({d for row in rows for _, d, _ in row[:k]})
-            assert set(run) == set(candidates)
-            if candidates:
-                query = paradigm.encode_queries([QUERIES[of.query]])
-                scores = full.score(index.store.tokens_of(candidates), query)
-                assert_within_rounding(run, dict(zip(candidates, scores[0].tolist(), strict=True)), **SCORES)
-                assert list(run.values()) == sorted(run.values(), reverse=True)
-
-
-def test_costs_count_the_candidates_and_their_tokens(
-    made: tuple[Paradigm, Index], measured: dict[str, Any]
-) -> None:
-    paradigm, index = made
-    costs = measured["values"][COST]
-    for place, query in enumerate(list(QUERIES.values())[:2]):
-        rows = everything(paradigm, index, query)
-        candidates = {document for row in rows for _, document, _ in row[:6]}
-        tokens = sum(int(index.store.tokens_of([document]).mask.sum()) for document in candidates)
-        additions = len(candidates) * len(rows)
-        expected = {"candidates": len(candidates), "impute FLOPs": len(rows) * 6 + additions}
-        expected["gather FLOPs"] = len(rows) * tokens * (2 * 16 + 1) + additions
-        expected["gathered bytes"] = 4 * 16 * tokens
-        assert_same({name: float(costs[name][place]) for name in expected}, expected)
 
 
 def test_dev_queries_choose_among_the_xtrs_of_colberts_batch(finished: Callable[[str], Path]) -> None:
