@@ -1,32 +1,20 @@
-"""What do fixed-length encodings lose as passages get longer? Luan et al. 2021: Figures 1, 4, 5, Table A.1.
+"""What do fixed-length encodings lose as passages get longer? Luan et al. 2021: Figures 1, 4, Table A.1.
 
 DE-BERT-k, ME-BERT(-k) and cross-attention are trained for each passage length and seed. These systems, the
 untrained encoder (BERT-INIT), BM25, and hybrids with BM25 rerank 200 candidates and search all passages, for
 the same queries. The report compares the systems with the theory's prediction for a random projection of
-BM25's vectors to the same number of dimensions. Systems, lengths and seeds may be added to a results folder.
-
-    python experiments/capacity.py --collection path/to/squad_v1_dev --task answers
+BM25's vectors to the same number of dimensions. The task is to find the passage that contains the query (§5);
+commit cfb7fa20 also has the task of §6, passages that contain an answer. Systems, lengths and seeds may be
+added to a results folder.
 """
 
 import re
 from dataclasses import field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from studies.settings import (
-    Backbone,
-    HardNegatives,
-    OneCollection,
-    Results,
-    Seeds,
-    Training,
-    at_least,
-    different,
-    launch,
-    refusing,
-    training_fields,
-)
+from studies.settings import BackboneStudy, at_least, different, launch, refusing, training_fields
 
 from paradigms.io.command_line import flags, folder_name
 from paradigms.train.checkpoints import TRAINED
@@ -39,17 +27,14 @@ SINGLE = ("DE-BERT-32", "DE-BERT-64", "DE-BERT-128", "DE-BERT-512", "DE-BERT")
 
 
 @flags(steps=1000, negatives=1, learning_rate=5e-5, trained_layers=0)
-class Settings(Results, OneCollection, Training, HardNegatives, Backbone, Seeds):
+class Settings(BackboneStudy):
     """Settings for the task, the systems, their training, and the prediction."""
 
-    task: Literal["containing", "answers"] = "containing"
-    """containing: find the passage that contains the query. answers: find passages that contain an answer;
-    the folder then also needs answers.jsonl"""
     lengths: list[int] = field(default_factory=lambda: [50, 100, 200, 400])
     """maximum tokens per passage, counted by the backbone's tokenizer: multiples of the smallest"""
     longest: int = 0
-    """tokens of the passages in which passages of all lengths are nested, for the task containing; lengths up
-    to it may be added to a results folder; 0: the greatest of `lengths`"""
+    """tokens of the passages in which passages of all lengths are nested; lengths up to it may be added to a
+    results folder; 0: the greatest of `lengths`"""
     systems: list[str] = field(default_factory=lambda: [*SINGLE, "ME-BERT-64", "ME-BERT", CROSS, INIT])
     """any of DE-BERT-k, ME-BERT-k (without -k: the backbone's width), CROSS-ATTENTION and BERT-INIT"""
     hybrids: list[str] = field(default_factory=lambda: ["DE-BERT", "ME-BERT"])
@@ -61,12 +46,9 @@ class Settings(Results, OneCollection, Training, HardNegatives, Backbone, Seeds)
     """dev queries for tuning a hybrid's weight"""
     test_queries: int = 500
     passages: int = 0
-    """number of passages at every length, for the task containing; 0: all, which are fewer at greater
-    lengths"""
+    """number of passages at every length; 0: all, which are fewer at greater lengths"""
     distractors: int = 2
-    """passages per query that differ from it in one or two words, for the task containing"""
-    tokens: int = 400
-    """tokens to read from each ranking, for the task answers"""
+    """passages per query that differ from it in one or two words"""
     depth: int = 200
     """candidates to rerank, half of them BM25's first and the relevant ones, half random; also the number of
     passages to retrieve"""
@@ -86,12 +68,11 @@ class Settings(Results, OneCollection, Training, HardNegatives, Backbone, Seeds)
                     raise SystemExit(f"{name}: unknown {system}; there are {systems}")
         different(self, "systems", "seeds", "lengths")
         at_least(self, depth=2, samples=2, negatives=int(CROSS in self.systems), vectors=1, theory_queries=1)
-        at_least(self, train_queries=1, dev_queries=1, test_queries=1, steps=1, batch_size=1, lengths=1)
-        if self.task == "answers" and max(self.lengths) > self.tokens:
-            raise SystemExit(f"lengths={self.lengths} must lie between 1 and tokens={self.tokens}")
+        at_least(self, train_queries=1, dev_queries=1, test_queries=1, steps=1, batch_size=1)
+        at_least(self, lengths=1, distractors=0)
         self.lengths = sorted(self.lengths)
         self.longest = self.longest or self.lengths[-1]
-        self.output = self.output or f"results/capacity-{self.task}-{folder_name(self.collection)}"
+        self.output = self.output or f"results/capacity-containing-{folder_name(self.collection)}"
 
 
 launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
@@ -99,15 +80,7 @@ launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 import numpy as np
 from accelerate import Accelerator
 from papers.luan2021.capacity_claims import CapacityStudy
-from papers.luan2021.capacity_tasks import (
-    BI,
-    UNI,
-    PassageTask,
-    open_task,
-    predict,
-    question_passages,
-    read_answers,
-)
+from papers.luan2021.capacity_tasks import RR, UNI, PassageTask, open_task, predict
 from papers.luan2021.containing_passage import containing_passages
 from papers.luan2021.passages import articles
 from studies.model_runs import Job, bind, measured_once, run_jobs, trained_once, training_of
@@ -126,15 +99,15 @@ from paradigms.train.script import begin, open_collection
 from paradigms.train.states import STATES, keep_states
 
 SPREAD = 64  # training queries, and evenly spaced passages, for measuring the spread of scores
+BOUND = {"task": "containing", "tokens": 400}  # settings of commit cfb7fa20, in the folders that it began
 POOLING = "mean"  # pooling to one vector, as in all-MiniLM-L6-v2; the paper has cls
-TITLES = {"containing": "the passage that contains the query", "answers": "question answering"}
 
 
 def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
     collection = open_collection(settings.collection, settings.documents or None, console)
     bound = {"fingerprint": collection.fingerprint, "pooling": POOLING, "shortest": settings.lengths[0]}
-    bind(settings, accelerator, ("systems", "seeds", "lengths", "keep_models"), **bound)
+    bind(settings, accelerator, ("systems", "seeds", "lengths", "keep_models"), **bound, **BOUND)
     with refusing():
         tasks = open_tasks(settings, collection)
     jobs = [
@@ -151,7 +124,7 @@ def main(settings: Settings) -> None:
         encoders = [result for result in results if result["numbers"] and result["system"] != INIT]
         sizes = {result["system"]: result["numbers"] for result in encoders}
         predictions = {task.length: predicted(task, sizes, settings) for task in tasks}
-        study = CapacityStudy(settings.task, settings.lengths, results, predictions, sizes)
+        study = CapacityStudy(settings.lengths, results, predictions, sizes)
         counts = {name: len(split.queries) for name, split in tasks[0].collection.splits.items()}
         passages = (f"{len(task.collection.corpus):,} of {task.length} tokens" for task in tasks)
         summary = (
@@ -160,30 +133,25 @@ def main(settings: Settings) -> None:
             f"{settings.steps} steps of {settings.batch_size}, with {settings.negatives} negative(s) each, "
             f"once for every length and seed. Intervals (95%) resample {resampled(len(settings.seeds))}."
         )
-        title = f"Passage length and capacity: {TITLES[settings.task]}"
+        title = "Passage length and capacity: the passage that contains the query"
         publish(settings, title, summary, study.sections(), accelerator)
     accelerator.end_training()
 
 
 def open_tasks(settings: Settings, collection: Collection) -> list[PassageTask]:
-    """Open the task for every passage length; the paper's variant of BM25 ranks the candidates."""
+    """Open the task for every passage length."""
     tokenizer = load_tokenizer(packaged(settings.backbone))
-    answering = settings.task == "answers"
     counts = {"train": settings.train_queries, "dev": settings.dev_queries, "test": settings.test_queries}
-    if answering:
-        answers = read_answers(Path(settings.collection))
-        passages = question_passages(collection, answers, counts, settings.lengths, tokenizer)
-    else:
-        sizes: dict[str, Any] = {"passages": settings.passages or None, "distractors": settings.distractors}
-        sizes["longest"] = settings.longest
-        source = articles(under_titles(collection.corpus))
-        passages = containing_passages(source, counts, lengths=settings.lengths, tokenizer=tokenizer, **sizes)
-    measures = {n: f"Success@{settings.tokens // n}" if answering else "RR@10" for n in passages}
-    first = UNI if answering else BI
-    return [
-        open_task(n, cut, measures[n], first, settings.depth, Path(settings.output))
-        for n, cut in passages.items()
-    ]
+    passages = containing_passages(
+        articles(under_titles(collection.corpus)),
+        counts,
+        lengths=settings.lengths,
+        longest=settings.longest,
+        passages=settings.passages or None,
+        distractors=settings.distractors,
+        tokenizer=tokenizer,
+    )
+    return [open_task(n, cut, settings.depth, Path(settings.output)) for n, cut in passages.items()]
 
 
 def under_titles(corpus: Corpus) -> Corpus:
@@ -209,7 +177,7 @@ def job(task: PassageTask, seed: int, name: str, settings: Settings, accelerator
         return fit(
             model,
             task.collection,
-            (task.collection.split("train"), task.judged(task.dev_run, "dev")),
+            (task.collection.split("train"), task.collection.split("dev")),
             (task.mined, task.dev_run),
             settings.negatives,
             settings.dev_queries,
@@ -232,7 +200,8 @@ def job(task: PassageTask, seed: int, name: str, settings: Settings, accelerator
         return model
 
     def measure_model(model: Any) -> Measured:
-        numbers = 0 if name == CROSS else numbers_of(model)
+        several = name.startswith("ME-")
+        numbers = 0 if name == CROSS else model.encoder.dim * (settings.vectors if several else 1)
         measurements = {"system": name, "length": task.length, "seed": seed, "numbers": numbers}
         measurements |= training_of(folder)  # dev values, untrained and trained
         measurements |= measure(model, name, task, settings, accelerator.mixed_precision)
@@ -278,11 +247,6 @@ def temperature(model: Paradigm, task: PassageTask) -> float:
     return float(f"{float(scores.std(-1).mean()):.2g}")
 
 
-def numbers_of(model: Paradigm) -> int:
-    encoder = model.encoder
-    return encoder.dim * (1 if encoder.settings.document_vectors == "pooled" else encoder.settings.vectors)
-
-
 def measure(model: Model, name: str, task: PassageTask, settings: Settings, precision: str) -> dict[str, Any]:
     """Return a model's measurements: "stages" (system -> stage -> query values), "weights" (hybrid -> λ)."""
     corpus = task.collection.corpus
@@ -296,8 +260,8 @@ def measure(model: Model, name: str, task: PassageTask, settings: Settings, prec
     for sparse, bm25 in task.bm25.items() if name in settings.hybrids else ():
         hybrid = f"HYBRID-{name}-{sparse.removeprefix('BM25-')}"
         fused = Fused([retriever, bm25], method="raw", depth=settings.depth)
-        scores = fused.runs(task.collection.split("dev").queries)
-        weight = tune_raw(*scores, task.judged(scores[0], "dev"), measure=task.measure)
+        dev = task.collection.split("dev")
+        weight = tune_raw(*fused.runs(dev.queries), dev, measure=RR)
         run = fuse(fused.runs(queries), (1.0, weight), "raw")
         stages[hybrid] = {"retrieve": task.values(run)}
         weights[hybrid] = weight

@@ -12,27 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from studies.settings import (
-    Backbone,
-    HardNegatives,
-    Lengths,
-    OneCollection,
-    Queries,
-    Results,
-    Seeds,
-    Training,
-    at_least,
-    different,
-    launch,
-    lengths_of,
-    training_fields,
-)
+from studies.settings import BackboneStudy, Lengths, Queries, at_least, different, launch
 
 from paradigms.io.command_line import flags
 
 
 @flags(documents=2000, steps=200, negatives=3, learning_rate=5e-5, trained_layers=0, queries=200)
-class Settings(Results, OneCollection, Training, HardNegatives, Backbone, Lengths, Queries, Seeds):
+class Settings(BackboneStudy, Lengths, Queries):
     """Settings for models, collection, retrieval and reranking."""
 
     vectors: int = 3
@@ -73,12 +59,12 @@ from studies.model_runs import (
     bind,
     open_study,
     run_jobs,
-    some_queries,
     trained_once,
     training_of,
     values_of,
 )
 from studies.pages import Measured, publish, resampled
+from studies.settings import lengths_of, training_fields
 
 from paradigms import PARADIGMS, CrossAttention, load
 from paradigms.baselines.bm25 import BM25
@@ -177,7 +163,7 @@ def measure(seed: int, data: StudyData, models: dict[tuple[str, str], Any]) -> M
     test = data.test
     depth = settings.depth
     corpus = data.collection.corpus
-    dev = some_queries(data.dev, settings.dev_queries)
+    dev = data.dev_sample
     sparse = dict(zip(SPARSE, (data.bm25, BM25(corpus, ngrams=2)), strict=True))
     dense: dict[str, dict[str, Retriever]] = {system: {} for system in DENSE.values()}
     runs_of_round: dict[str, dict[str, Run]] = {system: {} for system in dense}

@@ -44,7 +44,7 @@ launch(__name__, Settings, __doc__)  # before the slow imports
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from papers.implicit_idf.floors import NDCG, Corpus, Floor, Ranker, chosen, estimates_of
+from papers.implicit_idf.floors import NDCG, Corpus, Ranker, chosen, estimates_of
 from studies.claims import Study
 from studies.curves import Curves, Values
 from studies.gains import DEV, training_section
@@ -66,7 +66,7 @@ K_TRAIN = 0.05  # share of the batch's tokens that each query token retrieves in
 FREE = {"collections", "trained", "seeds"}  # settings that may change in a results folder
 PAPER = "implicit_idf"
 LARGE = 20_000  # documents of a large collection
-SYSTEMS = ("MaxSim", "imputed", "IDF", "IDF, imputed", "table", "regression", "sample", "softplus")
+SYSTEMS = ("MaxSim", "imputed", "IDF", "IDF, imputed", "table", "sample")
 Cells = Mapping[tuple[str, str], Mapping[str, Sequence[Measured]]]  # (encoder, collection) -> loss -> seeds
 
 
@@ -87,8 +87,11 @@ def main(settings: Settings) -> None:
             untrained, *trained = run_jobs(jobs, accelerator, console)
             systems["untrained"] = [untrained]
             for (loss, _), result in zip(cells[1:], trained, strict=True):
-                systems.setdefault(loss, []).append(result | searched_dev(untrained, result))
-    summary = f"All documents. k' and the edge of softplus are chosen by {settings.dev_queries} dev queries."
+                # Dev values as `encoder_job` names them, of searching all documents by MaxSim.
+                sides = {"untrained": untrained, "trained": result}
+                dev = {side: values["dev"]["all"]["MaxSim"] for side, values in sides.items()}
+                systems.setdefault(loss, []).append(result | {DEV: dev, "searched": True})
+    summary = f"All documents. k' is chosen by {settings.dev_queries} dev queries."
     if settings.trained:
         steps = f"{settings.steps} steps of {settings.batch_size} queries"
         summary += f" Each encoder is trained in {steps}, seeds {settings.seeds}."
@@ -126,7 +129,7 @@ def measure(data: StudyData, paradigm: Paradigm, index: Index) -> Measured:
     """
     settings: Settings = data.settings
     corpus = data.collection.corpus
-    dev = data.dev.only(hash_order(data.dev.queries)[: settings.dev_queries])
+    dev = data.dev_sample
     everything = Corpus.of(index)
     sampled = hash_order(index.store.ids)[: len(index) // 16]
     gold = [id for judged in dev.judgements.values() for id, grade in judged.items() if grade > 0]
@@ -137,27 +140,20 @@ def measure(data: StudyData, paradigm: Paradigm, index: Index) -> Measured:
     on_part = replace(ranker, corpus=sixteenth).run(dev)[1][NDCG]
     imputed = chosen(on_dev, "k'")
     of_part = chosen(on_part, "k'")
-    floors = {"imputed": imputed, "IDF, imputed": chosen(on_dev, "IDF, k'")}
-    floors |= {"softplus": chosen(on_dev, "softplus"), "same number": of_part}
-    floors["same share"] = Floor(round(of_part.k * len(everything.owners) / len(sixteenth.owners)))
+    floors = {"imputed": imputed, "IDF, imputed": chosen(on_dev, "IDF, k'"), "same number": of_part}
+    floors["same share"] = round(of_part * len(everything.owners) / len(sixteenth.owners))
     texts = [corpus[corpus.position(id)] for id in sampled]
     sample = everything.only(index.store.positions(sampled))
-    estimates = estimates_of(paradigm, sample, texts, imputed.k / len(everything.owners))
+    estimates = estimates_of(paradigm, sample, texts, imputed / len(everything.owners))
     queries, values = ranker.run(data.test, floors=floors, estimates=estimates)
     return {
         "queries": queries,
         "documents": len(index),
         "tokens": len(everything.owners),
-        "chosen": {name: floor._asdict() for name, floor in floors.items()},
+        "chosen": {name: {"k": k} for name, k in floors.items()},
         "values": values,
         "dev": {"all": on_dev, "a sixteenth": on_part},
     }
-
-
-def searched_dev(untrained: Measured, trained: Measured) -> Measured:
-    """Return the dev values of both models as `encoder_job` names them, by MaxSim of all documents."""
-    sides = {"untrained": untrained, "trained": trained}
-    return {DEV: {name: side["dev"]["all"]["MaxSim"] for name, side in sides.items()}, "searched": True}
 
 
 def name_of(encoder: str, loss: str, collection: str) -> str:

@@ -1,13 +1,9 @@
-"""With one query for every set of k documents (LIMIT), can a paradigm answer all? Is dimension the limit?
+"""With one query for every set of k documents (LIMIT), which paradigms answer all?
 
-The experiments of Weller et al. 2025, "On the Theoretical Limitations of Embedding-Based Retrieval", are
-compared with the laws of `theory/capacity.py`:
-
-- paradigms: queries "Who likes WORD?" over documents that list what a person likes; each word occurs in a
-  different set of k documents. compare.py measures all systems, untrained and after training on queries for
-  other words.
-- free: vectors without text are trained directly on the relevance judgments, for one vector and for each
-  alignment A; the critical n is the largest number of documents for which all sets are answered.
+The experiment of Weller et al. 2025, "On the Theoretical Limitations of Embedding-Based Retrieval": queries
+"Who likes WORD?" over documents that list what a person likes; each word occurs in a different set of k
+documents. compare.py measures all systems, untrained and after training on queries for other words. What the
+dimension of vectors limits is proved in `theory/capacity.py`.
 """
 
 import re
@@ -15,19 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from math import comb
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from studies.settings import DENSE, Backbone, Results, Seed, Training, at_least, different, launch
+from studies.settings import DENSE, Backbone, Results, Seed, Training, at_least, launch
 
 from paradigms.io.command_line import flags
 
 
 @flags(steps=300, trained_layers=0, tracker="none")
 class Settings(Results, Training, Backbone, Seed):
-    """Settings for the collection, the compared systems and the free vectors."""
+    """Settings for the collection and the compared systems."""
 
-    parts: list[Literal["paradigms", "free"]] = field(default_factory=lambda: ["paradigms", "free"])
-    """parts to run: paradigms, free, or both"""
     documents: int = 46
     """n, the number of documents with queries; the default is the paper's small collection"""
     relevant: int = 2
@@ -42,22 +36,10 @@ class Settings(Results, Training, Backbone, Seed):
     "dsi-residual": {"paradigm": "ripor", "options": {"levels": 2, "codes": 8}}}'"""
     options: dict[str, Any] = field(default_factory=lambda: {"document_length": 192})
     """settings of every paradigm"""
-    dimensions: list[int] = field(default_factory=lambda: [2, 3, 4, 5])
-    """h, the dimensions of the free vectors"""
-    tokens: list[int] = field(default_factory=lambda: [2])
-    """M, the number of vectors per free document, for alignments that use several vectors"""
-    free_steps: int = 1000
-    """maximum steps of one optimisation, which ends once all sets are answered"""
-    largest: int = 26
-    """maximum number of documents in the part free; time and memory grow with its cube"""
-    seeds: int = 3
-    """number of seeds of free vectors, trained in parallel; words, splits and all else have `seed`"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        different(self, "parts", "dimensions", "tokens")
-        at_least(self, free_steps=1, seeds=1, relevant=1, dimensions=1, tokens=1, distractors=0)
-        at_least(self, largest=2 * self.relevant if "free" in self.parts else 1)
+        at_least(self, relevant=1, distractors=0)
         if self.relevant > self.documents / 2:
             raise SystemExit(f"relevant must be at most documents / 2, got {self.relevant}")
 
@@ -67,7 +49,6 @@ launch(__name__, Settings, __doc__)  # before the slow imports
 import compare
 import numpy as np
 from matplotlib.figure import Figure
-from papers.weller2025.free_vectors import DEVICE, draw_picture, fits, free
 from studies.claims import Study
 from studies.curves import Curves
 from studies.gains import DEV, training_section
@@ -84,46 +65,22 @@ from theory import capacity
 
 SEVERAL = ["colbert", "aligner", "xtr", "coil"]  # systems of several vectors in the claims
 COMPARED = "The queries of the split test; 95% intervals over queries. BM25 is not trained."
-LAWS = (
-    "2k numbers answer all sets of k of any n documents (Gale 1963; arXiv:2601.20844), and no fewer do from "
-    "n = 3k on; their cosine gap falls like n^(−2k). random: dimensions in which some random projection of "
-    "one-hot documents answers all. bits: of each document, if its queries are encoded without knowledge of "
-    "what is relevant to them. Proofs: theory/capacity.py."
-)
 
 
 def main(settings: Settings) -> None:
     accelerator, _ = begin(settings)
-    compared_rows: Rows = []
-    if "paradigms" in settings.parts:
-        compared_rows, queries, trainings = compared(settings)
-    free_rows = free(settings) if "free" in settings.parts else []
+    rows, queries, trainings = compared(settings)
     measure = f"R@{settings.relevant}"
-    sections = dict[str, Section]()
-    if compared_rows:
-        sections["claims"] = study(compared_rows, measure, queries, trainings).section("weller2025", "limit")
-        sections["training"] = training_section(trainings)
-        figure = compared_figure(compared_rows, measure)
-        sections["paradigms"] = Section("LIMIT: every paradigm", COMPARED, compared_rows, figure)
-    sections["laws"] = Section("What is true of dimension", LAWS, laws(settings))
-    if free_rows:
-        sections["free"] = Section(
-            "Free vectors: the critical n",
-            f"The largest n at which all sets of {settings.relevant} of n documents are answered: mean "
-            f"over {settings.seeds} seed(s) [least, most]. ≥: a seed stopped at --largest. random: the "
-            "n, at most --largest, up to which some random projection of one-hot documents answers all, "
-            f"by the union bound. From h = 2k = {2 * settings.relevant} on, some vectors answer every n.",
-            free_rows,
-            draw_picture(free_rows, settings),
-        )
-        sections["fits"] = Section(
-            "Fit of the critical n", "n = c · h^p by least squares of the logarithms.", fits(free_rows)
-        )
-    documents = settings.documents if compared_rows else "n"
+    sections = {
+        "claims": study(rows, measure, queries, trainings).section("weller2025", "limit"),
+        "training": training_section(trainings),
+        "paradigms": Section("LIMIT: every paradigm", COMPARED, rows, compared_figure(rows, measure)),
+    }
     distractors = f" and {settings.distractors:,} distractors" if settings.distractors else ""
-    summary = f"All sets of {settings.relevant} of {documents} documents{distractors}, on {DEVICE}."
-    if compared_rows:
-        summary += f" Intervals (95%) resample {resampled(1)}."
+    summary = (
+        f"All sets of {settings.relevant} of {settings.documents} documents{distractors}. Intervals (95%) "
+        f"resample {resampled(1)}."
+    )
     publish(settings, "LIMIT: a query for every set", summary, sections, accelerator)
     accelerator.end_training()
 
@@ -136,20 +93,6 @@ def study(
     values = {name.removesuffix(", –"): row[measure] for name, row in zip(names, rows, strict=True)}
     groups = {"R@k": [measure], "several": SEVERAL, "training": ["untrained", "trained"]}
     return Study({measure: values}, groups, trainings, queries=queries)
-
-
-def laws(settings: Settings) -> Rows:
-    k = settings.relevant
-    rows = []
-    for n in sorted({settings.documents, 2 * settings.documents, 1000, 50_000}):
-        queries = comb(n, k)
-        row: dict[str, Any] = {"n": n, "k": k, "queries": queries, "least h": 2 * k}
-        if k == 2:
-            row["gap at h = 4"] = f"{capacity.moment_gap(n):.1e}"
-        row["random h"] = capacity.random_dimension(n, k)
-        row["bits / document"] = capacity.pattern_bits(n, queries, k, distinct=True)
-        rows.append(row)
-    return rows
 
 
 def collection(settings: Settings) -> Collection:

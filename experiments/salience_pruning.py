@@ -2,9 +2,9 @@
 
 The script trains ALIGNER once for each way to make salience sparse and each seed, stores a share β^d of each
 document's tokens, searches with a share β^q of each query's tokens, and rescores the retrieved documents with
-all vectors. It reports bytes, milliseconds and multiply-adds. It also measures which words are salient, how
-many tokens are ever retrieved (§3, §4.4), and the effect of adapting the alignment after pruning. The full
-model has no salience. Methods, coefficients and seeds may be added to a results folder.
+all vectors. It reports bytes, milliseconds and multiply-adds, which words are salient (§4.4), and the effect
+of adapting the alignment after pruning. The full model has no salience. Methods, coefficients and seeds may
+be added to a results folder.
 """
 
 import time
@@ -26,7 +26,7 @@ class Settings(EncoderStudy, CollectionName):
     methods: list[str] = field(
         default_factory=lambda: ["entropic", "relu", "hard", "l1", "none", "idf", "random"]
     )
-    """any of entropic, relu, hard, l1, eq5, and none (no salience, the paper's full model, pruned to first
+    """any of entropic, relu, hard, l1, and none (no salience, the paper's full model, pruned to first
     tokens), whose tokens idf and random choose by IDF and at random"""
     l1: list[float] = field(default_factory=lambda: [0.1, 1.0, 10.0])
     """coefficients γ of the mean salience in the loss of the method l1, a model for each. Claims are about
@@ -53,16 +53,7 @@ from papers.lee2023.token_measures import stored_ids
 from papers.qian2022.pruning_claims import L1, MEASURES, ON_DEV, SALIENT_IN, PruningStudy
 from scipy.stats import rankdata
 from studies.alignment_view import words
-from studies.model_runs import (
-    Job,
-    StudyData,
-    bind,
-    encoder_job,
-    open_study,
-    run_jobs,
-    some_queries,
-    values_of,
-)
+from studies.model_runs import Job, StudyData, bind, encoder_job, open_study, run_jobs, values_of
 from studies.pages import Measured, publish, resampled
 
 from paradigms import Paradigm
@@ -72,20 +63,13 @@ from paradigms.data import Corpus, Run, Split
 from paradigms.encoder.text import Side
 from paradigms.evaluate.gate import measure_gate
 from paradigms.find import Index, kinds
-from paradigms.find.scan import Exact
 from paradigms.retrieve import Indexed, union
 from paradigms.retrieve.strategies import rerank_strategies
 from paradigms.store import Store
 from paradigms.store.pruning import most_salient
 from paradigms.train.script import begin
 
-METHODS: dict[str, dict[str, Any]] = {
-    "entropic": {"salience": "entropic"},
-    "relu": {"salience": "relu"},
-    "hard": {"salience": "hard"},
-    "none": {"salience": "none"},  # the control: pruning truncates texts
-    "eq5": {"salience": "entropic", "iterations": 5},  # "only a few iterations" of Eq. 5, not its solution
-}
+METHODS = ("entropic", "relu", "hard", "none")  # none is the control: pruning truncates texts
 BLOCK = 100_000  # padded tokens pruned at once
 CHOICES = ("idf", "random")  # how the model without salience may choose its tokens, instead of the first
 RATIOS = {"query_ratio": 0.5, "document_ratio": 0.4}  # α^q and α^d in training
@@ -94,8 +78,6 @@ FIGURE_7 = (0.5, 0.2)  # (β^q, β^d) in the text about Figure 7, with β^q as t
 PAIRS = [(1.0, 1.0), *((0.5, d) for d in (1.0, 0.6, 0.4, 0.2, 0.1, 0.05))]
 PAIRS += [*((q, 0.4) for q in (1.0, 0.3, 0.1)), (0.3, 0.2)]
 FUNCTION_WORDS = frozenset(STOPWORDS_EN_PLUS)  # articles, pronouns, prepositions, conjunctions, auxiliaries
-RETRIEVED = 10  # retrieved tokens per query token
-MOST = 2000  # number of most retrieved documents, as in the paper
 
 
 def main(settings: Settings) -> None:
@@ -103,15 +85,16 @@ def main(settings: Settings) -> None:
     data = open_study(settings, accelerator, console)
     bound = RATIOS | {"fingerprint": data.collection.fingerprint, "eps": EPS, "chosen by": ON_DEV}
     bind(settings, accelerator, ("methods", "seeds", "l1"), ("backbone",), **bound)
-    penalised = {f"{L1}{gamma:g}": {"salience": "relu", "salience_l1": gamma} for gamma in settings.l1}
-    ordered = sorted(settings.methods, key=CHOICES.__contains__)  # these read the checkpoint of none
-    each = {method: penalised if method == "l1" else {method: METHODS.get(method, {})} for method in ordered}
-    models = [model for of_method in each.values() for model in of_method.items()]
-    jobs = [job(*model, seed, data) for seed in settings.seeds for model in models]
+    models: dict[str, dict[str, Any]] = {}
+    for method in sorted(settings.methods, key=CHOICES.__contains__):  # these read the checkpoint of none
+        for gamma in settings.l1 if method == "l1" else ():
+            models[f"{L1}{gamma:g}"] = {"salience": "relu", "salience_l1": gamma}
+        if method != "l1":
+            models[method] = {"salience": method}
+    jobs = [job(*model, seed, data) for seed in settings.seeds for model in models.items()]
     results = run_jobs(jobs, accelerator, console)
     if accelerator.is_main_process:
-        query, document = RATIOS.values()
-        pruning = PruningStudy(results, (query, document), data.lexical(MEASURES))
+        pruning = PruningStudy(results, tuple(RATIOS.values()), data.lexical(MEASURES))
         summary = (
             f"Seeds {settings.seeds}, {settings.steps} steps of {settings.batch_size} queries from "
             f"{settings.backbone}, ε = {EPS:g} (the paper: .002); intervals (95%) resample "
@@ -223,25 +206,12 @@ def advantage(salience: np.ndarray, kinds: np.ndarray) -> float:
     return float(ranks[kinds == 1].mean() - ranks[kinds == 0].mean())
 
 
-def retrieved_share(index: Index, queries: Tokens) -> float:
-    """Return the share of tokens that queries retrieve, of the `MOST` most retrieved documents."""
-    _, rows = Exact().token_search(index.store, queries.vectors[:, 0][queries.mask[:, 0]], RETRIEVED)
-    tokens, often = np.unique(rows.cpu().numpy(), return_counts=True)
-    owners = index.store.owners(tokens)
-    count = len(index.store.ids)
-    hits = np.bincount(owners, minlength=count)
-    lengths = np.diff(index.store.offsets)
-    most = np.argsort(-np.bincount(owners, often, count), kind="stable")[:MOST]
-    return float((hits[most] / np.maximum(1, lengths[most])).mean())
-
-
 def measure(paradigm: Paradigm, index: Index, data: StudyData, method: str) -> Measured:
     """Measure costs and results for each pair: the shares of query tokens and of document tokens kept.
 
     Each query's results are measured before and after refinement, which rescores the retrieved documents with
-    all tokens. A model with salience is also measured on content words, and a model without salience on the
-    share of document tokens that are ever retrieved. The results of the pair in Figure 7 of Qian et al. 2022
-    are refined with every alignment for the entropic gate.
+    all tokens. A model with salience is also measured on content words. With the entropic gate, the results
+    of the pair in Figure 7 of Qian et al. 2022 are refined with every alignment.
     """
     settings: Settings = data.settings
     test = data.test
@@ -271,7 +241,7 @@ def measure(paradigm: Paradigm, index: Index, data: StudyData, method: str) -> M
     points, runs = map(list, zip(*searched(test, queries), strict=True))
     for point, run, refined in zip(points, runs, refine(runs, paradigm, index, test), strict=True):
         point |= {"pruned": values_of(run, test, MEASURES), "refined": values_of(refined, test, MEASURES)}
-    dev = some_queries(data.dev, settings.dev_queries)
+    dev = data.dev_sample
     dev_runs = [run for _, run in searched(dev, paradigm.encode_queries(list(dev.queries.values())))]
     refined_on_dev = refine(dev_runs, paradigm, index, dev)
     on_dev = [float(np.mean(values_of(run, dev, ["RR@10"])["RR@10"])) for run in refined_on_dev]
@@ -279,12 +249,10 @@ def measure(paradigm: Paradigm, index: Index, data: StudyData, method: str) -> M
     if method == "entropic":
         reranked = rerank_strategies(Indexed(index, paradigm), test.queries, runs[PAIRS.index(FIGURE_7)])
         adapted = {name: values_of(run, test, MEASURES[1:])["nDCG@10"] for name, run in reranked.items()}
+    more: Measured = {}
     if "salience" in index.store.columns:
         gate = measure_gate(index.store.columns["salience"], index.store.offsets)
-        more: Measured = {"gate": asdict(gate)}
-        more |= {"content words": content_words(paradigm, index, data, queries)}
-    else:
-        more = {} if method in CHOICES else {"retrieved": retrieved_share(index, queries)}
+        more = {"gate": asdict(gate), "content words": content_words(paradigm, index, data, queries)}
     return more | {ON_DEV: on_dev, "strategies": adapted, "points": points}
 
 

@@ -5,6 +5,7 @@ settings: settings of compare.py.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +19,26 @@ from studies.systems import CUT, STAGES, ComparisonData, finished
 from studies.trainings import Training, training_runs, training_settings
 
 from paradigms import GENERATIVE, evaluate
-from paradigms.data import Run, Split, read_run
+from paradigms.data import read_run
 from paradigms.data.identical import left_out
 from paradigms.data.within import learned_share
 from paradigms.encoder.sources import original
 from paradigms.evaluate import MEASURES, Interval, PerQuery
 from paradigms.evaluate.gate import measure_gate
-from paradigms.evaluate.table import Cell, ResultTable
+from paradigms.evaluate.table import ResultTable
 from paradigms.io.checks import read_json
 from paradigms.io.files import write_json, write_text
 from paradigms.io.progress import progress_bar
 from paradigms.loading import is_reranker
 from paradigms.retrieve import Indexed, Retriever
 from paradigms.retrieve.wrappers import Wrapper
-from paradigms.train.script import summarise
 from paradigms.view.report import Picture, Report, cost_picture, write_pictures, write_report
 
 COLUMNS = {"retrieve": "whole corpus", "rerank": "reranking"}  # names of stages in the overview
 ALIGNED = 6  # test queries in the report's alignment view
 
 
-def make_report(data: ComparisonData, where: dict[str, Any], seconds: float, resumed: bool) -> Report:
+def make_report(data: ComparisonData, where: dict[str, Any]) -> Report:
     """Build the report on a comparison. where: a description of the machine."""
     settings = data.settings
     lexical = ["bm25"] if data.cut is None else ["bm25", CUT]
@@ -49,8 +49,12 @@ def make_report(data: ComparisonData, where: dict[str, Any], seconds: float, res
     runs = {
         stage: {run: read_stage(folder, run, stage) for run in trainings} for stage in (*STAGES, *data.others)
     }
-    splits = judged_splits(data, runs)
-    test = splits["retrieve"]
+    # Answers judge the documents of all runs.
+    of_test = [run for stage in STAGES for run in runs[stage].values()]
+    test = evaluate.with_judgements(data.test, corpus, of_test)
+    splits = dict.fromkeys(STAGES, test)
+    for name, split in data.others.items():
+        splits[name] = evaluate.with_judgements(split, corpus, list(runs[name].values()))
     measures = data.collection.measures or MEASURES
     curve = "Success" if test.answers else "Recall"
     undone = {
@@ -86,14 +90,14 @@ def make_report(data: ComparisonData, where: dict[str, Any], seconds: float, res
     learned = learning(settings, where["processes"])
     return Report(
         title=f"Retrieval paradigms on {data.collection.name}",
-        summary=summary(data, where, seconds, resumed),
+        summary=summary(data, where),
         tables=list(tables.values()),
         curve=curve,
         curves=curves,
         costs=[{"system": name} | costs_of(folder / name) for name in systems],
         settings=asdict(settings),
         environment=where,
-        notes=[*notes(data, undone, share), rerankable(candidates, test), *gates(retrievers)],
+        notes=[*notes(data, undone, share), *gates(retrievers)],
         alignments=alignments,
         pictures=[
             costs_picture(tables, labels, systems, folder, measures[0]),
@@ -101,18 +105,6 @@ def make_report(data: ComparisonData, where: dict[str, Any], seconds: float, res
             *choices(learned, tables["retrieve"], labels, settings),
         ],
     )
-
-
-def judged_splits(data: ComparisonData, runs: Mapping[str, Mapping[str, Run]]) -> dict[str, Split]:
-    """Return the queries of each stage; answers judge the documents of all runs."""
-    corpus = data.collection.corpus
-    test = evaluate.with_judgements(
-        data.test, corpus, [run for stage in STAGES for run in runs[stage].values()]
-    )
-    return dict.fromkeys(STAGES, test) | {
-        name: evaluate.with_judgements(split, corpus, list(runs[name].values()))
-        for name, split in data.others.items()
-    }
 
 
 def stage_table(
@@ -140,7 +132,7 @@ def stage_table(
     return evaluate.result_table(
         titles.get(stage, f"End to end, queries of the split {stage}"),
         trained,
-        baseline=labels.get(settings.baseline, settings.baseline),
+        baseline="bm25",
         primary=(data.collection.measures or MEASURES)[:1],
         untrained=before,
     )
@@ -154,16 +146,14 @@ def costs_picture(
     measure: str,
 ) -> Picture:
     """Plot quality against bytes and against milliseconds, for searches of the whole corpus."""
-    quality = {
-        table.title: {name: interval(table.rows[labels.get(name, name)][measure]) for name in systems}
-        for stage, table in tables.items()
-        if stage != "rerank"
-    }
+    searches = [table for stage, table in tables.items() if stage != "rerank"]
+    quality: dict[str, dict[str, Interval]] = {table.title: {} for table in searches}
+    for table, name in product(searches, systems):
+        cell = table.rows[labels.get(name, name)][measure]
+        quality[table.title][name] = Interval(cell.mean, cell.low, cell.high)
     paid = {name: costs_of(folder / name) for name in systems}
     size = {name: cost["bytes/document"] for name, cost in paid.items()}
-    took = {
-        name: (cost["encode ms/query"] or 0) + (cost["search ms/query"] or 0) for name, cost in paid.items()
-    }
+    took = {name: milliseconds(cost) for name, cost in paid.items()}
     costs = {"bytes/document": size, "ms/query, encoding and search": took}
     text = (
         f"{measure} with its 95% interval against what a system costs. A grey line joins the systems that "
@@ -178,13 +168,14 @@ def costs_picture(
     return Picture("cost", "What quality costs", text, cost_picture(quality, costs, measure), rows)
 
 
-def interval(cell: Cell) -> Interval:
-    return Interval(cell.mean, cell.low, cell.high)
-
-
 def costs_of(folder: Path) -> dict[str, Any]:
     """Return a system's costs, without the row counts that `read_stage` checks."""
     return {name: cost for name, cost in read_json(folder / "costs.json").items() if name != "rows"}
+
+
+def milliseconds(cost: Mapping[str, Any]) -> float:
+    """Return a query's milliseconds, to encode it and to search."""
+    return (cost["encode ms/query"] or 0) + (cost["search ms/query"] or 0)
 
 
 def overview(tables: Mapping[str, ResultTable], costs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -200,8 +191,7 @@ def overview(tables: Mapping[str, ResultTable], costs: Sequence[Mapping[str, Any
             measure = table.measures[0]
             row[f"{measure}, {COLUMNS.get(stage, stage)}"] = str(table.rows[name][measure])
             row |= {m: f"{table.rows[name][m].mean:.3f}" for m in deep if stage == "retrieve"}
-        milliseconds = (cost["encode ms/query"] or 0) + (cost["search ms/query"] or 0)
-        row |= {"bytes/document": cost["bytes/document"], "ms/query": milliseconds}
+        row |= {"bytes/document": cost["bytes/document"], "ms/query": milliseconds(cost)}
         rows.append(row | {"training s": cost.get("train s")})
     return rows
 
@@ -241,15 +231,10 @@ def show(report: Report, data: ComparisonData, console: Console) -> None:
         for stage, table in tables.items():
             rows = [[name, *(cell.mean for cell in row.values())] for name, row in table.rows.items()]
             run.log({f"table/{stage}": wandb.Table(columns=["system", *table.measures], data=rows)})
-            for name, cells in table.rows.items():
-                cell = cells[table.measures[0]]
-                values = {"": cell.mean, ", low": cell.low, ", high": cell.high}
-                prefix = f"{stage}/{name}, {table.measures[0]}"
-                summarise(accelerator, {f"{prefix}{part}": value for part, value in values.items()})
         run.log({picture.stem: wandb.Image(str(picture)) for picture in pictures})
 
 
-def summary(data: ComparisonData, where: Mapping[str, Any], seconds: float, resumed: bool) -> str:
+def summary(data: ComparisonData, where: Mapping[str, Any]) -> str:
     settings = data.settings
     splits = {settings.split: data.test, **data.others}
     asked_of = " and ".join(f"{len(split.queries):,} {name}" for name, split in splits.items())
@@ -262,16 +247,7 @@ def summary(data: ComparisonData, where: Mapping[str, Any], seconds: float, resu
     return (
         f"{asked_of} queries over {len(data.collection.corpus):,} documents. By default, encoders are "
         f"trained from {original(settings.backbone)} for {settings.steps} steps of "
-        f"{settings.batch_size * where['processes']} queries, with {seeds}{loaded}. "
-        f"{'After an interruption, the rest of the job' if resumed else 'The job'} took {seconds:.0f} s."
-    )
-
-
-def rerankable(candidates: Run, test: Split) -> str:
-    count = evaluate.undecided(candidates, test.judgements)
-    return (
-        f"Rerank: for {count} of {len(candidates):,} queries every order of the candidates is as good, since "
-        "none or all of them are relevant."
+        f"{settings.batch_size * where['processes']} queries, with {seeds}{loaded}."
     )
 
 
@@ -340,14 +316,13 @@ def of_seeds(settings: Any) -> str:
 
 def unread(costs: Sequence[Mapping[str, Any]]) -> str:
     """State the share of the documents' tokens that encoders do not read, by system if it differs."""
-    shares = {cost["system"]: cost.get("% of tokens cut") for cost in costs}
     systems: dict[str, list[str]] = {}
-    for name, share in shares.items():
-        if share:
-            systems.setdefault(f"{share:.1f}%", []).append(name)
-    parts = [f"{', '.join(names)} {share}" for share, names in systems.items()]
-    if len(parts) == 1:
+    for cost in costs:
+        if share := cost.get("% of tokens cut"):
+            systems.setdefault(f"{share:.1f}%", []).append(cost["system"])
+    if len(systems) == 1:
         return f"Encoders cut documents, and do not read {next(iter(systems))} of all tokens."
+    parts = [f"{', '.join(names)} {share}" for share, names in systems.items()]
     return f"Shares of the documents' tokens that are cut and not read: {'; '.join(parts)}." if parts else ""
 
 

@@ -45,18 +45,12 @@ def training_rows(models: Mapping[str, Sequence[Measured]]) -> list[dict[str, An
 
 def training_section(models: Mapping[str, Sequence[Measured]]) -> Section:
     searched = [name for name, seeds in models.items() if any(seed.get("searched") for seed in seeds)]
-    ranked = "reranking BM25's first documents and the relevant ones"
-    pool = "searching all documents" if len(searched) == len(models) else ranked
+    searching = f" ({', '.join(searched)}: searching all documents)" if searched else ""
     text = (
-        f"nDCG@10 of the dev queries, {pool}, before and after training. A claim about what training does "
-        "counts for models that it moved: the mean rose, and the model's paired test is significant (without "
-        "Holm's correction)."
+        "nDCG@10 of the dev queries, reranking BM25's first documents and the relevant ones"
+        f"{searching}, before and after training. A claim about what training does counts for models that it "
+        "moved: the mean rose, and the model's paired test is significant (without Holm's correction)."
     )
-    if 0 < len(searched) < len(models):
-        text += (
-            f" For {', '.join(searched)}, whose search does not rank by the training score, the values are "
-            "of searching all documents."
-        )
     return Section("What training changed", text, training_rows(models))
 
 

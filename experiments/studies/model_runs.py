@@ -54,6 +54,11 @@ class StudyData:
         return self.searched(self.train, NEGATIVES_DEPTH)
 
     @cached_property
+    def dev_sample(self) -> Split:
+        """The dev queries that choose: as many as the settings say, drawn at random; 0: all."""
+        return some_queries(self.dev, self.settings.dev_queries)
+
+    @cached_property
     def dev_run(self) -> Run:
         return self.searched(self.dev, DEV_DEPTH)
 
@@ -278,10 +283,9 @@ def encoder_job(
     *,
     read: Callable[[Path], Any] = load,
     checkpoint: Path | None = None,
-    documents: Corpus | None = None,
     **changes: Any,
 ) -> Job:
-    """Make a job that trains a paradigm, indexes documents (None: all), and writes FOLDER/values.json.
+    """Make a job that trains a paradigm, indexes the documents, and writes FOLDER/values.json.
 
     checkpoint: a model that `read` opens, to measure without training. The file has two keys besides the keys
     from `measure`. "kept step" is the training step of the kept model: 0 if training improved nothing, None
@@ -292,7 +296,7 @@ def encoder_job(
     accelerator = data.accelerator
     layers = settings.trained_layers
     states = Path(settings.output) / STATES
-    corpus = data.collection.corpus if documents is None else documents
+    corpus = data.collection.corpus
 
     def train(paradigm: Paradigm, training: Path) -> Paradigm:
         chosen = TrainingSettings(**training_fields(settings) | {"seed": seed} | changes, save_every=100)

@@ -227,13 +227,14 @@ def figures(page: Page, name: str, *sections: str) -> str:
 
 
 def source(study: dict[str, Any], summary: bool = True) -> str:
-    """Describe how a study was run. summary: whether to start with the study's summary of its sample."""
+    """Describe how a study was run. summary: whether to start with the study's summary of its sample.
+
+    A study whose script was deleted has no command: its summary names the commit that has it.
+    """
     sample = WALL_TIME.sub("", study["summary"]) + " " if summary else ""  # CPU time stands beside it
     minutes = f"{study['minutes']:.{0 if study['minutes'] >= 1 else 1}f}"
-    return (
-        f"\n{sample}{counted(minutes, 'minute')} of CPU time ({study['processor']}):\n\n"
-        f"    .venv/bin/python {study['command']}\n"
-    )
+    command = f":\n\n    .venv/bin/python {study['command']}" if study["command"] else "."
+    return f"\n{sample}{counted(minutes, 'minute')} of CPU time ({study['processor']}){command}\n"
 
 
 KINDS: dict[str, Callable[..., str]] = {

@@ -86,16 +86,6 @@ def print_sections(sections: Iterable[Section]) -> None:
         console.print(table)
 
 
-def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows with the same keys to path.csv and path.json with all digits, and to path.md rounded."""
-    write_json(path.with_suffix(".json"), list(rows))
-    with atomic_text(path.with_suffix(".csv")) as stream:
-        writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    write_text(path.with_suffix(".md"), markdown_rows(rows))
-
-
 def markdown_rows(rows: Sequence[Mapping[str, Any]]) -> str:
     """Format rows as a Markdown table with rounded numbers. All rows have the same keys."""
     lines = [list(rows[0]), ["---"] * len(rows[0]), *([*map(format_number, row.values())] for row in rows)]
@@ -104,13 +94,16 @@ def markdown_rows(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def write_sections(folder: Path, sections: Mapping[str, Section]) -> None:
-    """Write each section's rows as NAME.csv, NAME.json and NAME.md, and the figure as NAME.svg."""
+    """Write each section's rows as NAME.csv and NAME.json, rounded as NAME.md, and the figure as NAME.svg."""
     for name, section in sections.items():
-        write_rows(folder / name, section.rows)
+        write_json(folder / f"{name}.json", list(section.rows))
+        with atomic_text(folder / f"{name}.csv") as stream:
+            writer = csv.DictWriter(stream, list(section.rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(section.rows)
+        write_text(folder / f"{name}.md", markdown_rows(section.rows))
         if section.figure:
-            temporary = folder / f".{name}.partial"
-            temporary.write_bytes(base64.b64decode(section.image))
-            replace_file(temporary, folder / f"{name}.svg")
+            write_text(folder / f"{name}.svg", base64.b64decode(section.image).decode())
 
 
 def write_page(
@@ -133,7 +126,7 @@ def publish(
     accelerator: "Accelerator | None" = None,
     minutes: float | None = None,
 ) -> None:
-    """Write a study's files: sections, an HTML page, verdicts, values and study.json. Only process 0 does.
+    """Write a study's files: sections, an HTML page, values and study.json. Only process 0 does.
 
     study.json contains all rows and the command, for `fill_pages.py`; values.npz what the verdicts of claims
     rest on, for `judge.py`. Sections without rows are left out.
@@ -150,9 +143,6 @@ def publish(
     if division := DIVISIONS.get(getattr(settings, "division", "")):
         sections = {name: replace(s, heading=f"{s.heading}, {division}") for name, s in sections.items()}
     write_sections(folder, sections)
-    judged = [row for section in sections.values() for row in section.rows if "verdict" in row]
-    if judged:
-        write_text(folder / "verdicts.md", "".join(map(_verdict_line, judged)))
     if values := {f"{name}/{key}": of for name, s in sections.items() for key, of in s.values.items()}:
         temporary = folder / f".{VALUES}.partial"
         with temporary.open("wb") as stream:
@@ -227,13 +217,6 @@ def without_paths(text: str) -> str:
         return f"path/to/{path.name}" if path.exists() else match[0]
 
     return PATH.sub(named, text)
-
-
-def _verdict_line(row: Mapping[str, Any]) -> str:
-    return (
-        f"- {row['verdict']} · {row['quantity']}: {row['measured']} (printed {row['printed'] or '–'}; "
-        f"{row['sample']}) · {row['claim']} ({row['place']})\n"
-    )
 
 
 def resampled(seeds: int) -> str:

@@ -319,6 +319,11 @@ class StudyTraining(EncoderTraining):
     """mine hard negatives from the first 100 documents of the untrained system instead"""
 
 
+@flags()
+class BackboneStudy(Results, OneCollection, Training, HardNegatives, Backbone, Seeds):
+    """Models of several kinds, trained from one backbone."""
+
+
 @flags(documents=2000)
 class EncoderStudy(Results, Documents, StudyTraining, Backbone, Lengths, Queries, Seeds):
     def __post_init__(self) -> None:

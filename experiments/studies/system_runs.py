@@ -22,7 +22,6 @@ from paradigms.data.identical import own_documents, without_own
 from paradigms.engines import EngineRetriever
 from paradigms.evaluate import candidates, with_judgements
 from paradigms.evaluate.tuning import tune_weights
-from paradigms.find import open_index
 from paradigms.io.checks import read_json
 from paradigms.io.files import remove_folder, write_json
 from paradigms.retrieve import AllProcesses, Model, Retriever, WithoutOwn, fuse
@@ -147,7 +146,6 @@ def run_system(name: str, trial: Training, data: ComparisonData, console: Consol
             "encode s": None if system.index else encoded - began,
             **search_costs(others, model, data.test.queries, settings.depth),
             "bytes/document": None if isinstance(searched, EngineRetriever) else size,
-            **index_recall(Path(system.index or folder) / "index", settings.depth),
             "parameters": sum(p.numel() for p in model.parameters()),
             "documents cut": cut and cut.cut,
             "% of tokens cut": cut and 100 * cut.share,
@@ -203,13 +201,6 @@ def search_costs(
         return {"encode ms/query": None, "search ms/query": searching}
     encoding = milliseconds(lambda query: encode([texts[query]]), list(texts)) or 0.0
     return {"encode ms/query": encoding, "search ms/query": max(0.0, searching - encoding)}
-
-
-def index_recall(folder: Path, k: int) -> dict[str, float]:
-    """Return the recall that the build of an index measured for searches of k documents, if it did."""
-    choices = open_index(folder).choices if folder.is_dir() else []
-    nearest = next((choice for choice in choices if k <= choice.k), choices[-1] if choices else None)
-    return {f"recall@{nearest.k} of the index": nearest.recall} if nearest else {}
 
 
 def _alone(retriever: Retriever) -> Retriever:

@@ -1,11 +1,8 @@
 """Which trainings and results folders a comparison has. settings: settings of compare.py."""
 
-import hashlib
 import json
-from functools import cache
 from typing import Annotated, Any, NamedTuple
 
-import torch
 from studies.settings import training_fields
 from studies.system_settings import SystemSettings
 
@@ -93,38 +90,15 @@ def start_of(name: str, settings: Any) -> str:
 
 
 def twin(trial: Training, settings: Any) -> str:
-    """Return an earlier run of the same encoder if it is untrained, with the same results; otherwise ""."""
+    """Return an earlier run of the same untrained encoder, with the same results; "" if there is none."""
 
-    def layers(name: str, seed: int) -> int:  # below the trained layers, states are rounded
-        return training_settings(settings.chosen[name], settings, seed).trained_layers
+    def encoder(run: Training) -> tuple[str, int, int]:  # below the trained layers, states are rounded
+        training = training_settings(settings.chosen[run.system], settings, run.seed)
+        return start_of(run.system, settings), run.seed, training.trained_layers
 
-    if not trial.untrained:
-        return ""
-    start = start_of(trial.system, settings)
-    depth = layers(*trial[:2])
-    for run, other in training_runs(settings).items():
-        if other == trial:
-            break
-        if not other.untrained or start_of(other.system, settings) != start or layers(*other[:2]) != depth:
-            continue
-        seeds = {other.seed, trial.seed}
-        if len(seeds) == 1 or len({initial_weights(start, seed) for seed in seeds}) == 1:
-            return run
-    return ""
-
-
-@cache
-def initial_weights(start: str, seed: int) -> bytes:
-    """Hash the untrained weights of an encoder, described as by `start_of`; some may be drawn at random."""
-    paradigm, backbone, options = json.loads(start)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        weights = PARADIGMS[paradigm](backbone, **options).state_dict()
-    hashed = hashlib.sha256()
-    for name, tensor in weights.items():
-        hashed.update(name.encode())
-        hashed.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
-    return hashed.digest()
+    untrained = {run: other for run, other in training_runs(settings).items() if other.untrained}
+    same = [run for run, other in untrained.items() if trial.untrained and encoder(other) == encoder(trial)]
+    return same[0] if same and untrained[same[0]] != trial else ""
 
 
 def built(system: SystemSettings, settings: Any) -> Paradigm:

@@ -44,7 +44,7 @@ def run(script: str, *arguments: str, **flags: object) -> None:
 
 def published(folder: Path) -> set[str]:
     """The tables of a results folder, each of which is there as CSV, JSON and Markdown, and its figures."""
-    tables = {path.stem for path in folder.glob("*.md")} - {"verdicts"}
+    tables = {path.stem for path in folder.glob("*.md")}
     for name in tables:
         rows = json.loads((folder / f"{name}.json").read_text())
         assert len((folder / f"{name}.md").read_text().splitlines()) == len(rows) + 2

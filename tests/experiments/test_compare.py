@@ -229,7 +229,6 @@ def test_a_checkpoint_opens_with_another_alignment(finished: Path, name: str, al
     [
         ("colbert", {"paradigm": "dpr"}, "holds colbert, not dpr"),
         ("colbert", {"options": {"dim": 8}}, "unknown settings: 'dim'"),
-        ("colbert", {"options": {"align": "TopK(x=2)"}}, "TopK"),
         ("xtr", {"options": {"align": "TopK(k=2)", "search": "impute"}}, "search of xtr is 'impute'"),
         ("dsi", {"options": {"align": "TopK(k=2)"}}, "its options are fixed by training"),
     ],

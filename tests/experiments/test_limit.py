@@ -1,4 +1,4 @@
-"""experiments/limit.py: the collection has every set, free vectors learn, each claim is measured."""
+"""experiments/limit.py: the collection has every set, each claim is measured."""
 
 import json
 import re
@@ -8,7 +8,6 @@ import limit
 import numpy as np
 import pytest
 from limit import Settings
-from papers.weller2025 import free_vectors
 
 from tests.experiments.scripts import published, run, unmeasured
 
@@ -32,24 +31,14 @@ def test_every_set_is_asked_for_once(dislikes, distractors):
             assert len(liked) == 2 * (1 + dislikes)
 
 
-@pytest.mark.parametrize("name", free_vectors.FREE)
-def test_free_vectors_answer_few_sets_and_not_many(name):
-    settings = Settings(free_steps=300, seeds=2)
-    tokens = 2 if "M" in free_vectors.FREE[name][1] else 1
-    assert free_vectors.optimised(name, tokens, 4, 6, settings).all()
-    if tokens == 1:  # three numbers answer not all pairs of six documents, however they are trained
-        assert not free_vectors.optimised(name, 1, 3, 7, settings).any()
-
-
-def test_a_run_reports_both_parts(tiny_bert, tmp_path):
-    few = {"documents": 6, "steps": 1, "batch_size": 2, "free_steps": 60, "largest": 5, "seeds": 1}
+def test_a_run_reports(tiny_bert, tmp_path):
+    few = {"documents": 6, "steps": 1, "batch_size": 2}
     atomic = {"paradigm": "dsi", "options": {"identifiers": "atomic", "softmax": "place"}}
     atomic["training"] = {"batch_size": 2}
     systems = {"dpr": {}, "dsi-atomic": atomic}
-    lists = {"systems": json.dumps(systems), "dimensions": "[2, 4]", "tokens": "[2]"}
-    run("limit", backbone=tiny_bert, output=tmp_path / "limit", tracker="none", **few, **lists)
-    tables = {"claims", "training", "paradigms", "free", "laws", "paradigms.svg", "free.svg"}
-    assert published(tmp_path / "limit") == tables
+    few |= {"systems": json.dumps(systems), "tracker": "none"}
+    run("limit", backbone=tiny_bert, output=tmp_path / "limit", **few)
+    assert published(tmp_path / "limit") == {"claims", "training", "paradigms", "paradigms.svg"}
     first = json.loads((tmp_path / "limit/paradigms.json").read_text())[0]
     assert first["R@2"].startswith("1.000")  # BM25
     assert "searching all documents" in (tmp_path / "limit/report.html").read_text()

@@ -47,7 +47,7 @@ def source(texts: int = 12, words: int = 700, vocabulary: int = 400) -> Corpus:
 
 
 def made(corpus: Corpus, **settings: Any) -> dict[int, Collection]:
-    return containing_passages(corpus, COUNTS, **{"lengths": LENGTHS, **settings})
+    return containing_passages(corpus, COUNTS, **{"lengths": LENGTHS, "longest": LENGTHS[-1], **settings})
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_a_query_is_in_its_passage_and_in_no_other_document(tasks: dict[int, Col
 
 def test_the_same_seed_gives_the_same_bytes_in_any_process(tasks: dict[int, Collection]) -> None:
     assert {length: task.fingerprint for length, task in tasks.items()} == FINGERPRINTS
-    alone = made(source(), lengths=LENGTHS[:1], longest=LENGTHS[-1])
+    alone = made(source(), lengths=LENGTHS[:1])
     assert alone[LENGTHS[0]].fingerprint == FINGERPRINTS[LENGTHS[0]], "other lengths change no collection"
 
 
@@ -83,7 +83,7 @@ def test_lengths_are_an_encoders_tokens(checkpoints: dict[str, Path], family: st
     # Words of many pieces; symbols without space, which its pieces join to the words beside them.
     text = source(8, 300)
     texts = Corpus(text.ids, [row.replace(",", " £2−").replace(".", "… (the cat)") for row in text])
-    tasks = containing_passages(texts, {"test": 10}, lengths=(60, 120), tokenizer=tokenizer)
+    tasks = containing_passages(texts, {"test": 10}, lengths=(60, 120), longest=120, tokenizer=tokenizer)
     for length, task in tasks.items():
         sizes = [len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in task.corpus]
         assert length - 10 < np.median(sizes) <= max(sizes) <= length

@@ -19,7 +19,6 @@ REFUSED: list[tuple[str, dict[str, object], str]] = [  # script, flags, what the
     ("compare", {"systems": '{"a/b": {"paradigm": "dpr"}}'}, "system 'a/b': it also names a folder"),
     ("compare", {"systems": '{"a": {"paradigm": "dpr", "teacher": "bm25"}}'}, "scores hard negatives"),
     ("compare", {"systems": '{"dpr": {}, "b": {"fuse": ["bm25", "x"]}}'}, "it fuses two or more of bm25"),
-    ("compare", {"baseline": "splade"}, "not among the compared systems"),
     ("compare", {"collection": "nowhere"}, "no collection 'nowhere'"),
     ("compare", {"backbone": "bert-base-uncasedd"}, "the backbone 'bert-base-uncasedd' is not a folder"),
     ("encode", {"checkpoint": HERE, "index": "compressed", "options": '{"x": 2}'}, "options: TypeError: "),
@@ -56,7 +55,7 @@ def test_what_cannot_be_run_ends_with_a_line(
         run(script, **known | flags)
     said = capsys.readouterr()
     assert re.search(message, f"{ended.value.code} {said.err}")
-    assert "About " not in said.out
+    assert "Results: " not in said.out
     if {"collection", "backbone"} & flags.keys():
         assert not (tmp_path / "out").exists()
         assert "\n" not in str(ended.value.code)

@@ -196,17 +196,13 @@ def test_a_wrong_computation_fails_its_check(check: str, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-def test_every_way_is_measured_certified_and_drawn(
-    words: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_way_is_measured_certified_and_drawn(words: Path, tiny_bert: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = str(tmp_path / "model")
     PARADIGMS["colbert"](tiny_bert, query_length=8, document_length=16).save_pretrained(model)
     out = tmp_path / "out"
     flags = {"collections": [str(words)], "documents": 30, "queries": 5, "model": model}
     settings = fewer_bytes.Settings(**flags, output=str(out))
-    monkeypatch.setattr(fewer_bytes, "DOCUMENTS", 15)
-    monkeypatch.setattr(fewer_bytes, "QUERIES", 2)
     fewer_bytes.main(settings)
     own = out / folder_name(settings.collections[0])
     rows = json.loads((own / "fewer.json").read_text())["answer"]
@@ -221,4 +217,4 @@ def test_every_way_is_measured_certified_and_drawn(
     before = {file: file.stat().st_mtime_ns for file in own.rglob("*.json")}
     fewer_bytes.main(settings)
     assert before == {file: file.stat().st_mtime_ns for file in own.rglob("*.json")}
-    assert published(out) >= {"fewer", "law", "ways", "recalls"}
+    assert published(out) >= {"fewer", "ways"}

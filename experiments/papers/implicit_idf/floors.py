@@ -1,9 +1,11 @@
-"""Rank documents by MaxSim with floors: imputed, estimated, weighted by IDF, and with a soft edge."""
+"""Rank documents by MaxSim with floors: imputed, estimated, or weighted by IDF.
+
+Commit cfb7fa20 also has floors with a soft edge, and floors by regression.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,18 +22,8 @@ from paradigms.statistics import Statistics
 NDCG = "nDCG@10"
 SPEARMAN = "Spearman of IDF and −τ"
 TOKENS = "tokens"  # condition of measures of a query's tokens
-EDGES = (0.02, 0.05, 0.1)  # t of the soft edge t·softplus((M − τ)/t), in units of cosine
-RIDGE = 1e-3  # of the regression from vectors to floors, per token
-FITTED = 400  # texts whose tokens it is fitted to
 TOGETHER = 4  # queries of one pass over the corpus
 Estimate = Callable[[Int[torch.Tensor, " j"], Float[torch.Tensor, "j h"]], Float[np.ndarray, " j"]]
-
-
-class Floor(NamedTuple):
-    """A floor at the k'-th best similarity, with an edge of width t; 0 is a hard floor."""
-
-    k: int
-    edge: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -83,22 +75,19 @@ class Ranker:
         split: Split,
         *,
         choices: bool = False,
-        floors: Mapping[str, Floor] | None = None,
+        floors: Mapping[str, int] | None = None,
         estimates: Mapping[str, Estimate] | None = None,
     ) -> tuple[list[str], dict[str, dict[str, list[float]]]]:
         """Return the queries with a relevant document, and measure -> system -> one value per query.
 
-        choices: also add IDF weights and soft edges for values of k'. floors: more systems; one whose name
-        begins with IDF is weighted. estimates: systems whose floors are functions of the query tokens' ids
-        and vectors. Measures of tokens use floors["imputed"].
+        choices: also add IDF weights for values of k'. floors: k' of more systems; one whose name begins with
+        IDF is weighted. estimates: systems whose floors are functions of the query tokens' ids and vectors.
+        Measures of tokens use floors["imputed"].
         """
-        named = dict(floors or {})
-        for n, k in enumerate(self.counts):
-            named[f"k' = {k}"] = Floor(k)
-            if choices:
-                named[f"IDF, k' = {k}"] = Floor(k)
-                named |= {f"softplus, k' = {k}, edge = {t}": Floor(k, t) for t in EDGES if n % 2 == 0}
-        counts = sorted({TOP, *(floor.k for floor in named.values())})
+        named = {f"k' = {k}": k for k in self.counts} | dict(floors or {})
+        if choices:
+            named |= {f"IDF, k' = {k}": k for k in self.counts}
+        counts = sorted({TOP, *named.values()})
         runs: dict[str, Run] = {}
         of_tokens: dict[str, list[float]] = {GOLD: [], SPEARMAN: []}
         for query, ids, vectors, S in self.searched(split):
@@ -108,8 +97,8 @@ class Ranker:
             at = dict(zip(counts, np.stack([floors_of(row, counts) for row in S], axis=1), strict=True))
             idf = self.counted.idf(ids).numpy()
             scores = {"MaxSim": M.mean(0), "IDF": weighted(idf, M)}
-            for name, floor in named.items():
-                maxima = floored(M, at[floor.k], floor.edge)
+            for name, k in named.items():
+                maxima = floored(M, at[k])
                 scores[name] = weighted(idf, maxima) if name.startswith("IDF") else maxima.mean(0)
             for name, estimate in (estimates or {}).items():
                 scores[name] = floored(M, estimate(ids, vectors)).mean(0)
@@ -119,7 +108,7 @@ class Ranker:
             gold = S[:, np.isin(self.corpus.owners, relevant)] >= at[TOP][:, None]
             of_tokens[GOLD].append(float(gold.sum() / len(S) / TOP))
             if "imputed" in named:
-                opposite = -at[named["imputed"].k]
+                opposite = -at[named["imputed"]]
                 constant = min(len(np.unique(idf)), len(np.unique(opposite))) < 2  # too few tokens
                 of_tokens[SPEARMAN].append(0.0 if constant else float(spearmanr(idf, opposite).statistic))
         queries = list(runs["MaxSim"])
@@ -146,15 +135,8 @@ class Ranker:
             yield from zip(names, ids, vectors, S, strict=True)
 
 
-def floored(
-    M: Float[np.ndarray, "j n"], floors: Float[np.ndarray, " j"], edge: float = 0.0
-) -> Float[np.ndarray, "j n"]:
-    """Return max(M, τ), or τ + t·softplus((M − τ)/t) with an edge t above 0."""
-    floors = floors[:, None].astype(M.dtype)
-    if not edge:
-        return np.maximum(M, floors)
-    t = M.dtype.type(edge)
-    return floors + t * np.logaddexp(0, (M - floors) / t)
+def floored(M: Float[np.ndarray, "j n"], floors: Float[np.ndarray, " j"]) -> Float[np.ndarray, "j n"]:
+    return np.maximum(M, floors[:, None].astype(M.dtype))
 
 
 def weighted(weights: Float[np.ndarray, " j"], M: Float[np.ndarray, "j n"]) -> Float[np.ndarray, " n"]:
@@ -164,28 +146,17 @@ def weighted(weights: Float[np.ndarray, " j"], M: Float[np.ndarray, "j n"]) -> F
 def estimates_of(
     paradigm: Paradigm, sample: Corpus, texts: Sequence[str], share: float
 ) -> dict[str, Estimate]:
-    """Estimate floors from a sample: by vocabulary entry, linear in the vector, or by a search in it."""
+    """Estimate floors from a sample: by vocabulary entry, or by a search in it."""
     rank = max(1, round(share * len(sample.owners)))
     table = paradigm.count_floors(texts, share)
 
     def searched(ids: torch.Tensor, vectors: torch.Tensor) -> np.ndarray:
         return np.array([floors_of(row, [rank])[0] for row in sample.similarities(vectors)])
 
-    encoded = [paradigm.encode_queries([text]).to("cpu") for text in texts[:FITTED]]
-    queries = [tokens.vectors[0, 0][tokens.mask[0, 0]].float() for tokens in encoded]
-    y = np.concatenate([searched(vectors, vectors) for vectors in queries])
-    A = np.pad(torch.cat(queries).double().numpy(), ((0, 0), (0, 1)), constant_values=1)
-    w = np.linalg.solve(A.T @ A + RIDGE * len(A) * np.eye(A.shape[1]), A.T @ y)
-    return {
-        "table": lambda ids, vectors: table.floors_of(ids).numpy(),
-        "regression": lambda ids, vectors: vectors.numpy() @ w[:-1] + w[-1],
-        "sample": searched,
-    }
+    return {"table": lambda ids, vectors: table.floors_of(ids).numpy(), "sample": searched}
 
 
-def chosen(dev: Mapping[str, Sequence[float]], start: str) -> Floor:
-    """Return the floor of the best system on dev queries whose name begins with `start`."""
+def chosen(dev: Mapping[str, Sequence[float]], start: str) -> int:
+    """Return k' of the best system on dev queries whose name begins with `start`."""
     names = [name for name in dev if name.startswith(start)]
-    choice = max(names, key=lambda name: np.mean(dev[name]))
-    parts = dict(part.split(" = ") for part in choice.split(", ") if " = " in part)
-    return Floor(int(parts["k'"]), float(parts.get("edge", 0)))
+    return int(max(names, key=lambda name: np.mean(dev[name])).rpartition(" ")[2])

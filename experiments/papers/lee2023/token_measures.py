@@ -167,7 +167,13 @@ def measure(
         by_query.append(token_values(retrieved, index, gold, equal))
         if queries[query].lower() == EXAMPLE[0]:
             example = _mean(equal[retrieved.ids == word, :TOP])
-        for condition, scores in scorings(retrieved, index, search_tokens, table_tokens):
+        scorings: dict[str, Scored] = {}
+        for k in search_tokens:
+            scorings[f"gathering, k' = {k}"] = gathered(retrieved, k)
+            scorings[f"imputing, k' = {k}"] = imputed(retrieved, index, k)
+        for name in IMPUTATIONS:
+            scorings[f"{name}, k' = {table_tokens}"] = imputed(retrieved, index, table_tokens, name)
+        for condition, scores in scorings.items():
             runs.setdefault(condition, {})[query] = best_documents(index, *scores, DEEP)
         if len(by_query) <= TIMED and len(retrieved.ids):
             costs.append(scoring_stage(paradigm, index, retrieved, queries[query], table_tokens))
@@ -205,17 +211,6 @@ def token_values(
         values[f"{GOLD_AT} at rank r", f"r = {rank}"] = _mean(gold[:, rank - 1])
         values[f"{LEXICAL_AT} at rank r", f"r = {rank}"] = _mean(equal[:, rank - 1])
     return values
-
-
-def scorings(
-    retrieved: Retrieved, index: Index, search_tokens: Sequence[int], table_tokens: int
-) -> Iterator[tuple[str, Scored]]:
-    """Yield (condition, scores) for both ways to score with each k', and for imputations with one k'."""
-    for k in search_tokens:
-        yield f"gathering, k' = {k}", gathered(retrieved, k)
-        yield f"imputing, k' = {k}", imputed(retrieved, index, k)
-    for name in IMPUTATIONS:
-        yield f"{name}, k' = {table_tokens}", imputed(retrieved, index, table_tokens, name)
 
 
 def scoring_stage(

@@ -15,7 +15,7 @@ from theory.collection import Dimension
 
 STAGES = {"rerank": "reranking", "retrieve": "retrieval"}
 FIRST = "Recall@1, retrieval"  # the measure of Figure 1
-MEASURES = {"containing": "RR@10", "answers": "recall at a fixed number of tokens"}
+RR = "RR@10"
 INIT = "BERT-INIT"
 # Share of BM25-uni's measure at the same length. A system below this share, and below a random projection of
 # the same size, has not learned the task and says nothing about capacity. The paper's smallest is 0.34.
@@ -33,17 +33,15 @@ class CapacityStudy:
 
     def __init__(
         self,
-        task: str,
         lengths: Sequence[int],
         results: Sequence[Measured],
         predictions: Mapping[int, Any],
         sizes: Mapping[str, int],
     ) -> None:
-        self.task = task
         self.lengths = lengths
         self.predictions = predictions
         self.sizes = sizes
-        self.measures = {stage: f"{MEASURES[task]}, {name}" for stage, name in STAGES.items()}
+        self.measures = {stage: f"{RR}, {name}" for stage, name in STAGES.items()}
         self.trainings: dict[str, list[Measured]] = {}
         seeds: dict[str, dict[str, list[Any]]] = {}  # measure -> side -> values of each seed
         for result in results:
@@ -53,7 +51,7 @@ class CapacityStudy:
                 side = at(system, result["length"])
                 for stage, row in stages.items():
                     seeds.setdefault(self.measures[stage], {}).setdefault(side, []).append(row)
-                if task == "containing" and "retrieve" in stages:  # of one relevant passage
+                if "retrieve" in stages:  # of one relevant passage
                     first = [float(reciprocal == 1) for reciprocal in stages["retrieve"]]
                     seeds.setdefault(FIRST, {}).setdefault(side, []).append(first)
         self.values = {m: {side: np.array(rows) for side, rows in of_m.items()} for m, of_m in seeds.items()}
@@ -70,7 +68,7 @@ class CapacityStudy:
         """Return each system's measure in Table A.1, as fractions, at our lengths."""
         column = list(STAGES).index(stage)
         paper: dict[str, list[float | None]] = {}
-        for system, row in TABLE_A1[self.task].items():
+        for system, row in TABLE_A1.items():
             if cells := row.split("|")[column].split():
                 shares = dict(zip(PAPER_LENGTHS, (float(percent) / 100 for percent in cells), strict=True))
                 paper[system] = [shares.get(length) for length in self.lengths]
@@ -156,7 +154,7 @@ class CapacityStudy:
         sections = {
             "claims": self.study().section(
                 "luan2021",
-                self.task,
+                "containing",
                 f"A system has learned if at every length it retrieves with {LEARNED:.0%} of {UNI}'s "
                 "measure, or as well as a random projection of its size.",
             )
@@ -178,7 +176,7 @@ class CapacityStudy:
             "One random projection of BM25's vectors to k numbers, and the encoders that have as many",
             f"k*: dimensions of a random projection of {UNI}'s vectors that keep its first passage first "
             "for 95% of the queries, with the 95% interval over queries. In the other columns, the first "
-            f"number is the expected {MEASURES[self.task]} of retrieval by such a projection to the "
+            f"number is the expected {RR} of retrieval by such a projection to the "
             "encoder's number of dimensions (dotted in the figure), the second the encoder's. An encoder "
             "below the first is not limited by its size.",
             [self.theory_row(n) for n in range(len(self.lengths))],
@@ -203,7 +201,7 @@ class CapacityStudy:
         figure = Curves(name, self.lengths, {measure: series}, dotted=dotted, printed=printed)
         heading = f"{STAGES[stage].capitalize()} by passage length (Table A.1)"
         text = "In parentheses the paper's, with 768 numbers a vector where no k is named."
-        return Section(heading, f"{MEASURES[self.task]}. {text}", rows, figure.draw())
+        return Section(heading, f"{RR}. {text}", rows, figure.draw())
 
     def theory_row(self, n: int) -> dict[str, Any]:
         length = self.lengths[n]

@@ -14,7 +14,7 @@ paper leaves open:
   for distractors contain no query.
 - Words are compared in lower case, without the punctuation between them.
 
-Every draw is a hash of the seed and the drawn object. Draws are the same in any process and on any machine,
+Every draw is a hash of the drawn object. Draws are the same in any process and on any machine,
 and do not depend on other queries.
 """
 
@@ -32,7 +32,6 @@ from papers.luan2021.passages import WORD, Runs, read_runs, units, words_of
 from paradigms.data.assembly import assemble
 from paradigms.data.collection import Collection, Corpus
 
-LENGTHS = (50, 100, 200, 400)
 # words and tokens of a query
 FEWEST = 5
 MOST = 25
@@ -71,7 +70,6 @@ class Source:
     group: int
     reserve: bool
     tokenizer: Any
-    seed: int
 
     def __post_init__(self) -> None:
         vocabulary: dict[str, int] = {}
@@ -85,7 +83,7 @@ class Source:
 
     def draw(self, n: int, *what: object) -> int:
         """Draw a number from 0 to n − 1 by hashing `what`."""
-        return hashed(self.seed, *what) % n
+        return hashed(*what) % n
 
     def reserved(self, unit: Unit) -> bool:
         """Return whether a unit is reserved for distractors, so that no query is drawn from it."""
@@ -100,12 +98,11 @@ def containing_passages(
     corpus: Corpus,
     queries: Mapping[str, int],
     *,
-    lengths: Sequence[int] = LENGTHS,
-    longest: int | None = None,
+    lengths: Sequence[int],
+    longest: int,
     passages: int | None = None,
     distractors: int = 2,
     tokenizer: Any = None,
-    seed: int = 0,
 ) -> dict[int, Collection]:
     """Return {length: collection of passages of at most `length` tokens}; all have the same queries.
 
@@ -115,22 +112,17 @@ def containing_passages(
     tokenizer: a fast Hugging Face tokenizer whose tokens count towards `lengths`; by default, words do.
     lengths: multiples of the smallest length. Smallest passages with fewer than 25 tokens are left out.
     longest: passages of all lengths lie within passages of this length, so collections of one length are the
-    same, whatever the other lengths are; by default, the greatest of `lengths`.
+    same, whatever the other lengths are.
 
     Raises ValueError if the corpus is too small for these numbers, or if no passage fits the settings.
     """
-    lengths = sorted(set(lengths))
-    if not queries or min(queries.values()) < 1:
-        raise ValueError(f"queries={dict(queries)}: every split needs at least 1")
-    nested = [*lengths, *([] if longest is None else [longest])]
-    if not lengths or lengths[0] < MOST or any(n % lengths[0] for n in nested) or max(nested) != nested[-1]:
-        allowed = (
-            f"the smallest must hold {MOST} tokens, the others be its multiples, and longest the greatest"
+    shortest = min(lengths)
+    if shortest < MOST or any(n % shortest for n in (*lengths, longest)) or max(lengths) > longest:
+        raise ValueError(
+            f"lengths={lengths}, longest={longest}: the smallest must hold {MOST} tokens, the others be its "
+            "multiples, and longest the greatest"
         )
-        raise ValueError(f"lengths={lengths}, longest={longest}: {allowed}")
-    if distractors < 0:
-        raise ValueError(f"distractors must be at least 0, not {distractors}")
-    source = Source(corpus, lengths[0], nested[-1] // lengths[0], distractors > 0, tokenizer, seed)
+    source = Source(corpus, shortest, longest // shortest, distractors > 0, tokenizer)
     rest = iter(_draw_queries(source, sum(queries.values())))
     splits = {split: list(islice(rest, count)) for split, count in queries.items()}
     return {length: _collection(source, length, splits, passages, distractors) for length in lengths}
@@ -152,15 +144,15 @@ def occurrences(
 
 
 def hashed(*what: object) -> int:
-    """Hash the string forms of objects to 64 bits; the hash is the same on every machine."""
-    return int.from_bytes(hashlib.sha256("\n".join(map(str, what)).encode()).digest()[:8], "big")
+    """Hash the seed 0 and the string forms of objects to 64 bits; the hash is the same on every machine."""
+    return int.from_bytes(hashlib.sha256("\n".join(map(str, (0, *what))).encode()).digest()[:8], "big")
 
 
 def _draw_queries(source: Source, count: int) -> list[Query]:
     """Draw queries from different units, in random order. Raises ValueError if there are too few."""
     free = [unit for unit in source.units if not source.reserved(unit)]
     ids = source.corpus.ids
-    waiting = sorted(free, key=lambda unit: hashed(source.seed, "unit", ids[unit.row], unit.place))
+    waiting = sorted(free, key=lambda unit: hashed("unit", ids[unit.row], unit.place))
     unique: list[Query] = []
     while len(unique) < count:
         batch = waiting[: 2 * (count - len(unique))]  # some of these phrases will occur twice
@@ -215,7 +207,7 @@ def _collection(
                 f"{name}: the corpus has {len(ids):,} passages of this length, and {len(golds):,} hold a "
                 f"query: passages={passages:,} does not lie between"
             )
-        others = sorted(set(ids) - golds, key=lambda id: hashed(source.seed, "passage", id))
+        others = sorted(set(ids) - golds, key=lambda id: hashed("passage", id))
         kept = golds | set(others[: passages - len(golds)])
         ids = [id for id in ids if id in kept]
     changed = _distractors(source, texts, length, hosts, list(query_of.values()), distractors, name)
@@ -284,7 +276,7 @@ def _changed(source: Source, query: Query, n: int, attempt: int) -> str:
     what = (query.id, n, attempt)
     text = query.text
     places = [match.span() for match in WORD.finditer(query.text)]
-    by_chance = sorted(range(len(places)), key=lambda i: hashed(source.seed, "changed", *what, i))
+    by_chance = sorted(range(len(places)), key=lambda i: hashed("changed", *what, i))
     for i in sorted(by_chance[: 1 + n % CHANGED], reverse=True):  # from the end: earlier places stay valid
         new = query.words[i]
         tries = 0

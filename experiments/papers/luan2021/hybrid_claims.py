@@ -6,9 +6,7 @@ from typing import Any
 from studies.claims import Study, Values, printed
 from studies.curves import Curves, at_path
 from studies.gains import LEARNED, same_queries, training_section
-from studies.pages import Measured, Rows, Section, interval_text
-
-from paradigms.evaluate import seeds_interval
+from studies.pages import Measured, Rows, Section
 
 MEASURES = ("RR@10", "nDCG@10", "R@10", "Judged@10")
 RR, NDCG, _, JUDGED = MEASURES
@@ -107,23 +105,7 @@ class HybridStudy:
                 Curves(name, self.depths, {RR: stages}).rows,
                 figure_6.draw(),
             ),
-            "mining": Section(
-                "One round of hard-negative mining",
-                "After the first round: as many steps with negatives that the model itself ranks high "
-                "(mined), or with BM25's as before (again). The paper mines “when beneficial” and gives no "
-                "number.",
-                self.round_rows(),
-            ),
         }
-
-    def round_rows(self) -> Rows:
-        rows: Rows = []
-        for system, trained in self.seeds[0]["rounds"].items():
-            for round in trained:
-                after, before = (self.values("rounds", system, r, RR) for r in (round, "first"))
-                row = {"system": system, "round": round, RR: after}
-                rows.append(row | {f"{RR} − first": interval_text(seeds_interval(after - before), "+")})
-        return rows
 
     def retrieve_rows(self) -> Rows:
         papers = {ours: "/".join(f"{x:.3f}" for x in TABLE_1[paper]) for paper, ours in self.ours.items()}

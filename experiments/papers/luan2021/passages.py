@@ -1,4 +1,4 @@
-"""Cut texts into passages of at most l tokens, counted as words or as an encoder's tokens.
+"""Cut texts into units of at most l tokens, counted as words or as an encoder's tokens.
 
 Luan et al., TACL 2021, §§5 and 6, cut the same text into passages of 50, 100, 200 and 400 tokens. Cuts fall
 on white space. Words are runs of letters, digits and underscores in lower case.
@@ -38,25 +38,6 @@ def articles(corpus: Corpus) -> Corpus:
         ids.append(passages[0][0])
         titles.append(passages[0][1])
         texts.append("\n".join(body(title, text) for _, title, text in passages))
-    return Corpus(ids, texts, titles)
-
-
-def cut(corpus: Corpus, length: int, tokenizer: Any = None) -> Corpus:
-    """Cut every text into passages of at most `length` tokens.
-
-    tokenizer: a fast Hugging Face tokenizer; by default, words count. Each passage is as long as cuts at
-    white space allow; longer runs without white space are left out. Passage n of document "d" has the id
-    "d:n" and keeps the document's title.
-    """
-    ids = []
-    titles = []
-    texts = []
-    read = zip(corpus.ids, corpus.titles, read_runs(corpus, tokenizer), strict=True)
-    for id, title, (text, runs) in read:
-        for place, start, end in units(runs, length):
-            ids.append(f"{id}:{place}")
-            titles.append(title)
-            texts.append(text[start:end])
     return Corpus(ids, texts, titles)
 
 

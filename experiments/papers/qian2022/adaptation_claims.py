@@ -29,7 +29,6 @@ OTHER = "scifact"  # whose printed values are drawn beside a collection that is 
 POINT = 0.01  # printed differences of nDCG@10 below this are not claims
 CAREFUL = f"careful (test ≤ {LEVEL:g})"
 RULES: dict[str, Rule] = {"best": best, CAREFUL: best_if_significant}
-JUDGED_QUERIES = (8, 16, 32)  # numbers of judged queries for `answer`
 # origins of a given checkpoint
 ZERO_SHOT = "zero-shot"
 IN_DOMAIN = "in-domain, other queries"
@@ -114,10 +113,6 @@ class Mean:
             side: average([of[side] for of in each]) for side in each[0] if all(side in of for of in each)
         }
 
-    def gain(self, shots: int, rule: str = "best") -> Values | None:
-        gains = [gain for task in self.tasks if (gain := task.gain(shots, rule)) is not None]
-        return average(gains) if len(gains) == len(self.tasks) else None
-
 
 def average(contrasts: Sequence[Values]) -> Values:
     """Combine contrasts into values whose mean over queries is the mean of the contrasts' means."""
@@ -200,20 +195,6 @@ def table_order(task: Task) -> list[str]:
     return orders
 
 
-def answer(tasks: Sequence[Task]) -> Rows:
-    """Make rows on what choosing by few judged queries gains or costs, means over collections first."""
-    rows: Rows = []
-    for of, shots in product([*means_of(tasks), *tasks], JUDGED_QUERIES):
-        row: dict[str, Any] = {"collection": of.label, "judged queries": shots}
-        for rule in RULES:
-            if (values := of.gain(shots, rule)) is not None:
-                gain = seeds_interval(values)
-                word = "pays" if gain.low > 0 else "costs" if gain.high < 0 else "not decided"
-                row[rule] = f"{word}: {interval_text(gain, '+')}"
-        rows += [row] if len(row) > 2 else []
-    return rows
-
-
 def describe(tasks: Sequence[Task]) -> dict[str, Section]:
     strategies = [name for name in BY_KIND if all(name in task.strategies for task in tasks)]
     curves = _by_strategy(tasks, strategies)
@@ -235,12 +216,6 @@ def describe(tasks: Sequence[Task]) -> dict[str, Section]:
     }
     return {
         "training": training_section({task.label: task.models for task in tasks}),
-        "answer": Section(
-            "With few judged queries, when does choosing an alignment pay?",
-            "Gains of nDCG@10 on other queries, by the paper's rule, best, and the careful one. "
-            "pays: the interval is above 0; costs: below 0; not decided: it holds 0.",
-            answer(tasks),
-        ),
         "claims": study(tasks).section(
             "qian2022",
             "adaptation",

@@ -11,7 +11,7 @@ from studies.pages import Measured, Rows, Section
 
 from paradigms.evaluate import PerQuery
 from paradigms.evaluate.adaptation import adapt
-from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED
+from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED
 from paradigms.evaluate.gate import FLAT, Gate
 
 RR_PRINTED = {(q, d): value for q, d, value in printed("qian2022")["RR@10"]}  # (β^q, β^d) -> MS MARCO's
@@ -24,6 +24,7 @@ SALIENT_IN = ("documents", "queries")
 L1 = "l1-"  # start of the name of an L1 method; its coefficient follows
 ON_DEV = "RR@10 on dev queries"  # key in the results of a model: a value for each pair
 JUDGED = 8  # judged queries for choosing an alignment after pruning
+FIGURE_6: Pair = (0.3, 0.2)  # β^q, β^d of the savings
 SAVED = {"bytes of the index": (0, 0.8), "multiply-adds": (2, 0.94)}  # index in COSTS, the paper's share
 CLOSE = 0.02  # a share that is counted agrees with the paper's if it is not lower by more than this
 
@@ -110,21 +111,13 @@ class PruningStudy:
         return {"unlearned": unlearned(means, self.bm25.mean("RR@10"), models)}
 
     def counts(self) -> Mapping[str, Mapping[str, str]]:
-        """Count what needs no significance test: savings by pruning, and the share of retrieved tokens."""
+        """Return the savings by pruning, which need no significance test."""
         counts: dict[str, dict[str, str]] = {}
-        if (0.3, 0.2) in self.pairs:
-            for name, (place, share) in SAVED.items():
-                saved = self.saved[self.pairs.index((0.3, 0.2))][place]
-                verdict = REPRODUCED if saved > share - CLOSE else CONTRADICTED
-                counts[name] = counted(f"{name} saved at β^q = 30%, β^d = 20%", share, saved, verdict)
-        if retrieved := [result["retrieved"] for result in self.results if "retrieved" in result]:
-            queries = len(self.bm25.queries)
-            counts["retrieved"] = counted(
-                f"tokens that {queries} queries retrieve, of the most retrieved documents",
-                0.128,
-                float(np.mean(retrieved)),
-                f"{UNDECIDED}: depends on the number of queries and documents",
-            )
+        for name, (place, share) in SAVED.items() if FIGURE_6 in self.pairs else ():
+            saved = self.saved[self.pairs.index(FIGURE_6)][place]
+            cells = {"quantity": f"{name} saved at {at(FIGURE_6)}", "printed": f"{100 * share:g}%"}
+            cells |= {"measured": f"{saved:.1%}", "sample": "counted"}
+            counts[name] = cells | {"verdict": REPRODUCED if saved > share - CLOSE else CONTRADICTED}
         return counts
 
     def curves(self, side: int, symbol: str, what: str) -> Section:
@@ -182,8 +175,3 @@ class PruningStudy:
                 costs,
             ),
         }
-
-
-def counted(quantity: str, paper: float, share: float, verdict: str) -> dict[str, str]:
-    cells = {"quantity": quantity, "printed": f"{100 * paper:g}%", "measured": f"{share:.1%}"}
-    return cells | {"sample": "counted", "verdict": verdict}
