@@ -54,9 +54,9 @@ test-cpus: .venv/.test
 	ATEN_CPU_CAPABILITY=avx2 DNNL_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 FAISS_SIMD_LEVEL=AVX2 \
 		OPENBLAS_CORETYPE=Haswell $(OLDER) $(ARGS)
 
-# Kernels, training, launches and speed on one GPU; ARGS="--device cpu" tries the checks at small sizes.
+# Kernels, training and speed on one GPU; ARGS="--device cpu" tries the checks of training at small sizes.
 gpu: .venv/.test
-	$(INSTALL) -e '.[interop]'
+	$(PYTEST) tests/test_gpu.py
 	$(BIN)/python experiments/gpu.py $(ARGS)
 
 # Damaged files, strangers' checkpoints, killed writers: 10,000 tries, or ARGS="--tries 100000 --only index".
