@@ -1,21 +1,17 @@
-"""Measure the service under load: queries per second and latencies by number of clients, and mixed requests.
+"""Measure the service under load: queries per second and latencies by number of clients.
 
 The service runs in a separate process with exact indexes of one collection. Each client keeps a connection
 open and sends a search for ten documents as soon as the previous answer arrives. Every answer is compared
-with a direct search by the retriever. With --mixed SECONDS, clients then search and explain with all systems
-while documents are added to the index folders, and the service's memory is measured; a tenth of the requests
-cost much, are not permitted, or are left unfinished. With --pylate ENVIRONMENT, PyLate's server and our
-service both serve a model that PyLate writes, and clients send queries to encode. Encoders are untrained:
-times do not depend on training.
+with a direct search by the retriever. With --pylate ENVIRONMENT, PyLate's server and our service both serve
+a model that PyLate writes, and clients send queries to encode. Encoders are untrained: times do not depend on
+training.
 """
 
 import multiprocessing
 import os
-import shutil
 import signal
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,22 +36,19 @@ class Settings(Benchmark, OneCollection, Queries):
     """seconds per system and number of clients; the first tenth does not count"""
     pylate: str = ""
     """virtual environment with pylate[api]; empty: do not measure encoding"""
-    mixed: float = 0.0
-    """seconds of mixed load with the last number of clients; 0: no mixed load"""
 
 
 launch(__name__, Settings, __doc__)  # before the slow imports
 
 import torch
-from parts.clients import PYLATE, Ask, K, either, encoding, load, searching, straining
-from parts.measuring import MiB, WorkerError, in_worker, memory
+from parts.clients import PYLATE, Ask, K, encoding, load, searching
+from parts.measuring import WorkerError, in_worker
 from studies.pages import Rows, Section, publish
 
 from paradigms import PARADIGMS
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Corpus, load_collection
 from paradigms.encoder.sources import packaged
-from paradigms.find import open_index
 from paradigms.io.device import processor
 from paradigms.io.terminal import Terminal
 from paradigms.loading import as_paradigm
@@ -76,7 +69,6 @@ def main(settings: Settings) -> None:
     retrievers = systems(settings, collection.corpus)
     expected = {name: searched(retriever, texts) for name, retriever in retrievers.items()}
     rows: Rows = []
-    mixed: Rows = []
 
     def measure(name: str, server: Server, ask: Ask) -> None:
         for count in settings.clients:
@@ -97,17 +89,12 @@ def main(settings: Settings) -> None:
         if settings.pylate:
             measure("encode", service, encoding(texts, vectors))
         for name in settings.systems:
-            measure(name, service, searching([name], texts, expected))
-        if settings.mixed:
-            mixed.append(mixed_load(service, retrievers, texts, expected, settings))
+            measure(name, service, searching(name, texts, expected[name]))
     text = (
         f"{len(collection.corpus):,} documents, k = {K}; {os.cpu_count()} cores of {processor()}, load "
         f"{before:.1f} before and {os.getloadavg()[0]:.1f} after; the service ended with {service.ended}."
     )
-    sections = {
-        "load": Section("Clients that send the same request", rows=rows),
-        "mixed": Section("Mixed requests while documents are added", rows=mixed),
-    }
+    sections = {"load": Section("Clients that send the same request", rows=rows)}
     publish(settings, "Serving", text, sections)
 
 
@@ -205,48 +192,3 @@ def pylate_server(settings: Settings, folder: Path) -> Iterator[Server]:
             yield Server(process.pid, port)
         finally:
             process.terminate()
-
-
-def mixed_load(
-    service: Server,
-    retrievers: dict[str, Retriever],
-    texts: list[str],
-    expected: dict[str, list[list[float]]],
-    settings: Settings,
-) -> dict[str, Any]:
-    """Search and explain with all systems at once, while a writer adds documents to the index folders."""
-    plain = searching(list(retrievers), texts, expected, explained=0.2)
-    ask = either(plain, straining(list(retrievers), texts), 0.1)
-    load(service.port, ask, settings.clients[-1], min(30.0, settings.mixed / 10))
-    status = f"/proc/{service.pid}/status"
-    ended = threading.Event()
-    documents = 0
-    allocated = [memory("RssAnon", status)]  # memory of the service, without the pages of mapped files
-
-    def add() -> None:
-        nonlocal documents
-        names = [name for name in retrievers if name not in ("bm25", *SHARED)]
-        places = [Path(settings.output, "indexes", name) for name in names]
-        for place in places:
-            shutil.copytree(place, place.with_name(f"{place.name}.before"))
-        while not ended.wait(5.0) and places:
-            if time.perf_counter() - began > len(allocated) * settings.mixed / 10:
-                allocated.append(memory("RssAnon", status))
-            place = places[documents % len(places)]
-            document = f"added {documents}"
-            retriever: Any = retrievers[place.name]
-            open_index(place).store.add(retriever.model, [document], [f"a document, {document}"])
-            documents += 1
-        for place in places:
-            shutil.rmtree(place)
-            place.with_name(f"{place.name}.before").rename(place)
-
-    began = time.perf_counter()
-    writer = threading.Thread(target=add)
-    writer.start()
-    row = load(service.port, ask, settings.clients[-1], settings.mixed)
-    ended.set()
-    writer.join()
-    allocated.append(memory("RssAnon", status))
-    sizes = ", ".join(f"{size / MiB:.0f}" for size in allocated)
-    return row | {"documents added": documents, "MiB allocated": sizes}

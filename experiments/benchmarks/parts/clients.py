@@ -3,7 +3,6 @@
 import http.client
 import json
 import random
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -38,78 +37,18 @@ def encoding(texts: list[str], vectors: list[Tensor], peer: str = "") -> Ask:
     return ask
 
 
-def searching(
-    names: list[str], texts: list[str], expected: dict[str, list[list[float]]], explained: float = 0.0
-) -> Ask:
-    """Search for a random text with a random system, and explain a share of the results."""
+def searching(name: str, texts: list[str], expected: list[list[float]]) -> Ask:
+    """Search for a random text with a system. expected: the scores of each text's documents."""
 
     def ask(connection: http.client.HTTPConnection, generator: random.Random) -> bool:
-        name = generator.choice(names)
         n = generator.randrange(len(texts))
-        body: dict[str, Any] = {"queries": {"q": texts[n]}, "k": K, "systems": [name]}
+        body = {"queries": {"q": texts[n]}, "k": K, "systems": [name]}
         ranked = post(connection, "/search", body)["systems"][name]["run"]["q"]
         scores = [score for _, score in ranked]
-        exact = expected[name][n]
-        right = len(scores) == len(exact) and np.allclose(scores, exact, rtol=WRONG, atol=WRONG)
-        if ranked and generator.random() < explained:
-            body = {"query": texts[n], "document": ranked[0][0], "systems": [name]}
-            answered = post(connection, "/explain", body)["systems"][name]
-            right = right and answered["rank"] == 1
-        return bool(right)
+        right = len(scores) == len(expected[n])
+        return right and np.allclose(scores, expected[n], rtol=WRONG, atol=WRONG)
 
     return ask
-
-
-COSTLY = ("Buckets(planes=1, repetitions=400000)", "Entropic(k=2, eps=0.1, iterations=1000)")
-PERMITTED = ("Buckets(planes=6, repetitions=20)", "Entropic(k=2, eps=0.1)", "TopK(k=8)", "TopP(p=0.2)")
-LONG = 100_000  # characters of a text
-
-
-def straining(names: list[str], texts: list[str]) -> Ask:
-    """Return a function whose requests cost much, are not permitted, or are left without their answer."""
-    dense = [name for name in names if name != "bm25"] or names
-
-    def ask(connection: http.client.HTTPConnection, generator: random.Random) -> bool:
-        text = generator.choice(texts)
-        system = generator.choice(dense)
-        body: dict[str, Any] = {"queries": {"q": text}, "k": K, "systems": [system]}
-        kind = generator.randrange(6)
-        if kind == 0:  # its words are new to every cache
-            words = [f"{word} {generator.random()}" for word in text.split()]
-            body["queries"] = {"q": " ".join(words), "r": text * (LONG // len(text))}
-        if kind <= 1:
-            body["align"] = generator.choice(PERMITTED)
-            answered = post(connection, "/search", body)["systems"][system]
-            return "run" in answered or "ids" in answered["error"]
-        if kind == 2:
-            headers = "POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            with socket.create_connection(("127.0.0.1", connection.port)) as half:
-                half.sendall((headers + generator.choice(["", "Content-Length: 9\r\n\r\n{"])).encode())
-                time.sleep(1)
-            return True
-        if kind == 3:
-            content = json.dumps(body | {"align": generator.choice(PERMITTED), "k": 1000})
-            connection.request("POST", "/search", content, {"Content-Type": "application/json"})
-            connection.close()  # without reading
-            return True
-        path = "/search"
-        if kind == 4:
-            body |= {"align": generator.choice(COSTLY)} if system != "dpr" else {"k": 10**4000}
-        else:
-            path = "/encode"
-            body = {"system": system, "texts": [text * 50] * 256, "side": "document"}
-        try:
-            post(connection, path, body)
-        except ConnectionError as error:
-            return " 400 " in str(error)
-        return system == "dpr"  # one vector for a text
-
-    return ask
-
-
-def either(one: Ask, other: Ask, share: float) -> Ask:
-    """Return a function that asks like `other` in a share of its calls, and else like `one`."""
-    return lambda connection, generator: (other if generator.random() < share else one)(connection, generator)
 
 
 def post(connection: http.client.HTTPConnection, path: str, body: dict[str, Any]) -> Any:
