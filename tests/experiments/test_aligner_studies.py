@@ -1,4 +1,4 @@
-"""experiments/alignment_adaptation.py, salience_pruning.py and interpret.py: measures and planted claims."""
+"""experiments/alignment_adaptation.py and salience_pruning.py: measures and planted claims."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, YES
 from paradigms.find import Index, Store, kinds
 from paradigms.retrieve import Indexed
 from paradigms.retrieve.strategies import MEASURED
-from tests.experiments.scripts import run, unmeasured, verdicts
+from tests.experiments.scripts import unmeasured, verdicts
 
 NAMES = list(MEASURED)
 
@@ -183,27 +183,3 @@ def test_pieces_become_words_again(family: str, checkpoints: dict[str, Path]) ->
     assert places == sorted(set(places))
     labels = paradigm.encoder.labels(QUERY, "query")
     assert {labels[n] for n in range(len(labels)) if n not in places} <= {"[CLS]", "[SEP]", "</s>"}
-
-
-def test_the_script_reads_a_collection_and_writes_the_page(
-    tiny_bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = {
-        "corpus": [{"_id": "d1", "text": DOCUMENT}, {"_id": "d2", "text": ""}, {"_id": "d3", "text": "land"}],
-        "queries": [{"_id": "q1", "text": QUERY}, {"_id": "q2", "text": ""}, {"_id": "q3", "text": "sea"}],
-    }
-    (tmp_path / "data" / "qrels").mkdir(parents=True)
-    for name, lines in rows.items():
-        (tmp_path / "data" / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    judged = "query-id\tcorpus-id\tscore\nq1\td3\t1\nq1\td1\t2\nq2\td2\t1\nq3\td3\t0\n"
-    (tmp_path / "data" / "qrels" / "test.tsv").write_text(judged)
-    build(tiny_bert).save_pretrained(tmp_path / "model")
-    page = tmp_path / "page.html"
-    run("interpret", checkpoint=tmp_path / "model", collection=tmp_path / "data", output=page)
-    printed = " ".join(capsys.readouterr().out.split())
-    for found in (printed, page.read_text()):
-        assert all(name in found for name in ("Most salient in query q1", "Most salient in document d1"))
-        assert "document d2" in found  # empty texts have no words_of, and do no harm
-        assert "query q3" not in found  # nothing relevant
-        assert "its deviation within a document is" in found
-    assert "query q1, k = 4" in printed
