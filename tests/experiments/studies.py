@@ -31,7 +31,6 @@ STUDIES = {
         "claims_table6 claims_table7 claims_table8 claims_search claims_controls retrieve training added",
         "t5-v1.1",
     ),
-    "logit_relevance": Small({"paradigm": "genre"}, "claims states training", "t5", shared=False),
     "low_rank": Small(
         {"paradigm": "genre", "queries": 0}, "claims layers shares cosines training", "t5-v1.1"
     ),
