@@ -31,9 +31,7 @@ STUDIES = {
         "claims_table6 claims_table7 claims_table8 claims_search claims_controls retrieve training added",
         "t5-v1.1",
     ),
-    "low_rank": Small(
-        {"paradigm": "genre", "queries": 0}, "claims layers shares cosines training", "t5-v1.1"
-    ),
+    "low_rank": Small({"paradigm": "genre", "queries": 0}, "claims layers training", "t5-v1.1"),
     "term_matching": Small({}, "claims query_to_document document_to_query training", "t5"),
     "alignment_adaptation": Small(
         {"depth": 12, "queries": 20, "trained_with": '["k=1", "eps=0.1"]'},

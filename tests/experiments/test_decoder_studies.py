@@ -12,7 +12,7 @@ from paradigms.generative.identifiers import Targets
 from paradigms.generative.interaction import decompose
 from tests.experiments.scripts import unmeasured, verdicts
 from tests.near import assert_same
-from tests.tiny_generative import generative, log_p, named
+from tests.tiny_generative import generative, named
 from theory import kernels
 from theory import low_rank as lemma
 
@@ -68,19 +68,6 @@ def test_the_measures_are_the_theorys_own() -> None:
     }
     for key, value in expected.items():
         assert_same(found[key], np.full((2, 3), value))
-
-
-def test_parts_of_rel(seq2seq: dict[str, Path]) -> None:
-    model = generative(seq2seq["t5-v1.1"], named(NAMES))
-    queries, names = [f"{QUERY} {word}" for word in ("river", "is", "")], [model.target(n) for n in range(3)]
-    found = low_rank.parts_of_rel(model, queries, names)
-    assert len(found) == 12
-    for n, query in enumerate(queries):
-        sources, targets = model.tokenize([query]), Targets.pad([[names[n]]])
-        rel = log_p(model, query, names[n], "centred_logit")
-        D, Q, interaction = decompose(model, sources, targets, "centred_logit", "direct")
-        part = ((D.vectors[0, 0] @ Q.vectors[0, 0].T) * interaction.alignment[0, 0]).sum()
-        assert_same([row[n] for row in found["centred_logit, direct"]], [rel, float(part)], scale=1)
 
 
 def test_verdicts_of_low_rank_follow_the_numbers() -> None:
