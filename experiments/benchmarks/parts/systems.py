@@ -136,25 +136,6 @@ class Ours(System):
         return [[int(id) for id in islice(run, self.job["k"])] for run in runs]
 
 
-class GemmScatter(System):
-    """Compute all similarities in one product, then the maximum per document (scatter_reduce)."""
-
-    def open(self) -> None:
-        import torch
-
-        self.tokens = torch.from_numpy(np.concatenate(self.arrays))
-        owners = np.repeat(np.arange(len(self.arrays)), [len(array) for array in self.arrays])
-        self.owners = torch.from_numpy(owners)
-
-    def scores(self, query: int, candidates: list[int] | None) -> np.ndarray:
-        import torch
-
-        similarity = self.tokens @ torch.from_numpy(self.documents.query_arrays[query]).T
-        index = self.owners[:, None].expand_as(similarity)
-        empty = similarity.new_full((len(self.arrays), similarity.shape[1]), -torch.inf)
-        return empty.scatter_reduce_(0, index, similarity, "amax").sum(1).numpy()
-
-
 class MaxSimCpu(System):
     """Score all documents, or the candidates, with maxsim-cpu, which takes a list of arrays."""
 
@@ -214,7 +195,6 @@ class Warp(FastPlaid):
 
 SYSTEMS: dict[str, type[System]] = {
     "ours": Ours,
-    "gemm_scatter": GemmScatter,
     "maxsim_cpu": MaxSimCpu,
     "fast_plaid": FastPlaid,
     "warp": Warp,
