@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 MiB = 2**20
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
-PEERS = {"maxsim_cpu": "maxsim_cpu", "fast_plaid": "fast_plaid", "warp": "xtr_warp"}  # system → its module
+PEERS = ("maxsim_cpu", "fast_plaid")  # systems with their modules' names
 
 
 class WorkerError(Exception):
@@ -67,8 +67,8 @@ def interpreters(environments: Sequence[str]) -> dict[str, str]:
         python = Path(environment).absolute() / "bin" / "python"
         if not python.is_file():
             raise SystemExit(f"--peers: {environment} is not a virtual environment ({python} is missing)")
-        for system, module in PEERS.items():
-            if not subprocess.run([python, "-c", f"import {module}"], capture_output=True).returncode:
+        for system in PEERS:
+            if not subprocess.run([python, "-c", f"import {system}"], capture_output=True).returncode:
                 pythons[system] = str(python)
     return pythons
 

@@ -164,40 +164,18 @@ class FastPlaid(System):
 
         self.index = search.FastPlaid(index=self.folder, device="cpu")
 
-    def find(self, queries: Sequence[int], **more: Any) -> Ranked:
+    def find(self, queries: Sequence[int]) -> Ranked:
         import torch
 
         rows = [torch.from_numpy(self.documents.query_arrays[n]) for n in queries]
-        ranked = self.index.search(rows, top_k=self.job["k"], show_progress=False, **more, **self.setting)
+        ranked = self.index.search(rows, top_k=self.job["k"], show_progress=False, **self.setting)
         return [[document for document, _ in row] for row in ranked]
-
-
-class Warp(FastPlaid):
-    """xtr-warp-rs; a setting has arguments of its search."""
-
-    def build(self) -> None:
-        import torch
-        from xtr_warp.search import XTRWarp
-
-        documents = [torch.from_numpy(array) for array in self.arrays]
-        index = XTRWarp(index=self.folder, device="cpu")
-        index.create(documents, device="cpu", show_progress=False, **self.job["build"])
-
-    def open(self) -> None:
-        from xtr_warp.search import XTRWarp
-
-        self.index = XTRWarp(index=self.folder, device="cpu")
-        self.index.load("cpu")
-
-    def find(self, queries: Sequence[int], **more: Any) -> Ranked:
-        return super().find(queries, num_threads=self.job["threads"])
 
 
 SYSTEMS: dict[str, type[System]] = {
     "ours": Ours,
     "maxsim_cpu": MaxSimCpu,
     "fast_plaid": FastPlaid,
-    "warp": Warp,
 }
 
 
