@@ -1,4 +1,4 @@
-"""Time search for SPLADE vectors of a collection in the inverted index, scipy, bm25s and Seismic; report sizes.
+"""Time search for SPLADE vectors of a collection in the inverted index, scipy, bm25s and Seismic.
 
 scipy is measured in two ways: the document matrix times a dense query, and a sparse query times the
 transposed matrix, which reads only the postings of the query's terms. bm25s supports only query weights of 1.
