@@ -12,7 +12,6 @@ exact tail probabilities: with a new seed, a run fails by chance less than once 
 import math
 import time
 import zlib
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from fnmatch import fnmatch
 from itertools import product
@@ -42,7 +41,6 @@ class Settings(Output, Seed):
 launch(__name__, Settings, __doc__, device=False)  # before the slow imports
 
 import numpy as np
-from rich.text import Text
 from studies.curves import Curves
 from studies.pages import STUDY, Section, print_sections, study, write_page
 
@@ -52,7 +50,7 @@ from paradigms.io.terminal import Terminal
 from theory.claims import OURS, THEOREMS, Evidence, Theorem
 
 HOLDS, CORRECTED, FALSE, FAILS = "holds", "holds with correction", "false as printed", "FAILS"
-STYLES = {HOLDS: "green", CORRECTED: "yellow", FALSE: "magenta", FAILS: "bold red"}
+VERDICTS = (HOLDS, CORRECTED, FALSE, FAILS)
 
 
 class Result(NamedTuple):
@@ -141,18 +139,8 @@ def by_paper(results: list[Result]) -> dict[str, list[Result]]:
     return {paper: [result for result in results if result.theorem.paper == paper] for paper in papers}
 
 
-def exceptions(results: list[Result]) -> Iterator[Text]:
-    """Yield a line for each claim that fails, is false or needs a correction, with the decisive number."""
-    for name in (FAILS, FALSE, CORRECTED):
-        for check, theorem, word, evidence, _, seed in results:
-            if word == name:
-                number = f"{evidence.violation:.3g}" if evidence.printed is None else printed_number(evidence)
-                why = (evidence.detail or f"off by {number}") + (f" (seed {seed})" if word == FAILS else "")
-                yield Text.assemble((name, STYLES[name]), f"  {theorem.source}, {check}: {why}")
-
-
 def counts(results: list[Result]) -> dict[str, int]:
-    return {name: sum(result.verdict == name for result in results) for name in STYLES}
+    return {name: sum(result.verdict == name for result in results) for name in VERDICTS}
 
 
 def summary(results: list[Result], seeds: str = "") -> str:
@@ -182,8 +170,10 @@ def main(settings: Settings) -> int:
     rows = [{"claims of": paper} | counts(group) for paper, group in by_paper(results).items()]
     counted = Section("What holds", rows=rows)
     print_sections([counted])
-    for line in exceptions(results):
-        console.print(line)
+    for result in results:
+        if result.verdict == FAILS:
+            why = result.evidence.detail or f"off by {result.evidence.violation:.3g}"
+            console.print(f"{FAILS}  {result.theorem.source}, {result.name}: {why} (seed {result.seed})")
     total = summary(
         results, f" with seed {seeds[0]}" if len(seeds) == 1 else f", seeds {seeds[0]} to {seeds[-1]}"
     )

@@ -7,8 +7,7 @@ listed and left out:
     pip install onnx onnxruntime openvino nncf
 
 Systems take turns within a round, so that other load affects all systems alike. Medians of CPU seconds are
-reported. The column `cosine` compares a document's mean vector with the float32 vector from transformers. The
-rates of matrix products are measured for the encoder's widest layer and are an upper limit for every system.
+reported. The column `cosine` compares a document's mean vector with the float32 vector from transformers.
 Compare ratios: seconds depend on the machine. ATEN_CPU_CAPABILITY=avx2 and ONEDNN_MAX_CPU_ISA=AVX2 restrict
 torch to older instructions; ONNX Runtime has no such setting.
 
@@ -96,7 +95,6 @@ def main(settings: Settings) -> None:
         for name, why in absent.items():
             console.print(f"{name} is left out: {why}")
         sections["speed"] = Section("Encoding, by system", "", rows)
-        sections["products"] = Section("Matrix products alone", "", products(settings))
     costs: Rows = []
     for name in settings.quality:
         with refusing():
@@ -264,17 +262,6 @@ def timings(settings: Settings, systems: dict[str, Encode], texts: list[str]) ->
         row["CPU ms a query"] = 1000 * statistics.median(alone[name])
         rows.append(row | {"cosine": float((vectors * exact).sum(-1).mean())})
     return rows
-
-
-def products(settings: Settings) -> list[dict[str, Any]]:
-    """Measure the rate of the product x Wᵀ, in GFLOP/s, for the shape of the encoder's widest layer."""
-    x = torch.randn(BATCH * LENGTH, 384)
-    weight = torch.randn(1536, 384)
-    pairs = {"float32": (x, weight), "bf16": (x.bfloat16(), weight.bfloat16())}
-    ways = [lambda pair=pair: pair[0] @ pair[1].t() for pair in pairs.values()]
-    seconds = medians(ways, 4 * settings.rounds, time.process_time)
-    work = 2e-9 * len(x) * weight.numel()
-    return [{"product": name, "GFLOP/s": work / taken} for name, taken in zip(pairs, seconds, strict=True)]
 
 
 def quality(settings: Settings, collection: Collection, name: str, folder: Path, console: Terminal) -> Rows:
