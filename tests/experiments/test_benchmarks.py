@@ -15,7 +15,6 @@ import training
 from parts import composed, stages, systems
 from training import PEER, Case, Round
 
-from paradigms import PARADIGMS
 from paradigms.train.order import step_batches
 from tests import needs
 from tests.near import assert_within_rounding
@@ -107,20 +106,14 @@ def pairs(settings: training.Settings) -> training.Pairs:
 def test_our_trainer_measures_the_case(
     settings: training.Settings, pairs: training.Pairs, tmp_path: Path, name: str
 ) -> None:
-    """The loss that rel by hand has; the frozen layers' states are kept."""
+    """The loss is that of the contrastive objective; the frozen layers' states are kept."""
     answer = training.measure(settings, Case(name, "no", BATCH, 1), pairs, str(tmp_path))
     assert answer.rate > 0
     assert any(tmp_path.iterdir())
-    queries, documents = zip(*pairs[: training.CHECKED], strict=True)
-    how = {"skip": ""} if name == "colbert" else {"pooling": "mean"}
-    model = PARADIGMS[name](settings.backbone, query_length=LENGTH, document_length=LENGTH, **how).eval()
-    D = [model.encode_documents([text]).vectors.flatten(0, 2) for text in documents]
-    Q = [model.encode_queries([text]).vectors.flatten(0, 2) for text in queries]
-    scores = torch.stack([torch.stack([(d @ q.T).amax(0).sum() for d in D]) for q in Q])
-    scores = scores / training.TEMPERATURES[name]
-    loss = torch.nn.functional.cross_entropy(scores, torch.arange(len(queries)))
-    terms = TERMS + D[0].shape[1] + LENGTH + len(queries)
-    assert_within_rounding(answer.loss, loss, torch.float32, terms, scale=float(scores.detach().max()))
+    model, objective = training.contrastive(settings, name, pairs)
+    objective.configure(training.TrainingSettings(temperature=training.TEMPERATURES[name]))
+    batch = objective.collate(list(objective.examples[: training.CHECKED]))
+    assert answer.loss == pytest.approx(objective.loss(model.eval(), batch).item(), rel=1e-4)
 
 
 @needs.module("sentence_transformers", "sentence-transformers")
