@@ -52,7 +52,6 @@ from transformers import BertConfig, BertModel
 
 from paradigms.align import NORMALISERS, Alignment, PoolTopK, QueryToDocument, TopK
 from paradigms.core import Tokens, rel
-from paradigms.data import load_collection
 from paradigms.encoder.backbone import load_tokenizer
 from paradigms.encoder.precision import autocast
 from paradigms.encoder.sources import packaged
@@ -107,20 +106,17 @@ class Place:
 
     def settings(self) -> training.Settings:
         batch, length, steps = (32, 180, 8) if self.on_gpu else (8, 32, 2)
-        return training.Settings(backbone=self.backbone(), batches=[batch], length=length, steps=steps)
+        return training.Settings(backbone=self.backbone(), batch=batch, length=length, steps=steps)
 
     def train(self, precision: str = "no", kernels: bool = True, **changes: Any) -> training.Round:
         """Train a ColBERT in a new process. changes: fields of `TrainingSettings`."""
         settings = self.settings()
-        case = training.Case("colbert", precision, settings.batches[0])
+        case = training.Case("colbert", precision)
         with new_process() as process:
             process.submit(use_kernels, kernels).result()
-            return process.submit(training.measure, settings, case, pairs(settings), "", changes).result()
-
-
-def pairs(settings: training.Settings) -> training.Pairs:
-    needed = settings.batches[0] * (training.WARMUP + settings.steps)
-    return training.distinct_pairs(load_collection(settings.collection), needed, settings.seed)
+            return process.submit(
+                training.measure, settings, case, training.drawn_training.drawn_pairs(settings), changes
+            ).result()
 
 
 def use_kernels(use: bool) -> None:
@@ -184,7 +180,7 @@ def peak(place: Place, work: Callable[[], object]) -> int:
 def dropout_replay(place: Place) -> Rows:
     """Do cached gradients repeat dropout exactly, under autocast?"""
     settings = place.settings()
-    model, objective = training.contrastive(settings, "colbert", pairs(settings))
+    model, objective = training.contrastive(settings, "colbert", training.drawn_pairs(settings))
     objective.configure(TrainingSettings(chunk=2))
     states: dict[bytes, list[Tensor]] = {}
 
@@ -232,7 +228,7 @@ def host_waits(place: Place) -> Rows:
         places = waits_of_steps(settings, place.folder)
         steps = settings.steps - 1
     else:
-        model, objective = training.contrastive(settings, "colbert", pairs(settings))
+        model, objective = training.contrastive(settings, "colbert", training.drawn_pairs(settings))
         model.encoder.tokens = {}  # whole batches, as on a GPU
         batch = objective.collate(objective.examples[:8])
         with Reads() as reads:
@@ -257,8 +253,8 @@ def waits_of_steps(settings: training.Settings, folder: Path) -> list[str]:
     hook = register_optimizer_step_post_hook(after_step)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        case = training.Case("colbert", "no", settings.batches[0])
-        training.ours(settings, case, pairs(settings), folder, folder, {})
+        case = training.Case("colbert", "no")
+        training.ours(settings, case, training.drawn_pairs(settings), folder, {})
     hook.remove()
     return [warning.filename for warning in caught if "synchronizing" in str(warning.message)]
 
