@@ -179,9 +179,7 @@ def open_checkpoint(checkpoint: str) -> Paradigm:
 def as_tokens(model: Paradigm) -> Paradigm | None:
     """Return a copy of a single-vector model that outputs all token states; None if this is impossible."""
     settings = model.encoder.settings
-    if {settings.query_vectors, settings.document_vectors} != {"pooled"} or settings.pooled_dim:
-        return None
-    if isinstance(model.encoder, LibraryEncoder):  # which pools them itself
+    if not settings.single or isinstance(model.encoder, LibraryEncoder):  # which pools them itself
         return None
 
     def all_states(encoder: TextEncoder) -> TextEncoder:

@@ -114,9 +114,8 @@ class Place:
         case = training.Case("colbert", precision)
         with new_process() as process:
             process.submit(use_kernels, kernels).result()
-            return process.submit(
-                training.measure, settings, case, training.drawn_training.drawn_pairs(settings), changes
-            ).result()
+            pairs = training.drawn_pairs(settings)
+            return process.submit(training.measure, settings, case, pairs, changes).result()
 
 
 def use_kernels(use: bool) -> None:
