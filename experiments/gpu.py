@@ -62,8 +62,7 @@ from paradigms.io.terminal import Terminal, printable
 from paradigms.scoring import in_batch
 from paradigms.train.loop import TrainingSettings
 
-ROUNDING = 1e-3  # relative difference of losses whose sums are rounded in another order
-ROUNDED = 0.05  # the same in 16 bits, after some steps
+ROUNDED = 0.05  # relative difference of losses whose sums are rounded in 16 bits or another order
 # Alignments that paradigms train with.
 SCORED: dict[str, tuple[Alignment, str]] = {
     "colbert": (QueryToDocument(), "one"),
@@ -258,40 +257,35 @@ def waits_of_steps(settings: training.Settings, folder: Path) -> list[str]:
     return [warning.filename for warning in caught if "synchronizing" in str(warning.message)]
 
 
-def compared(place: Place, setting: str, values: Sequence[Any], most: float, **changes: Any) -> Rows:
-    """Train with each value of a setting. Raises AssertionError if last losses differ by more than `most`."""
+def compared(place: Place, setting: str, values: Sequence[Any], **changes: Any) -> Rows:
+    """Train with each value of a setting. Raises AssertionError if last losses differ by `ROUNDED`."""
     runs = {value: place.train(**{setting: value}, **changes) for value in values}
     first, second = (run.last for run in runs.values())
-    assert abs(second / first - 1) <= most, f"losses differ by {abs(second / first - 1):.1e}"
+    assert abs(second / first - 1) <= ROUNDED, f"losses differ by {abs(second / first - 1):.1e}"
     return [{setting: value, "pairs / s": run.rate, "MiB": run.peak / MiB} for value, run in runs.items()]
 
 
 def fp16_scaler(place: Place) -> Rows:
     """Does fp16 train as float32 does?"""
     place.need_gpu()
-    return compared(place, "precision", ("no", "fp16"), ROUNDED)
-
-
-def workers(place: Place) -> Rows:
-    """Do tokenising workers save time, and change nothing?"""
-    return compared(place, "workers", (0, 4 if place.on_gpu else 1), ROUNDING)
+    return compared(place, "precision", ("no", "fp16"))
 
 
 def parts(place: Place) -> Rows:
     """Do parts of similar length make a training faster, with the same losses?"""
-    return compared(place, "parts", (1, 4), ROUNDED)
+    return compared(place, "parts", (1, 4))
 
 
 def triton_in_training(place: Place) -> Rows:
     """Do Triton's kernels make a training faster?"""
     place.need_gpu()
-    return compared(place, "kernels", (False, True), ROUNDED, matmul_precision="high")
+    return compared(place, "kernels", (False, True), matmul_precision="high")
 
 
 CHECKS: dict[str, Callable[[Place], Rows]] = {
     check.__name__: check
     for check in (
-        in_batch_scores, dropout_replay, host_waits, fp16_scaler, workers, parts, triton_in_training,
+        in_batch_scores, dropout_replay, host_waits, fp16_scaler, parts, triton_in_training,
     )
 }  # fmt: skip
 

@@ -1,6 +1,6 @@
 """How far is generative retrieval's alignment from rank one?
 
-Wu et al. 2024 (arXiv:2404.00684), Lemmas 5.1 and 5.2 and Figure 4. For every head, and for the best name of
+Wu et al. 2024 (arXiv:2404.00684), Lemmas 5.1 and 5.2. For every head, and for the best name of
 each test query's most relevant document, the script measures: the errors of the best rank-one matrix and of
 1·softmax(r)ᵀ, compared with independent rows; the lemma's printed bound, with the head's W = W_QᵀW_K; and the
 error of rel with elu's kernel in place of exp.
@@ -25,7 +25,6 @@ class Settings(PairSettings):
 launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
 import numpy as np
-from matplotlib.figure import Figure
 from papers.wu2024.attention import Array, Seen, best_name, seen
 from papers.wu2024.trained_pairs import TaskResults, run_study, sample, unlearned_models
 from studies.claims import Study
@@ -34,7 +33,6 @@ from studies.model_runs import StudyData
 from studies.pages import Measured, Section
 
 from paradigms.io.progress import progress_bar
-from paradigms.view.report import PALETTE
 from theory import kernels
 from theory import low_rank as lemma
 
@@ -185,22 +183,5 @@ def report(data: StudyData, results: TaskResults) -> tuple[str, dict[str, Sectio
                 {"layer": n + 1} | {name: heads[key][:, :, n].mean(-1) for name, key in columns.items()}
                 for n in range(layers)
             ],
-            draw(heads),
         ),
     }
-
-
-def draw(heads: Heads) -> Figure:
-    """Plot ‖A − R‖ against ‖W‖ for every head, as in Figure 4."""
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    weights = heads["weight"][:, 0].ravel()
-    for number, (key, label) in enumerate((("second", "A"), ("shuffled_second", "A's rows shuffled"))):
-        low, middle, high = np.quantile(heads[key], (0.05, 0.5, 0.95), axis=1).reshape(3, -1)
-        look: Any = {"fmt": "os"[number], "ms": 4, "lw": 1, "color": PALETTE[number], "label": label}
-        axes.errorbar(weights, middle, [middle - low, high - middle], **look)
-    axes.axline((1, 1), (2, 2), color="0.4", ls="--", lw=1, label="‖A − R‖₂ = ‖W‖₂")
-    axes.set(xscale="log", yscale="log", xlabel="‖W‖₂ of a head", ylabel="‖A − R‖₂, 5 to 95% of queries")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    return figure

@@ -61,8 +61,8 @@ def main(settings: Settings) -> None:
     groups = length_groups(counts.lengths, min(LENGTH_BINS, len(counts.lengths)))
     lengths = np.array([counts.lengths[rows].mean() for rows in groups])
     problems = {w: Problem.of(*weigh(counts, w), groups) for w in WEIGHTINGS}
-    problem = problems[WEIGHTINGS[0]]
     first = WEIGHTINGS[0]
+    problem = problems[first]
     asked = range(len(counts.query_ids))
     most = max(len(problem.competitors(-1, query)[1]) for query in asked)
     if most < RANK:

@@ -115,19 +115,15 @@ def select_theorems(only: str) -> list[str]:
     return [name for name in THEOREMS if any(fnmatch(name, pattern) for pattern in patterns)]
 
 
-def printed_number(evidence: Evidence) -> str:
-    """Format the violation of the printed form, and the largest violation that the paper's wording allows."""
-    unit = f" {evidence.unit}" if evidence.unit else ""
-    return f"{evidence.printed:.3g}{unit}, {evidence.allowed:g} allowed ({evidence.because})"
-
-
 def row_of(result: Result) -> dict[str, Any]:
     name, theorem, word, evidence, seconds, _ = result
     text = f"{theorem.claim}.\nChecked: {theorem.statement}." if theorem.claim else f"{theorem.statement}."
     text += f"\nCorrect: {theorem.correction}." if theorem.correction else ""
     text += f"\nMeasured: {evidence.detail}." if evidence.detail else ""
     violation = f"{evidence.violation:.2g} (≤\N{NO-BREAK SPACE}{evidence.tolerance:g})"
-    violation += "" if evidence.printed is None else f"\nas printed {printed_number(evidence)}"
+    if evidence.printed is not None:
+        violation += f"\nas printed {evidence.printed:.3g}{f' {evidence.unit}' if evidence.unit else ''}, "
+        violation += f"{evidence.allowed:g} allowed ({evidence.because})"
     row = {"claim": text, "check": name, "source": theorem.source, "assumption": theorem.assumption}
     row |= {"verdict": word, "largest violation": violation, "tightness": evidence.tightness}
     return row | {"samples": evidence.samples, "seconds": seconds}

@@ -81,10 +81,6 @@ Encode = Callable[[Sequence[str]], Any]
 """Texts → vectors [x, w], one per text, in the same order."""
 
 
-class Absent(Exception):
-    """Raised, with the reason, if a peer cannot be measured."""
-
-
 def main(settings: Settings) -> None:
     torch.set_num_threads(settings.threads)
     console = Terminal()
@@ -115,7 +111,7 @@ def speeds(settings: Settings) -> tuple[Rows, dict[str, str]]:
         for name, make in SYSTEMS.items():
             try:
                 systems[name] = make(settings, texts, Path(folder))
-            except (Absent, ImportError) as error:
+            except ImportError as error:
                 absent[name] = str(error)
         return timings(settings, systems, texts[: settings.documents]), absent
 
@@ -219,7 +215,7 @@ def openvino(kind: str, settings: Settings, texts: Sequence[str], folder: Path) 
         model = nncf.quantize(model, nncf.Dataset(rows), model_type=transformer, subset_size=len(rows))
     native = native_precision(CPU) == "bf16"
     if kind == "bf16" and not native:
-        raise Absent("the processor has no bf16")
+        raise ImportError("the processor has no bf16")
     options = {"INFERENCE_NUM_THREADS": settings.threads, "PERFORMANCE_HINT": "LATENCY"}
     options["INFERENCE_PRECISION_HINT"] = "bf16" if native and kind != "f32" else "f32"
     request = core.compile_model(model, "CPU", options).create_infer_request()

@@ -106,8 +106,7 @@ def main(settings: Settings) -> None:
         f"{len(collection.corpus):,} documents, k = {K}; {os.cpu_count()} cores of {processor()}, load "
         f"{before:.1f} before and {os.getloadavg()[0]:.1f} after; the service ended with {service.ended}."
     )
-    sections = {"load": Section("Clients that send the same request", rows=rows)}
-    publish(settings, "Serving", text, sections)
+    publish(settings, "Serving", text, {"load": Section("Clients that send the same request", rows=rows)})
 
 
 def model_of(name: str) -> Paradigm:

@@ -96,12 +96,12 @@ def medians(
     return [statistics.median(taken[1:]) for taken in seconds]
 
 
-def memory(line: str, file: str = "/proc/self/status") -> int:
-    """Read the value of `line` in bytes. VmHWM (peak) and VmRSS include mapped files; RssAnon does not."""
+def peak_memory() -> int:
+    """Return this process's peak memory in bytes, with mapped files."""
     # getrusage would include the memory of the parent process in the maximum.
-    match = re.search(rf"^{line}:\s*(\d+)", Path(file).read_text(), re.M)
+    match = re.search(r"^VmHWM:\s*(\d+)", Path("/proc/self/status").read_text(), re.M)
     if not match:
-        raise RuntimeError(f"{file} has no {line}: this benchmark needs Linux")
+        raise RuntimeError("/proc/self/status has no VmHWM: this benchmark needs Linux")
     return 1024 * int(match[1])
 
 
