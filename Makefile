@@ -9,7 +9,7 @@ export PIP_NO_COMPILE ?= 1
 # What is installed here is what was tested.
 INSTALL := $(BIN)/python -m pip install --quiet -c tests/constraints.txt
 
-.PHONY: install compare explore quick test test-all test-cpus gpu attack extras lint bench api site paper wheel
+.PHONY: install compare explore quick test test-all test-cpus gpu attack extras lint bench api site wheel
 
 # All that the commands need, with readers of PDF and of word processors' formats.
 install: .venv/.run
@@ -54,9 +54,9 @@ test-cpus: .venv/.test
 	ATEN_CPU_CAPABILITY=avx2 DNNL_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 FAISS_SIMD_LEVEL=AVX2 \
 		OPENBLAS_CORETYPE=Haswell $(OLDER) $(ARGS)
 
-# Kernels, training, launches and speed on one GPU; ARGS="--device cpu" tries the checks at small sizes.
+# Kernels, training and speed on one GPU; ARGS="--device cpu" tries the checks of training at small sizes.
 gpu: .venv/.test
-	$(INSTALL) -e '.[interop]'
+	$(PYTEST) tests/test_gpu.py
 	$(BIN)/python experiments/gpu.py $(ARGS)
 
 # Damaged files, strangers' checkpoints, killed writers: 10,000 tries, or ARGS="--tries 100000 --only index".
@@ -84,12 +84,6 @@ api: .venv/.test
 # All pages, live examples and functions as one static site with search: build/site/index.html.
 site: api
 	$(BIN)/python experiments/build_site.py $(ARGS)
-
-# The findings, tables and figures of the pages as PDFs: build/paper.pdf, build/imputation.pdf.
-paper: .venv/.test
-	$(INSTALL) -e '.[docs]'
-	$(BIN)/python experiments/build_paper.py $(ARGS)
-	$(BIN)/python experiments/build_paper.py --text imputation
 
 # The wheel, dist/*.whl, installed into a fresh environment, where the command `paradigms` answers.
 wheel: .venv/.run

@@ -38,8 +38,6 @@ class Settings(Results, Collections, Documents, Queries):
 
     checkpoints: list[str] = field(default_factory=lambda: PUBLIC)
     """folders or hub names; offline, offline-splade: from Python packages"""
-    pickled: bool = False
-    """also read weights, and nothing else, from pickled files"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -110,7 +108,7 @@ def main(settings: Settings) -> None:
             measure = partial(measure_checkpoint, checkpoint, collection, split, settings, accelerator)
             try:
                 if checkpoint and not script.content(**named):
-                    open_checkpoint(checkpoint, settings.pickled)  # downloads what the content is read from
+                    open_checkpoint(checkpoint)  # downloads what the content is read from
                 question = {"checkpoint": checkpoint} | script.content(**named)
                 question["collection"] = collection.fingerprint  # of all documents, also of a sample
                 question |= {"documents": len(collection.corpus), "queries": list(split.queries)}
@@ -119,10 +117,8 @@ def main(settings: Settings) -> None:
             except FAILURES as error:
                 missing.append(f"{title(checkpoint)} on {folder_name(name)}: {printable(error)}")
                 console.print(f"Left out: {missing[-1]}")
-    summary = f"Exact search of {'; '.join(counts)}."
-    publish(
-        settings, "Checkpoints", summary + "".join(f" Left out: {line}." for line in missing), report(results)
-    )
+    summary = f"Exact search of {'; '.join(counts)}." + "".join(f" Left out: {line}." for line in missing)
+    publish(settings, "Checkpoints", summary, report(results))
     accelerator.end_training()
 
 
@@ -160,7 +156,7 @@ def measure_checkpoint(
         add(OWN_WEIGHTS, BM25(corpus))
         return values
     precision = accelerator.mixed_precision
-    model = open_checkpoint(checkpoint, settings.pickled).to(accelerator.device).eval()
+    model = open_checkpoint(checkpoint).to(accelerator.device).eval()
     kind = kinds.inverted(16) if model.encoder.dim == 1 and "ids" in model.reads else kinds.exact()
     retriever = Indexed.build(model, corpus, kind=kind, precision=precision)
     add(OWN_WEIGHTS, retriever)
@@ -174,16 +170,14 @@ def measure_checkpoint(
 
 
 @lru_cache(maxsize=1)
-def open_checkpoint(checkpoint: str, pickled: bool) -> Paradigm:
-    return as_paradigm(load(checkpoint, pickled=pickled), checkpoint)
+def open_checkpoint(checkpoint: str) -> Paradigm:
+    return as_paradigm(load(checkpoint), checkpoint)
 
 
 def as_tokens(model: Paradigm) -> Paradigm | None:
     """Return a copy of a single-vector model that outputs all token states; None if this is impossible."""
     settings = model.encoder.settings
-    if {settings.query_vectors, settings.document_vectors} != {"pooled"} or settings.pooled_dim:
-        return None
-    if isinstance(model.encoder, LibraryEncoder):  # which pools them itself
+    if not settings.single or isinstance(model.encoder, LibraryEncoder):  # which pools them itself
         return None
 
     def all_states(encoder: TextEncoder) -> TextEncoder:

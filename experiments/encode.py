@@ -46,8 +46,6 @@ class Settings(OneCollection, Checkpoint, PassageLength, IndexKind, Output, Comp
     """number of indexes among which to divide the documents (`retrieve.Merged`); 0: one index"""
     part: int = -1
     """encode only this part, from 0; -1: all parts"""
-    keep: float = 1.0
-    """share of each document's tokens to store; the most salient tokens are kept"""
 
     def __post_init__(self) -> None:
         if self.index not in INDEXES:
@@ -123,7 +121,7 @@ def encode(
         rows = range(len(corpus) * n // len(places), len(corpus) * (n + 1) // len(places))
         ids = [corpus.ids[row] for row in rows]
         texts = map(corpus.__getitem__, rows)
-        options: dict[str, Any] = {"keep": settings.keep, "precision": launch.mixed_precision}
+        options: dict[str, Any] = {"precision": launch.mixed_precision}
         options |= {"progress": launch.is_main_process, "launch": None if apart else launch}
         Store.build(kind, paradigm, ids, texts, places[n], **options)
         tuned = Indexed.open(places[n], paradigm, corpus.only(ids)).tuned

@@ -1,4 +1,4 @@
-"""Check training on one GPU: kernels, exactness, waits, interruptions, launches, memory and speed.
+"""Check training on one GPU: memory, exactness, waits and speed.
 
 gpu-DEVICE.json in the results folder is written after each check; the same command runs those that have not
 passed. On a CPU (--device cpu), checks run at small sizes, or say that they need a GPU. Encoders have random
@@ -6,9 +6,6 @@ weights; pairs are those of pydocs.
 """
 
 import hashlib
-import json
-import os
-import subprocess
 import sys
 import time
 import traceback
@@ -16,7 +13,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -56,7 +52,6 @@ from transformers import BertConfig, BertModel
 
 from paradigms.align import NORMALISERS, Alignment, PoolTopK, QueryToDocument, TopK
 from paradigms.core import Tokens, rel
-from paradigms.data import load_collection
 from paradigms.encoder.backbone import load_tokenizer
 from paradigms.encoder.precision import autocast
 from paradigms.encoder.sources import packaged
@@ -65,11 +60,9 @@ from paradigms.io.device import chosen_device, processor
 from paradigms.io.files import write_json
 from paradigms.io.terminal import Terminal, printable
 from paradigms.scoring import in_batch
-from paradigms.train.checkpoints import HISTORY
 from paradigms.train.loop import TrainingSettings
 
-ROUNDING = 1e-3  # relative difference of losses whose sums are rounded in another order
-ROUNDED = 0.05  # the same in 16 bits, after some steps
+ROUNDED = 0.05  # relative difference of losses whose sums are rounded in 16 bits or another order
 # Alignments that paradigms train with.
 SCORED: dict[str, tuple[Alignment, str]] = {
     "colbert": (QueryToDocument(), "one"),
@@ -79,7 +72,6 @@ SCORED: dict[str, tuple[Alignment, str]] = {
 
 # Sizes of BERTs; {}: transformers' default, BERT-base.
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
-WITHOUT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
 class Needs(Exception):
@@ -97,85 +89,36 @@ class Place:
     def on_gpu(self) -> bool:
         return self.device.type == "cuda"
 
-    def need_gpu(self, package: str = "") -> None:
-        """Raise `Needs` without a GPU or an optional package."""
+    def need_gpu(self) -> None:
         if not self.on_gpu:
             raise Needs("needs a GPU")
-        if package and find_spec(package) is None:
-            raise Needs(f"needs {package}")
 
-    def backbone(self, changes: dict[str, Any]) -> str:
+    def backbone(self) -> str:
         """Write a BERT with random weights, base-sized on a GPU; return its folder."""
         torch.manual_seed(0)
         tokenizer = load_tokenizer(packaged("offline"))
         sizes: dict[str, Any] = {} if self.on_gpu else SMALL
         folder = self.folder / "backbone"
-        BertModel(BertConfig(vocab_size=len(tokenizer), **sizes | changes)).save_pretrained(folder)
+        BertModel(BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         return str(folder)
 
     def settings(self) -> training.Settings:
         batch, length, steps = (32, 180, 8) if self.on_gpu else (8, 32, 2)
-        return training.Settings(backbone=self.backbone({}), batches=[batch], length=length, steps=steps)
+        return training.Settings(backbone=self.backbone(), batch=batch, length=length, steps=steps)
 
-    def train(
-        self, precision: str = "no", system: str = training.OURS, kernels: bool = True, **changes: Any
-    ) -> training.Round:
+    def train(self, precision: str = "no", kernels: bool = True, **changes: Any) -> training.Round:
         """Train a ColBERT in a new process. changes: fields of `TrainingSettings`."""
         settings = self.settings()
-        case = training.Case("colbert", precision, settings.batches[0], 0, system)
+        case = training.Case("colbert", precision)
         with new_process() as process:
             process.submit(use_kernels, kernels).result()
-            return process.submit(training.measure, settings, case, pairs(settings), "", changes).result()
-
-    def script(self, name: str, config: str = "", *flags: str) -> subprocess.Popen[str]:
-        """Start train.py without dropout, by accelerate with one process if there is a configuration."""
-        launcher = (
-            f"-m accelerate.commands.launch --config_file experiments/configs/{config} --num_processes 1"
-        )
-        command = [sys.executable, *(f"{launcher} --main_process_port 0".split() if config else ())]
-        command += ["experiments/train.py", "--documents", "200", "--steps", "40", "--save-every", "4"]
-        command += ["--batch-size", "8", "--dev-queries", "0", "--precision", "no", "--tracker", "none"]
-        command += ["--backbone", self.backbone(SMALL | WITHOUT_DROPOUT), "--output", str(self.folder / name)]
-        command += flags
-        environment = os.environ | ({} if self.on_gpu else {"ACCELERATE_USE_CPU": "true"})
-        pipe = subprocess.PIPE
-        return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdout=pipe, stderr=pipe)
-
-    def losses(self, name: str, config: str = "", *flags: str) -> list[float]:
-        """Run train.py to its end, and return its losses."""
-        process = self.script(name, config, *flags)
-        _, errors = process.communicate()
-        assert process.returncode == 0, f"train.py ended with status {process.returncode}: {errors[-500:]}"
-        history = (self.folder / name / "training" / HISTORY).read_text(encoding="utf-8")
-        return [json.loads(line)["loss"] for line in history.splitlines()]
-
-
-def pairs(settings: training.Settings) -> training.Pairs:
-    needed = settings.batches[0] * (training.WARMUP + settings.steps)
-    return training.distinct_pairs(load_collection(settings.collection), needed, settings.seed)
+            pairs = training.drawn_pairs(settings)
+            return process.submit(training.measure, settings, case, pairs, changes).result()
 
 
 def use_kernels(use: bool) -> None:
     in_batch.FUSED = {"cuda"} if use else set()
-
-
-def apart(first: list[float], second: list[float], most: float) -> float:
-    """Return the largest relative difference of losses. Raises AssertionError if it exceeds `most`."""
-    difference = max(abs(b / a - 1) for a, b in zip(first, second, strict=True))
-    assert difference <= most, f"losses differ by {difference:.1e}, relative to {first}"
-    return difference
-
-
-def kernels(place: Place) -> Rows:
-    """Does the GPU compute what the CPU computes?"""
-    place.need_gpu()
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_gpu.py"]
-    visible = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
-    ended = subprocess.run(command, cwd=ROOT, env=os.environ | visible, text=True, capture_output=True)
-    summary = ended.stdout.strip().rpartition("\n")[2]
-    assert ended.returncode == 0, summary or ended.stderr[-500:]
-    return [{"tests": summary}]
 
 
 def in_batch_scores(place: Place) -> Rows:
@@ -235,7 +178,7 @@ def peak(place: Place, work: Callable[[], object]) -> int:
 def dropout_replay(place: Place) -> Rows:
     """Do cached gradients repeat dropout exactly, under autocast?"""
     settings = place.settings()
-    model, objective = training.contrastive(settings, "colbert", pairs(settings))
+    model, objective = training.contrastive(settings, "colbert", training.drawn_pairs(settings))
     objective.configure(TrainingSettings(chunk=2))
     states: dict[bytes, list[Tensor]] = {}
 
@@ -283,7 +226,7 @@ def host_waits(place: Place) -> Rows:
         places = waits_of_steps(settings, place.folder)
         steps = settings.steps - 1
     else:
-        model, objective = training.contrastive(settings, "colbert", pairs(settings))
+        model, objective = training.contrastive(settings, "colbert", training.drawn_pairs(settings))
         model.encoder.tokens = {}  # whole batches, as on a GPU
         batch = objective.collate(objective.examples[:8])
         with Reads() as reads:
@@ -308,92 +251,41 @@ def waits_of_steps(settings: training.Settings, folder: Path) -> list[str]:
     hook = register_optimizer_step_post_hook(after_step)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        case = training.Case("colbert", "no", settings.batches[0])
-        training.ours(settings, case, pairs(settings), folder, folder, {})
+        case = training.Case("colbert", "no")
+        training.ours(settings, case, training.drawn_pairs(settings), folder, {})
     hook.remove()
     return [warning.filename for warning in caught if "synchronizing" in str(warning.message)]
 
 
-def compared(place: Place, setting: str, values: Sequence[Any], most: float, **changes: Any) -> Rows:
-    """Train with each value of a setting. Raises AssertionError if last losses differ by more than `most`."""
+def compared(place: Place, setting: str, values: Sequence[Any], **changes: Any) -> Rows:
+    """Train with each value of a setting. Raises AssertionError if last losses differ by `ROUNDED`."""
     runs = {value: place.train(**{setting: value}, **changes) for value in values}
-    apart(*([run.last] for run in runs.values()), most)
+    first, second = (run.last for run in runs.values())
+    assert abs(second / first - 1) <= ROUNDED, f"losses differ by {abs(second / first - 1):.1e}"
     return [{setting: value, "pairs / s": run.rate, "MiB": run.peak / MiB} for value, run in runs.items()]
 
 
 def fp16_scaler(place: Place) -> Rows:
     """Does fp16 train as float32 does?"""
     place.need_gpu()
-    return compared(place, "precision", ("no", "fp16"), ROUNDED)
-
-
-def workers(place: Place) -> Rows:
-    """Do tokenising workers save time, and change nothing?"""
-    return compared(place, "workers", (0, 4 if place.on_gpu else 1), ROUNDING)
+    return compared(place, "precision", ("no", "fp16"))
 
 
 def parts(place: Place) -> Rows:
     """Do parts of similar length make a training faster, with the same losses?"""
-    return compared(place, "parts", (1, 4), ROUNDED)
-
-
-def flash_attention(place: Place) -> Rows:
-    """Does flash attention, which computes no padding, make a training faster, with the same losses?"""
-    place.need_gpu("flash_attn")
-    return compared(place, "attention", ("sdpa", "flash_attention_2"), ROUNDED, precision="bf16")
+    return compared(place, "parts", (1, 4))
 
 
 def triton_in_training(place: Place) -> Rows:
     """Do Triton's kernels make a training faster?"""
     place.need_gpu()
-    return compared(place, "kernels", (False, True), ROUNDED, matmul_precision="high")
-
-
-def interruption(place: Place) -> Rows:
-    """Does a killed training resume where it stopped?"""
-    losses = place.losses("whole")
-    process = place.script("killed")
-    while process.poll() is None and not [*place.folder.glob("killed/training/checkpoints/step-*")]:
-        time.sleep(0.02)
-    process.kill()
-    process.communicate()
-    assert process.returncode < 0, "the training ended before it could be killed"
-    difference = apart(losses, place.losses("killed"), ROUNDING * place.on_gpu)
-    return [{"losses": len(losses), "difference": difference}]
-
-
-def launches(place: Place) -> Rows:
-    """Do copies (gpus.yaml) and shards (fsdp.yaml) of one process train as without a launcher?"""
-    alone = place.losses("alone")
-    losses = {name: place.losses(name, name) for name in ("gpus.yaml", "fsdp.yaml")}
-    return [{"launch": name, "difference": apart(alone, of, ROUNDING)} for name, of in losses.items()]
-
-
-def gathered_weights(place: Place) -> Rows:
-    """How far is the loss from autocast's alone if shards gather weights in bfloat16?"""
-    flags = "--precision", "bf16", "--learning-rate", "1e-3", "--gathered-weights"
-    full, half = (place.losses(kind, "fsdp.yaml", *flags, kind) for kind in ("float32", "bf16"))
-    both = zip(full, half, strict=True)
-    return [{"autocast alone": a, "gathered in bf16": b, "difference, %": 100 * (b / a - 1)} for a, b in both]
-
-
-def beside_sentence_transformers(place: Place) -> Rows:
-    """What do steps of ColBERT, base-sized on a GPU, cost beside sentence-transformers?"""
-    rows: Rows = []
-    for precision in ("no", *["bf16"] * place.on_gpu):
-        for system in (training.OURS, training.PEER):
-            run = place.train(precision, system)
-            costs = {"pairs / s": run.rate, "MiB": run.peak / MiB, "loss before": run.loss}
-            rows.append({"precision": precision, "system": system} | costs)
-    return rows
+    return compared(place, "kernels", (False, True), matmul_precision="high")
 
 
 CHECKS: dict[str, Callable[[Place], Rows]] = {
     check.__name__: check
     for check in (
-        kernels, in_batch_scores, dropout_replay, host_waits, fp16_scaler, workers, parts,
-        flash_attention, triton_in_training, interruption, launches, gathered_weights,
-        beside_sentence_transformers,
+        in_batch_scores, dropout_replay, host_waits, fp16_scaler, parts, triton_in_training,
     )
 }  # fmt: skip
 

@@ -1,11 +1,9 @@
-"""How far is generative retrieval's alignment from rank one, and how much of rel is cross-attention?
+"""How far is generative retrieval's alignment from rank one?
 
-Wu et al. 2024 (arXiv:2404.00684), Lemmas 5.1 and 5.2 and Figure 4. For every head, and for the best name of
+Wu et al. 2024 (arXiv:2404.00684), Lemmas 5.1 and 5.2. For every head, and for the best name of
 each test query's most relevant document, the script measures: the errors of the best rank-one matrix and of
-1·softmax(r)ᵀ, compared with independent rows; the lemma's printed bound, with the head's W = W_QᵀW_K; the
-error of rel with elu's kernel in place of exp; the share of rel that comes from the cross-attention of the
-last layer, or of all layers through the residual stream alone; and how much a document's D depends on the
-query.
+1·softmax(r)ᵀ, compared with independent rows; the lemma's printed bound, with the head's W = W_QᵀW_K; and the
+error of rel with elu's kernel in place of exp.
 """
 
 from typing import Any, Literal
@@ -27,7 +25,6 @@ class Settings(PairSettings):
 launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
 import numpy as np
-from matplotlib.figure import Figure
 from papers.wu2024.attention import Array, Seen, best_name, seen
 from papers.wu2024.trained_pairs import TaskResults, run_study, sample, unlearned_models
 from studies.claims import Study
@@ -35,21 +32,9 @@ from studies.curves import at_path
 from studies.model_runs import StudyData
 from studies.pages import Measured, Section
 
-from paradigms import Generative
-from paradigms.generative.interaction import Form, decompose
-from paradigms.generative.outputs import ScoreName
 from paradigms.io.progress import progress_bar
-from paradigms.view.report import PALETTE
 from theory import kernels
 from theory import low_rank as lemma
-
-FORMS: tuple[Form, ...] = ("printed", "last", "direct", "exact")
-FORMS_ARE = (
-    "printed: Eqs 11 to 14, the last layer's cross-attention without the norm after it. last: the same with "
-    "that norm. direct: all layers', by the residual stream alone. exact: all paths"
-)
-BATCH = 16  # pairs whose rel is decomposed at once
-FEW = 10  # queries under which one document's D is compared, and documents that are compared
 
 Heads = dict[str, Array]  # measure -> [seeds, queries, L, H]; see `head_measures`
 
@@ -60,26 +45,21 @@ def main(settings: Settings) -> None:
 
 
 def measure(data: StudyData, _: str, __: int, models: list[Any]) -> Measured:
-    """Measure every head for every query, and the parts that make up each query's rel."""
+    """Measure every head for every query."""
     (model,) = models
     rng = np.random.default_rng(0)
     rows = []
     norms = None
     positions = {id: n for n, id in enumerate(model.identifiers.documents)}
     pairs = {query: data.most_relevant(query) for query in sorted(data.measured_queries)}
-    names = []
-    texts = [data.test.queries[query] for query in pairs]
     with progress_bar(True) as bar:
-        for text, document in bar.track(
-            list(zip(texts, pairs.values(), strict=True)), description="attention"
-        ):
-            names.append(best_name(model, text, positions[document]))
-            view = seen(model, text, names[-1])
+        for query, document in bar.track(pairs.items(), description="attention", total=len(pairs)):
+            text = data.test.queries[query]
+            view = seen(model, text, best_name(model, text, positions[document]))
             norms = weight_norm(view) if norms is None else norms
             rows.append(head_measures(view, norms, rng))
     heads = {key: np.stack([one[key] for one in rows]).tolist() for key in rows[0]}
-    more = {"parts": parts_of_rel(model, texts, names), "cosines": cosines_of_D(model, texts, names)}
-    return {"queries": list(pairs), "heads": heads} | more
+    return {"queries": list(pairs), "heads": heads}
 
 
 def weight_norm(view: Seen) -> tuple[Array, Array]:
@@ -149,44 +129,6 @@ def elu_error(D: Array, Q: Array) -> Array:
     return np.min([np.abs((S * A).sum((-2, -1)) - rel) / np.abs(rel) for A in others], axis=0)
 
 
-def parts_of_rel(
-    model: Generative, queries: list[str], names: list[list[int]]
-) -> dict[str, list[list[float]]]:
-    """Return {"scorer, form": [rel, the part Σ(DᵀQ ⊙ A) of rel]}, each with a value per query and name."""
-    shares: dict[str, list[list[float]]] = {}
-    scorers: tuple[ScoreName, ...] = ("log_probability", "logit", "centred_logit")
-    for scorer in scorers:
-        for form in FORMS:
-            rel = []
-            part = []
-            for first in range(0, len(queries), BATCH):
-                sources = model.tokenize(queries[first : first + BATCH]).to(model.device)
-                targets = model.targets([[name] for name in names[first : first + BATCH]]).to(model.device)
-                interaction = decompose(model, sources, targets, scorer, form)[-1]
-                rel += interaction.rel[:, 0].tolist()
-                part += (interaction.rel - interaction.rest)[:, 0].tolist()
-            shares[f"{scorer}, {form}"] = [rel, part]
-    return shares
-
-
-def cosines_of_D(
-    model: Generative, queries: list[str], names: list[list[int]]
-) -> dict[str, list[list[float]]]:
-    """Return {form: [[mean, minimum] per name]} of cosines of a document token D_lhi under two queries."""
-    queries, names = list(dict.fromkeys(queries))[:FEW], names[:FEW]
-    cosines: dict[str, list[list[float]]] = {}
-    sources = model.tokenize(queries).to(model.device)
-    different = ~np.eye(len(queries), dtype=bool)
-    for form in FORMS:
-        for name in names:
-            targets = model.targets([[name]] * len(queries)).to(model.device)
-            D = decompose(model, sources, targets, "logit", form)[0].vectors[:, 0].double().cpu().numpy()
-            D /= np.linalg.norm(D, axis=-1, keepdims=True)
-            pairs = np.einsum("aik,bik->abi", D, D)[different]
-            cosines.setdefault(form, []).append([float(pairs.mean()), float(pairs.min())])
-    return cosines
-
-
 def study_of(heads: Heads, unlearned: str = "") -> Study:
     """Return means over layers and heads; theory_checks.py refutes Lemma 5.2 itself."""
     h = heads
@@ -218,7 +160,6 @@ def report(data: StudyData, results: TaskResults) -> tuple[str, dict[str, Sectio
     settings: Settings = data.settings
     seeds = results[settings.paradigm]
     heads = {key: at_path(seeds, "heads", key) for key in seeds[0]["heads"]}
-    parts = {key: at_path(seeds, "parts", key).swapaxes(0, 1) for key in seeds[0]["parts"]}
     columns = {"rank-one error": "best_error", "1·softmax(r)ᵀ": "softmax_error"}
     columns |= {"shuffled": "shuffled_error", "random": "unrelated_error", "stable rank": "stable_rank"}
     columns |= {"entropy": "entropy", "‖W‖₂": "weight", "‖A − R‖₂": "second"}
@@ -242,50 +183,5 @@ def report(data: StudyData, results: TaskResults) -> tuple[str, dict[str, Sectio
                 {"layer": n + 1} | {name: heads[key][:, :, n].mean(-1) for name, key in columns.items()}
                 for n in range(layers)
             ],
-            draw(heads),
-        ),
-        "shares": Section(
-            "Share of rel that Σ(DᵀQ ⊙ A) makes",
-            f"{FORMS_ARE}; the rest is the name's prefix and, of a log-probability, the softmax's "
-            "denominator. R² of the part taken as rel, over queries; |part| / (|part| + |rest|).",
-            [share_row(name, *rel_and_part) for name, rel_and_part in parts.items()],
-        ),
-        "cosines": Section(
-            "D of one document under several queries",
-            f"Cosines of a document token D_lhi under two of {FEW} queries, for {FEW} documents: the mean "
-            f"with its 95% interval over documents{' and seeds' * (len(seeds) > 1)}, and the least. "
-            f"{FORMS_ARE}.",
-            [
-                {"form": form, "mean": at_path(seeds, "cosines", form)[..., 0]}
-                | {"least": f"{at_path(seeds, 'cosines', form)[..., 1].min():.3f}"}
-                for form in FORMS
-            ],
         ),
     }
-
-
-def share_row(name: str, rel: Array, part: Array) -> dict[str, Any]:
-    """Format the row of a "scorer, form", with the mean R² over seeds. rel, part: [seeds, queries]."""
-    left = rel - rel.mean(1, keepdims=True)
-    unexplained = rel - part
-    total = np.abs(part) + np.abs(unexplained)
-    share = np.divide(np.abs(part), total, out=np.zeros_like(total), where=total > 0)
-    explained = 1 - (unexplained**2).sum(1) / (left**2).sum(1)
-    row = {"scorer, form": name, "R²": float(explained.mean()), "|part| share": share}
-    return row | {"mean rel": float(rel.mean()), "mean part": float(part.mean())}
-
-
-def draw(heads: Heads) -> Figure:
-    """Plot ‖A − R‖ against ‖W‖ for every head, as in Figure 4."""
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    weights = heads["weight"][:, 0].ravel()
-    for number, (key, label) in enumerate((("second", "A"), ("shuffled_second", "A's rows shuffled"))):
-        low, middle, high = np.quantile(heads[key], (0.05, 0.5, 0.95), axis=1).reshape(3, -1)
-        look: Any = {"fmt": "os"[number], "ms": 4, "lw": 1, "color": PALETTE[number], "label": label}
-        axes.errorbar(weights, middle, [middle - low, high - middle], **look)
-    axes.axline((1, 1), (2, 2), color="0.4", ls="--", lw=1, label="‖A − R‖₂ = ‖W‖₂")
-    axes.set(xscale="log", yscale="log", xlabel="‖W‖₂ of a head", ylabel="‖A − R‖₂, 5 to 95% of queries")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    return figure

@@ -1,10 +1,8 @@
 """How many dimensions does a single vector need on a real collection before BM25's ranking survives?
 
 The script draws Figure 3 of Luan et al., TACL 2021, for any collection, beside the exact laws of `theory`:
-the 10th, 100th and 1000th smallest margins (3a) and the k for recall@r (3b) by document length. It also
-measures how far published bounds overshoot, and the effect of placing the idf in the query, in the document
-or in both. Intervals for k resample the queries. `python -m paradigms dimensions SOURCE` gives only the
-answer, in seconds.
+the 10th, 100th and 1000th smallest margins (3a) and the k for recall@r (3b) by document length. Intervals
+for k resample the queries. `python -m paradigms dimensions SOURCE` gives only the answer, in seconds.
 """
 
 from typing import Any
@@ -18,12 +16,9 @@ from paradigms.io.command_line import flags
 class Settings(Results, CollectionName, OneSplit, Queries):
     """Settings for the collection, and the resolution of measurements."""
 
-    samples: int = 64
-    """Gaussian vectors per query for the exact law"""
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, queries=1, samples=2)
+        at_least(self, queries=1)
 
 
 launch(__name__, Settings, __doc__)  # before the slow imports
@@ -33,7 +28,7 @@ from studies.claims import Study
 from studies.curves import Curves
 from studies.pages import Rows, Section, publish
 
-from paradigms.baselines.lexical_vectors import PLACEMENTS, Counts, count_terms, weigh
+from paradigms.baselines.lexical_vectors import Counts, count_terms, weigh
 from paradigms.data import Judgements
 from paradigms.evaluate import Interval
 from paradigms.train.script import begin, open_collection
@@ -46,17 +41,15 @@ from theory.collection import (
     length_groups,
     projected_dimension,
 )
-from theory.recall import required_dimension_recall, required_dimension_recall_exact
+from theory.recall import required_dimension_recall_exact
 
 WEIGHTINGS = ("bm25", "tfidf", "boolean")  # weightings of terms; Figures 3a and 3b show the first
+SAMPLES = 64  # Gaussian vectors per query for the exact law
 RANK = 10  # r of recall@r in Figure 3b
 LENGTH_BINS = 8  # bins of document length, with equal counts
 MARGIN_RANKS = (10, 100, 1000)
 NUMBERS = (4, 8, 16, 32, 64, 128)  # h of vectors by a truncated SVD
 BETA = 0.05  # target error rate
-MARKOV = "Markov's inequality for the number of documents that overtake the best"
-BOUNDS = {"the paper's Eq. 3": "eq3", MARKOV: "markov_union"}
-BOUND_QUERIES = 20
 
 
 def main(settings: Settings) -> None:
@@ -68,8 +61,8 @@ def main(settings: Settings) -> None:
     groups = length_groups(counts.lengths, min(LENGTH_BINS, len(counts.lengths)))
     lengths = np.array([counts.lengths[rows].mean() for rows in groups])
     problems = {w: Problem.of(*weigh(counts, w), groups) for w in WEIGHTINGS}
-    problem = problems[WEIGHTINGS[0]]
     first = WEIGHTINGS[0]
+    problem = problems[first]
     asked = range(len(counts.query_ids))
     most = max(len(problem.competitors(-1, query)[1]) for query in asked)
     if most < RANK:
@@ -79,10 +72,9 @@ def main(settings: Settings) -> None:
         for weighting, of in problems.items()
     }
     ranked = ranked_margins(problem)
-    (thresholds,) = exact_thresholds(problem, [RANK], settings.samples, 0)
+    (thresholds,) = exact_thresholds(problem, [RANK], SAMPLES, 0)
     ks = [projected_dimension(value, BETA) for value in thresholds]
     rows = length_rows(ranked, ks, lengths)
-    placed = placement_rows(counts, groups[-1], settings)
     panels: dict[str, Any] = {
         "normalized margin, median over queries": {
             f"{n}th smallest": [row[f"{n}th margin"] for row in rows[:-1]] for n in MARGIN_RANKS
@@ -104,7 +96,6 @@ def main(settings: Settings) -> None:
             rows,
             curves.draw(),
         ),
-        "idf": Section("The side that has the idf", "Same scores, other margins.", placed),
         "answerable": Section(
             "Queries that any vectors could answer",
             "Documents by a truncated SVD to h numbers: the share of the queries for which some vector ranks "
@@ -112,12 +103,9 @@ def main(settings: Settings) -> None:
             answerable_rows(problem, counts, collection.split(settings.split).judgements),
         ),
     }
-    bounds = bound_ratios(problem, thresholds[-1])
-    overshoot = [f"{name} asks for {np.median(of):.1f} times the exact k" for name, of in bounds.items()]
     summary = (
         f"A random projection to k = {ks[-1]} dimensions keeps the best document by {first} among the first "
-        f"{RANK} for {1 - BETA:.0%} of the queries (exact law; 95% interval over queries). In the "
-        f"median over {max(map(len, bounds.values()), default=0)} queries: {'; '.join(overshoot)}. "
+        f"{RANK} for {1 - BETA:.0%} of the queries (exact law; 95% interval over queries). "
         f"{len(counts.lengths):,} documents, {counts.documents.shape[1]:,} terms, "
         f"{len(counts.query_ids)} queries of split {settings.split}."
     )
@@ -148,30 +136,6 @@ def length_rows(ranked: np.ndarray, ks: list[Dimension], lengths: np.ndarray) ->
             enough = 2 * len(existing) >= len(margins[0])
             row[f"{rank}th margin"] = float(np.median(existing)) if enough else None
         rows.append(row | named(k))
-    return rows
-
-
-def bound_ratios(problem: Problem, thresholds: np.ndarray) -> dict[str, list[float]]:
-    """Return, for each published bound, its k divided by the exact k, for up to BOUND_QUERIES queries."""
-    ratios_of_bound: dict[str, list[float]] = {name: [] for name in BOUNDS}
-    for query in np.flatnonzero(~np.isnan(thresholds[:, 0]))[:BOUND_QUERIES]:
-        margins = problem.margins(-1, query)[2]
-        exact, _ = required_dimension_recall_exact(thresholds[query], BETA)
-        for name, bound in BOUNDS.items():
-            k = required_dimension_recall(margins, RANK, BETA, bound)
-            ratios_of_bound[name].append(k / exact)
-    return {name: ratios for name, ratios in ratios_of_bound.items() if ratios}
-
-
-def placement_rows(counts: Counts, everything: np.ndarray, settings: Settings) -> Rows:
-    """Compute k for recall@r over all documents, for each placement of the idf, which changes no score."""
-    rows: Rows = []
-    for weighting in WEIGHTINGS:
-        for place in PLACEMENTS if weighting != "boolean" else ("query",):
-            problem = Problem.of(*weigh(counts, weighting, place), [everything])
-            law = exact_thresholds(problem, [RANK], settings.samples, 0)
-            k = projected_dimension(law[0, 0], BETA)
-            rows.append({"vectors": weighting, "idf in": "–" if weighting == "boolean" else place} | named(k))
     return rows
 
 

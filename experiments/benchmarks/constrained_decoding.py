@@ -1,18 +1,13 @@
-"""Time a constrained beam search beside transformers', and build a large trie of identifiers.
+"""Time a constrained beam search beside transformers'.
 
 One model searches the collection's titles for one query at a time. The baseline is transformers' `generate`
 with `prefix_allowed_tokens_fn`, which looks up the same titles in a dictionary of prefixes. Both searches
 must find the same best score for every query. Both compute the same matrix products in nearly the same steps,
 so the remaining time is compared too: CPU time outside the functions that multiply matrices.
 
-A trie of a million identifiers, runs of words and punctuation marks from the first --tokens of the
-collection's documents, is built in a separate process. Its size in bytes, the process's peak memory growth,
-and the CPU seconds are reported.
-
 Methods take turns. Compare ratios: absolute times depend on the machine.
 """
 
-import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -29,10 +24,8 @@ from paradigms.io.command_line import flags
 
 @flags(queries=32)
 class Settings(Benchmark, Threads, Rounds, Seed, CollectionName, Queries):
-    """Settings for the text and decoding; queries are searched one at a time."""
+    """Settings for decoding; queries are searched one at a time."""
 
-    tokens: int = 1_000_000
-    """number of words and punctuation marks in the text"""
     backbone: str = ""
     """the T5 that decodes, by name or folder; empty: a small T5 with random weights"""
 
@@ -41,8 +34,7 @@ launch(__name__, Settings, __doc__)  # before the slow imports
 
 import numpy as np
 import torch
-from jaxtyping import Int
-from parts.measuring import MiB, medians, memory, new_process, timed
+from parts.measuring import medians
 from studies.pages import Section, publish
 
 from paradigms.data import Corpus, load_collection
@@ -51,13 +43,10 @@ from paradigms.generative.beam import beam_search
 from paradigms.generative.genre import genre
 from paradigms.generative.identifiers import START
 from paradigms.generative.model import Generative
-from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.small import small_t5
 from paradigms.io.device import processor
 
-Sequences = tuple[Int[np.ndarray, " t"], Int[np.ndarray, " n1"]]  # tokens and offsets, as for NGramIndex
-WORD = re.compile(r"\w+|[^\w\s]")
 # Functions that multiply matrices in both searches; attention has two products and a softmax in one call.
 PRODUCTS: list[tuple[Any, str]] = [
     (torch, "matmul"),
@@ -67,15 +56,17 @@ PRODUCTS: list[tuple[Any, str]] = [
 ]
 IDENTIFIERS = 10_000  # documents whose titles are searched, at most
 BEAMS = 10
-MANY = 1_000_000  # identifiers in the large trie
-LENGTHS = 4, 12  # minimum and maximum tokens of the large trie's identifiers
 
 
 def main(settings: Settings) -> None:
     torch.set_num_threads(settings.threads)
-    sections = {"beams": beam_searches(settings), "trie": large_trie(settings)}
     where = f"{settings.collection}, {settings.threads} thread{'s' * (settings.threads > 1)} of {processor()}"
-    publish(settings, "Constrained decoding", f"{where}; medians of {settings.rounds} rounds.", sections)
+    publish(
+        settings,
+        "Constrained decoding",
+        f"{where}; medians of {settings.rounds} rounds.",
+        {"beams": beam_searches(settings)},
+    )
 
 
 def beam_searches(settings: Settings) -> Section:
@@ -157,43 +148,3 @@ def outside_products() -> Iterator[Callable[[], float]]:
         for module, name in PRODUCTS:
             stack.enter_context(patch.object(module, name, timed(getattr(module, name))))
         yield lambda: time.process_time() - inside
-
-
-def large_trie(settings: Settings) -> Section:
-    with new_process() as process:
-        size, peak, seconds = process.submit(trie_costs, settings).result()
-    row = {"identifiers": MANY, "MiB": size / MiB, "MiB to build": peak / MiB, "CPU s": seconds}
-    text = (
-        f"Identifiers of {LENGTHS[0]} to {LENGTHS[1]} tokens; MiB to build: the peak growth of the process."
-    )
-    return Section("A large trie", text, [row])
-
-
-def trie_costs(settings: Settings) -> tuple[int, int, float]:
-    """Return the trie's size and this process's peak memory growth, in bytes, and the build's CPU seconds."""
-    tokens, _ = words(settings)
-    random = np.random.default_rng(settings.seed)
-    lengths = random.integers(LENGTHS[0], LENGTHS[1] + 1, MANY)
-    begins = random.integers(0, len(tokens) - LENGTHS[1], MANY)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    sample = tokens[np.arange(offsets[-1]) + np.repeat(begins - offsets[:-1], lengths)]
-    NGramIndex.build(sample[: lengths[0]], offsets[:2], trie=True)  # loads and compiles the code
-    before = memory("VmRSS")
-    seconds, trie = timed(lambda: NGramIndex.build(sample, offsets, trie=True))
-    size = sum(array.nbytes for array in vars(trie).values() if isinstance(array, np.ndarray))
-    return size, memory("VmHWM") - before, seconds
-
-
-def words(settings: Settings) -> Sequences:
-    """Return ids of the collection's first lower-cased words and marks, and the documents' offsets."""
-    numbers: dict[str, int] = {}
-    tokens: list[int] = []
-    offsets = [0]
-    for text in load_collection(settings.collection).corpus:
-        if len(tokens) >= settings.tokens:
-            break
-        tokens += [numbers.setdefault(word, len(numbers)) for word in WORD.findall(text.lower())]
-        offsets.append(min(len(tokens), settings.tokens))
-    if len(tokens) < settings.tokens:
-        raise SystemExit(f"{settings.collection} has only {len(tokens)} words: set --tokens to at most that")
-    return np.array(tokens[: settings.tokens]), np.array(offsets)

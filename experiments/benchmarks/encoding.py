@@ -7,8 +7,7 @@ listed and left out:
     pip install onnx onnxruntime openvino nncf
 
 Systems take turns within a round, so that other load affects all systems alike. Medians of CPU seconds are
-reported. The column `cosine` compares a document's mean vector with the float32 vector from transformers. The
-rates of matrix products are measured for the encoder's widest layer and are an upper limit for every system.
+reported. The column `cosine` compares a document's mean vector with the float32 vector from transformers.
 Compare ratios: seconds depend on the machine. ATEN_CPU_CAPABILITY=avx2 and ONEDNN_MAX_CPU_ISA=AVX2 restrict
 torch to older instructions; ONNX Runtime has no such setting.
 
@@ -82,10 +81,6 @@ Encode = Callable[[Sequence[str]], Any]
 """Texts → vectors [x, w], one per text, in the same order."""
 
 
-class Absent(Exception):
-    """Raised, with the reason, if a peer cannot be measured."""
-
-
 def main(settings: Settings) -> None:
     torch.set_num_threads(settings.threads)
     console = Terminal()
@@ -96,7 +91,6 @@ def main(settings: Settings) -> None:
         for name, why in absent.items():
             console.print(f"{name} is left out: {why}")
         sections["speed"] = Section("Encoding, by system", "", rows)
-        sections["products"] = Section("Matrix products alone", "", products(settings))
     costs: Rows = []
     for name in settings.quality:
         with refusing():
@@ -117,7 +111,7 @@ def speeds(settings: Settings) -> tuple[Rows, dict[str, str]]:
         for name, make in SYSTEMS.items():
             try:
                 systems[name] = make(settings, texts, Path(folder))
-            except (Absent, ImportError) as error:
+            except ImportError as error:
                 absent[name] = str(error)
         return timings(settings, systems, texts[: settings.documents]), absent
 
@@ -221,7 +215,7 @@ def openvino(kind: str, settings: Settings, texts: Sequence[str], folder: Path) 
         model = nncf.quantize(model, nncf.Dataset(rows), model_type=transformer, subset_size=len(rows))
     native = native_precision(CPU) == "bf16"
     if kind == "bf16" and not native:
-        raise Absent("the processor has no bf16")
+        raise ImportError("the processor has no bf16")
     options = {"INFERENCE_NUM_THREADS": settings.threads, "PERFORMANCE_HINT": "LATENCY"}
     options["INFERENCE_PRECISION_HINT"] = "bf16" if native and kind != "f32" else "f32"
     request = core.compile_model(model, "CPU", options).create_infer_request()
@@ -264,17 +258,6 @@ def timings(settings: Settings, systems: dict[str, Encode], texts: list[str]) ->
         row["CPU ms a query"] = 1000 * statistics.median(alone[name])
         rows.append(row | {"cosine": float((vectors * exact).sum(-1).mean())})
     return rows
-
-
-def products(settings: Settings) -> list[dict[str, Any]]:
-    """Measure the rate of the product x Wᵀ, in GFLOP/s, for the shape of the encoder's widest layer."""
-    x = torch.randn(BATCH * LENGTH, 384)
-    weight = torch.randn(1536, 384)
-    pairs = {"float32": (x, weight), "bf16": (x.bfloat16(), weight.bfloat16())}
-    ways = [lambda pair=pair: pair[0] @ pair[1].t() for pair in pairs.values()]
-    seconds = medians(ways, 4 * settings.rounds, time.process_time)
-    work = 2e-9 * len(x) * weight.numel()
-    return [{"product": name, "GFLOP/s": work / taken} for name, taken in zip(pairs, seconds, strict=True)]
 
 
 def quality(settings: Settings, collection: Collection, name: str, folder: Path, console: Terminal) -> Rows:

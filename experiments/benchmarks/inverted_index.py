@@ -1,10 +1,4 @@
-"""Time search for learned sparse vectors in the inverted index, scipy, bm25s and Seismic; report sizes.
-
-Documents and queries are drawn, or SPLADE encodes a collection. Drawn document frequencies and weights are
-distributed as for SPLADE-tiny-msmarco on Cranfield: the term of rank r occurs in a fraction 1/(1 + r/40)^1.2
-of the documents, independently, with exponentially distributed weights. Query terms are drawn with the same
-frequencies. Drawn documents have no topics, so block-max pruning and Seismic's clusters skip more on a real
-collection.
+"""Time search for SPLADE vectors of a collection in the inverted index, scipy, bm25s and Seismic.
 
 scipy is measured in two ways: the document matrix times a dense query, and a sparse query times the
 transposed matrix, which reads only the postings of the query's terms. bm25s supports only query weights of 1.
@@ -23,19 +17,14 @@ from itertools import pairwise, product
 from typing import Any
 
 from parts.settings import Benchmark
-from studies.settings import Documents, Queries, Rounds, Seed, launch
+from studies.settings import OneCollection, Queries, Rounds, launch
 
 from paradigms.io.command_line import flags
 
 
-@flags(documents=100_000, queries=50)
-class Settings(Benchmark, Rounds, Seed, Documents, Queries):
+@flags(documents=8000, queries=50)
+class Settings(Benchmark, Rounds, OneCollection, Queries):
     """Settings for documents and queries."""
-
-    collection: str = ""
-    """collection that `splade` encodes; empty: drawn documents and queries"""
-    splade: str = "offline-splade"
-    """SPLADE by hub name or folder"""
 
 
 launch(__name__, Settings, __doc__)  # before the slow imports
@@ -59,10 +48,7 @@ from paradigms.store.arrays import as_tokens, parts
 
 RECIPE = Recipe("splade", EqualIds(), "one")
 TERMS = 30_522  # size of the vocabulary
-QUERY_TERMS = 55
-MEAN = 0.6  # mean weight of a term that a text contains
 K = 10
-LARGEST = 3.0  # largest weight
 CUTS = 5, 10, 20, 40  # query terms that Seismic reads
 FACTORS = 0.7, 0.9, 1.0  # below 1, Seismic skips fewer clusters
 Sparse = scipy.sparse.csr_array
@@ -87,12 +73,7 @@ class Method:
 
 def main(settings: Settings) -> None:
     torch.set_num_threads(1)
-    random = np.random.default_rng(settings.seed)
-    frequency = 1 / (1 + np.arange(TERMS) / 40) ** 1.2
-    if settings.collection:
-        documents, queries = encoded(settings)
-    else:
-        documents, queries = (draw(settings, frequency, random) for draw in (drawn_documents, drawn_queries))
+    documents, queries = encoded(settings)
     ones = queries.sign()
     count = documents.shape[0]
     size = sum(part.nbytes for part in (documents.data, documents.indices, documents.indptr)) / count
@@ -139,48 +120,15 @@ def main(settings: Settings) -> None:
 def encoded(settings: Settings) -> tuple[Sparse, Sparse]:
     """Encode a collection's documents and test queries, drawn by a hash."""
     collection = load_collection(settings.collection)
-    model = PARADIGMS["splade"](settings.splade).eval()
-    corpus = collection.corpus.only(hash_order(collection.corpus.ids)[: settings.documents])
+    model = PARADIGMS["splade"]("offline-splade").eval()
+    corpus = collection.corpus.only(hash_order(collection.corpus.ids)[: settings.documents or None])
     index = Index(Store.build(kinds.exact(), model, corpus.ids, corpus))
     texts = collection.split("test").queries
-    tokens = model.encode_queries([texts[query] for query in hash_order(texts)[: settings.queries]])
+    tokens = model.encode_queries([texts[query] for query in hash_order(texts)[: settings.queries or None]])
     mask = tokens.mask[:, 0].numpy()
     places = mask.nonzero()[0], tokens.ids[:, 0].numpy()[mask]
     weights = tokens.vectors[:, 0, :, 0].float().numpy()[mask]
     return held_by(index), scipy.sparse.coo_array((weights, places), shape=(len(mask), TERMS)).tocsr()
-
-
-def drawn_documents(settings: Settings, frequency: np.ndarray, random: np.random.Generator) -> Sparse:
-    """Draw documents in which each term occurs independently, with the probability given in `frequency`."""
-    owners = []
-    for share in frequency:
-        count = settings.documents * share
-        gaps = random.geometric(share, int(count + 8 * count**0.5 + 20))
-        places = np.cumsum(gaps) - 1
-        owners.append(places[places < settings.documents])
-    counts = [len(rows) for rows in owners]
-    columns = np.repeat(np.arange(TERMS), counts)
-    shape = (settings.documents, TERMS)
-    values = drawn_weights(len(columns), random)
-    matrix = scipy.sparse.coo_array((values, (np.concatenate(owners), columns)), shape=shape).tocsr()
-    matrix.sort_indices()
-    return matrix
-
-
-def drawn_queries(settings: Settings, frequency: np.ndarray, random: np.random.Generator) -> Sparse:
-    """Draw queries of distinct terms; a term's probability is proportional to its frequency."""
-    share = frequency / frequency.sum()
-    terms = [
-        np.sort(random.choice(TERMS, QUERY_TERMS, replace=False, p=share)) for _ in range(settings.queries)
-    ]
-    starts = np.arange(settings.queries + 1) * QUERY_TERMS
-    values = drawn_weights(int(starts[-1]), random)
-    shape = (settings.queries, TERMS)
-    return scipy.sparse.csr_array((values, np.concatenate(terms), starts), shape=shape)
-
-
-def drawn_weights(count: int, random: np.random.Generator) -> np.ndarray:
-    return random.exponential(MEAN, count).clip(0.01, LARGEST).astype(np.float32)
 
 
 def built(documents: Sparse, bits: int) -> Index:

@@ -9,8 +9,8 @@ documents, as SPLADE weights. Queries are test queries of the collections.
 
 Every stage runs in a separate process and saves its answer in stages/, so a second run resumes where the
 first run stopped. Times are CPU seconds of `threads` threads. recall@10 is measured against exact search of
-the stored vectors. fast-plaid and xtr-warp-rs are measured up to `peers_most` documents if `--peers` names
-environments with these packages. A stage that takes longer than `limit` seconds is stopped.
+the stored vectors. fast-plaid is measured up to `peers_most` documents if `--peers` names an
+environment with it. A stage that takes longer than `limit` seconds is stopped.
 """
 
 from dataclasses import dataclass, field
@@ -54,12 +54,11 @@ import torch
 from parts.measuring import MiB, interpreters
 from parts.stages import ANY, NOTHING, Stages
 from parts.vectors import prepare
-from scipy.stats import linregress, t
 from studies.curves import Curves
 from studies.pages import Rows, Section, interval_text, publish
 
 from paradigms import PARADIGMS
-from paradigms.evaluate.measures import Interval, seeds_interval
+from paradigms.evaluate.measures import seeds_interval
 from paradigms.io.command_line import folder_name
 from paradigms.io.device import processor
 from paradigms.io.files import lock_until_exit, remove_folder
@@ -68,10 +67,8 @@ from paradigms.io.terminal import Terminal
 K = 10
 XTR = "XTR, exact"
 CHANGES = ("add one", "add 1%", "delete one", "compact")
-BEYOND = (10**7, 10**8, 10**9)
 COMPOSED = "compressed (composed)"  # the first size again; all documents but the relevant ones are composed
-ESTIMATED = (COMPOSED, "XTR, 4 bits")  # searches that may estimate XTR's scores
-SEARCHED = (XTR, *ESTIMATED)  # measured by their searches alone: the others have the same costs
+SEARCHED = (XTR, COMPOSED, "XTR, 4 bits")  # measured by their searches alone: the others have the same costs
 GATHER = [{"probes": 8}, {"probes": 16}, {"probes": 32}, {"probes": 32, "candidates": 256}]
 GATHER += [{"probes": 512, "candidates": 20_000}]  # nearly exhaustive: the recall that the codes allow
 FINE = [{"probes": 32, "candidates": 1024}, {"probes": 64, "candidates": 1024}]
@@ -116,7 +113,6 @@ SYSTEMS = {
     "fast-plaid, 4 bits": System(
         "tokens", "", {"nbits": 4}, [{"n_full_scores": 1024, "n_ivf_probe": 8}], "fast_plaid"
     ),
-    "xtr-warp, 4 bits": System("tokens", "", {"nbits": 4}, [{"nprobe": 32}], "warp"),
 }
 
 
@@ -194,24 +190,17 @@ def report(rows: Rows, settings: Settings, stages: Stages) -> None:
             cost |= {f"{what} s": changed.get(what) for what in CHANGES}
             costs.append({key: "–" if value is None else value for key, value in cost.items()})
         searches += [searched_row(name, row, search) for search in searched.get("rows", ())]
-    compare_with_xtr(searches)
     visible = [{key: value for key, value in row.items() if not key.startswith("_")} for row in searches]
-    fits = fitted(costs, searches)
     real = stages.facts
     text = (
         f"{real['documents']:,} real documents, {real['tokens'] / real['documents']:.1f} tokens each, then "
         f"composed ones; {settings.threads} thread of {processor()}, which other work shared. "
-        f"{law(searches)}"
+        f"{of_composed(searches)}"
     )
     figure = curves_of(costs, searches).draw() if costs else None
     sections = {
         "costs": Section("Costs by documents", "CPU seconds.", costs, figure),
         "searches": Section("One query alone", "CPU ms: median, and 10th and 90th percentile.", visible),
-        "law": Section(
-            "Power laws in the number of documents",
-            "Exponents with 95% intervals, and what they give beyond the sizes measured.",
-            fits,
-        ),
     }
     minutes = (sum(stages.seconds.values()) + time.process_time()) / 60
     publish(settings, "Scale", text, sections, minutes=minutes)
@@ -227,64 +216,18 @@ def searched_row(name: str, row: dict[str, Any], search: dict[str, Any]) -> dict
         recalls, recall_text = recall(search["found"], row["truth"])
     setting = search["setting"]
     made = {"system": name, "documents": row["documents"], "setting": described(setting)}
-    made |= {"CPU ms": middle, "10%": low, "90%": high, "recall@10": recall_text, "_ms": milliseconds}
-    return made | {"_recalls": recalls, "_found": search["found"], "_tokens": setting.get("search_tokens")}
+    made |= {"CPU ms": middle, "10%": low, "90%": high, "recall@10": recall_text}
+    return made | {"_recalls": recalls}
 
 
 def recall(ranked: Sequence[Sequence[int]], truth: Sequence[Sequence[int]]) -> tuple[np.ndarray, str]:
     """Return each query's recall of `best` in the first `K` of `ranked`, and the mean with its interval."""
     recalls = np.array([len({*r[:K]} & {*b}) / len(b) for r, b in zip(ranked, truth, strict=True)])
     interval = seeds_interval(recalls[None])
-    return recalls, bracketed(interval)
+    return recalls, interval_text(interval)
 
 
-def compare_with_xtr(searches: Rows) -> None:
-    """Add recall@10 relative to exact XTR with the same k', for searches that estimate XTR's scores."""
-    exact = {(r["documents"], r["_tokens"]): r["_found"] for r in searches if r["system"] == XTR}
-    for row in searches if exact else ():
-        exact_row = exact.get((row["documents"], row["_tokens"])) if row["system"] in ESTIMATED else None
-        row["of XTR's"] = recall(row["_found"], exact_row)[1] if exact_row else "–"
-
-
-def fitted(costs: Sequence[Mapping[str, Any]], searches: Sequence[Mapping[str, Any]]) -> Rows:
-    """Fit power laws in the number of documents; intervals are Student's t over sizes, or over queries."""
-    rows: Rows = []
-    series: dict[tuple[str, str], dict[int, float]] = {}
-    for row in costs:
-        for what in ("build CPU s", "MB", "peak MB", "build MiB", "open s", *(f"{c} s" for c in CHANGES)):
-            if isinstance(row[what], float | int) and row[what] > 0:
-                series.setdefault((row["system"], what), {})[row["documents"]] = row[what]
-    for (name, what), points in series.items():
-        if len(points) > 1:
-            sizes, values = zip(*sorted(points.items()), strict=True)
-            rows.append(beyond(name, what, slope(sizes, values), sizes[-1], values[-1]))
-    queries: dict[tuple[str, str], dict[int, Mapping[str, Any]]] = {}
-    for row in searches:
-        queries.setdefault((row["system"], row["setting"]), {})[row["documents"]] = row
-    for (name, setting), timed in queries.items():
-        if len(timed) > 1:
-            sizes = sorted(timed)
-            y = np.log(np.stack([timed[size]["_ms"] for size in sizes]))
-            interval = seeds_interval(np.polyfit(np.log(sizes), y, 1)[:1])
-            last = timed[sizes[-1]]["CPU ms"]
-            rows.append(beyond(name, f"query ms, {setting}", interval, sizes[-1], last))
-    return rows
-
-
-def beyond(name: str, what: str, exponent: Interval, last: int, value: float) -> dict[str, Any]:
-    """Make a row that extrapolates a quantity: value · (N / last)^exponent for N in BEYOND."""
-    row: dict[str, Any] = {"system": name, "quantity": what, "exponent": bracketed(exponent)}
-    return row | {f"{size:,}": value * (size / last) ** exponent.mean for size in BEYOND}
-
-
-def slope(sizes: Sequence[int], values: Sequence[float]) -> Interval:
-    """Fit the slope of log values against log sizes; the interval is NaN if there are only two sizes."""
-    fit = linregress(np.log(sizes), np.log(values))
-    reach = float(t.ppf(0.975, len(sizes) - 2)) * fit.stderr if len(sizes) > 2 else float("nan")
-    return Interval(fit.slope, fit.slope - reach, fit.slope + reach)
-
-
-def law(searches: Sequence[Mapping[str, Any]]) -> str:
+def of_composed(searches: Sequence[Mapping[str, Any]]) -> str:
     """Describe recall@10 of composed minus real documents at the smallest size, over queries."""
     said = []
     composed = {row["setting"]: row for row in searches if row["system"] == COMPOSED}
@@ -295,7 +238,7 @@ def law(searches: Sequence[Mapping[str, Any]]) -> str:
         real = row["_recalls"]
         drawn = other["_recalls"]
         if real is not None and drawn is not None:
-            said.append(f"{row['setting']}: {bracketed(seeds_interval((drawn - real)[None]), '+')}")
+            said.append(f"{row['setting']}: {interval_text(seeds_interval((drawn - real)[None]), '+')}")
     return f"recall@10 of composed minus real documents at the first size: {'; '.join(said)}." if said else ""
 
 
@@ -317,11 +260,6 @@ def curves_of(costs: Rows, searches: Rows) -> Curves:
         systems = dict.fromkeys(system for system, _ in values)
         panels[panel] = {system: [values.get((system, n)) for n in sizes] for system in systems}
     return Curves("documents", sizes, panels, log_y=[*panels])
-
-
-def bracketed(interval: Interval, sign: str = "") -> str:
-    """Format an interval, or the mean alone if there are too few sizes for an interval."""
-    return f"{interval.mean:{sign}.2f}" if np.isnan(interval.low) else interval_text(interval, sign)
 
 
 def described(setting: Mapping[str, Any]) -> str:

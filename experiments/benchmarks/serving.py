@@ -1,23 +1,23 @@
-"""Measure the service under load: queries per second and latencies by number of clients, and mixed requests.
+"""Measure the service under load: queries per second and latencies by number of clients.
 
 The service runs in a separate process with exact indexes of one collection. Each client keeps a connection
 open and sends a search for ten documents as soon as the previous answer arrives. Every answer is compared
-with a direct search by the retriever. With --mixed SECONDS, clients then search and explain with all systems
-while documents are added to the index folders, and the service's memory is measured; a tenth of the requests
-cost much, are not permitted, or are left unfinished. With --pylate ENVIRONMENT, PyLate's server and our
-service both serve a model that PyLate writes, and clients send queries to encode. Encoders are untrained:
-times do not depend on training.
+with a direct search by the retriever. With --pylate ENVIRONMENT, PyLate's server and our service both serve
+a model that PyLate writes, and clients send queries to encode. Encoders are untrained: times do not depend on
+training.
 """
 
+import http.client
+import json
 import multiprocessing
 import os
-import shutil
+import random
 import signal
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -40,22 +40,20 @@ class Settings(Benchmark, OneCollection, Queries):
     """seconds per system and number of clients; the first tenth does not count"""
     pylate: str = ""
     """virtual environment with pylate[api]; empty: do not measure encoding"""
-    mixed: float = 0.0
-    """seconds of mixed load with the last number of clients; 0: no mixed load"""
 
 
 launch(__name__, Settings, __doc__)  # before the slow imports
 
+import numpy as np
 import torch
-from parts.clients import PYLATE, Ask, K, either, encoding, load, searching, straining
-from parts.measuring import MiB, WorkerError, in_worker, memory
+from parts.measuring import WorkerError, in_worker
 from studies.pages import Rows, Section, publish
+from torch import Tensor
 
 from paradigms import PARADIGMS
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Corpus, load_collection
 from paradigms.encoder.sources import packaged
-from paradigms.find import open_index
 from paradigms.io.device import processor
 from paradigms.io.terminal import Terminal
 from paradigms.loading import as_paradigm
@@ -64,6 +62,13 @@ from paradigms.model import Paradigm
 from paradigms.retrieve import Indexed, Reranking, Retriever
 from paradigms.serve import serve
 
+K = 10
+PYLATE = "pylate"  # name of the folder and the system of PyLate's model
+FAR = 0.03  # allowed difference of numbers of unit vectors: ours may be encoded in bf16
+# Allowed relative error of a score: in bf16, queries that are encoded together differ by .0016 from queries
+# that are encoded alone.
+WRONG = 5e-3
+Ask = Callable[[http.client.HTTPConnection, random.Random], bool]  # returns whether the answer is right
 # System -> the system whose index is used: without training, both have the same vectors.
 SHARED = {"xtr": "colbert"}
 
@@ -76,7 +81,6 @@ def main(settings: Settings) -> None:
     retrievers = systems(settings, collection.corpus)
     expected = {name: searched(retriever, texts) for name, retriever in retrievers.items()}
     rows: Rows = []
-    mixed: Rows = []
 
     def measure(name: str, server: Server, ask: Ask) -> None:
         for count in settings.clients:
@@ -97,18 +101,12 @@ def main(settings: Settings) -> None:
         if settings.pylate:
             measure("encode", service, encoding(texts, vectors))
         for name in settings.systems:
-            measure(name, service, searching([name], texts, expected))
-        if settings.mixed:
-            mixed.append(mixed_load(service, retrievers, texts, expected, settings))
+            measure(name, service, searching(name, texts, expected[name]))
     text = (
         f"{len(collection.corpus):,} documents, k = {K}; {os.cpu_count()} cores of {processor()}, load "
         f"{before:.1f} before and {os.getloadavg()[0]:.1f} after; the service ended with {service.ended}."
     )
-    sections = {
-        "load": Section("Clients that send the same request", rows=rows),
-        "mixed": Section("Mixed requests while documents are added", rows=mixed),
-    }
-    publish(settings, "Serving", text, sections)
+    publish(settings, "Serving", text, {"load": Section("Clients that send the same request", rows=rows)})
 
 
 def model_of(name: str) -> Paradigm:
@@ -207,46 +205,74 @@ def pylate_server(settings: Settings, folder: Path) -> Iterator[Server]:
             process.terminate()
 
 
-def mixed_load(
-    service: Server,
-    retrievers: dict[str, Retriever],
-    texts: list[str],
-    expected: dict[str, list[list[float]]],
-    settings: Settings,
-) -> dict[str, Any]:
-    """Search and explain with all systems at once, while a writer adds documents to the index folders."""
-    plain = searching(list(retrievers), texts, expected, explained=0.2)
-    ask = either(plain, straining(list(retrievers), texts), 0.1)
-    load(service.port, ask, settings.clients[-1], min(30.0, settings.mixed / 10))
-    status = f"/proc/{service.pid}/status"
-    ended = threading.Event()
-    documents = 0
-    allocated = [memory("RssAnon", status)]  # memory of the service, without the pages of mapped files
+def encoding(texts: list[str], vectors: list[Tensor], peer: str = "") -> Ask:
+    """Ask our service, or PyLate's server for the model `peer`, to encode a random query."""
 
-    def add() -> None:
-        nonlocal documents
-        names = [name for name in retrievers if name not in ("bm25", *SHARED)]
-        places = [Path(settings.output, "indexes", name) for name in names]
-        for place in places:
-            shutil.copytree(place, place.with_name(f"{place.name}.before"))
-        while not ended.wait(5.0) and places:
-            if time.perf_counter() - began > len(allocated) * settings.mixed / 10:
-                allocated.append(memory("RssAnon", status))
-            place = places[documents % len(places)]
-            document = f"added {documents}"
-            retriever: Any = retrievers[place.name]
-            open_index(place).store.add(retriever.model, [document], [f"a document, {document}"])
-            documents += 1
-        for place in places:
-            shutil.rmtree(place)
-            place.with_name(f"{place.name}.before").rename(place)
+    def ask(connection: http.client.HTTPConnection, generator: random.Random) -> bool:
+        n = generator.randrange(len(texts))
+        if peer:
+            body = {"input": [texts[n]], "is_query": True, "model": peer}
+            answered = post(connection, "/v1/embeddings", body)["data"][0]["embedding"]
+        else:
+            body = {"system": PYLATE, "texts": [texts[n]], "side": "query"}
+            answered = post(connection, "/encode", body)["texts"][0]["vectors"]
+        return torch.allclose(torch.tensor(answered), vectors[n].float(), rtol=0, atol=FAR)
 
+    return ask
+
+
+def searching(name: str, texts: list[str], expected: list[list[float]]) -> Ask:
+    """Search for a random text with a system. expected: the scores of each text's documents."""
+
+    def ask(connection: http.client.HTTPConnection, generator: random.Random) -> bool:
+        n = generator.randrange(len(texts))
+        body = {"queries": {"q": texts[n]}, "k": K, "systems": [name]}
+        ranked = post(connection, "/search", body)["systems"][name]["run"]["q"]
+        scores = [score for _, score in ranked]
+        right = len(scores) == len(expected[n])
+        return right and np.allclose(scores, expected[n], rtol=WRONG, atol=WRONG)
+
+    return ask
+
+
+def post(connection: http.client.HTTPConnection, path: str, body: dict[str, Any]) -> Any:
+    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+    reply = connection.getresponse()
+    content = reply.read()
+    if reply.status != 200:
+        raise ConnectionError(f"{path}: {reply.status} {content[:200]!r}")
+    return json.loads(content)
+
+
+def load(port: int, ask: Ask, clients: int, seconds: float) -> dict[str, Any]:
+    """Measure queries/s, latency percentiles in milliseconds, and numbers of wrong and lost answers."""
+    latencies: list[list[float]] = [[] for _ in range(clients)]
+    wrong = [0] * clients
+    lost = [0] * clients
+    until = time.perf_counter() + seconds
+
+    def client(n: int) -> None:
+        generator = random.Random(n)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+        while time.perf_counter() < until:
+            began = time.perf_counter()
+            try:
+                wrong[n] += not ask(connection, generator)
+            except (OSError, http.client.HTTPException, KeyError):
+                lost[n] += 1
+                connection.close()
+            latencies[n].append(1000 * (time.perf_counter() - began))
+        connection.close()
+
+    threads = [threading.Thread(target=client, args=(n,)) for n in range(clients)]
     began = time.perf_counter()
-    writer = threading.Thread(target=add)
-    writer.start()
-    row = load(service.port, ask, settings.clients[-1], settings.mixed)
-    ended.set()
-    writer.join()
-    allocated.append(memory("RssAnon", status))
-    sizes = ", ".join(f"{size / MiB:.0f}" for size in allocated)
-    return row | {"documents added": documents, "MiB allocated": sizes}
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    passed = time.perf_counter() - began
+    every = np.array([latency for of_client in latencies for latency in of_client])
+    names = ("50% ms", "95% ms", "99% ms")
+    percentiles = dict(zip(names, np.percentile(every, (50, 95, 99)).tolist(), strict=True))
+    counts = {"queries": len(every), "wrong": sum(wrong), "lost": sum(lost)}
+    return {"queries/s": len(every) / passed} | percentiles | counts

@@ -1,24 +1,22 @@
-"""Compare token search on a CPU between our indexes and peers' indexes, on the same vectors.
+"""Compare exact search and reranking by tokens on a CPU with maxsim-cpu, on the same vectors.
 
 Vectors are token states of the offline encoder for a collection's documents and test queries, reduced by PCA
 and normalised. Each system builds and searches in separate processes (`parts`), once in every round, so that
 memory is measured per system. Times are medians over queries and rounds. recall@10 is measured against exact
-MaxSim. Each peer runs in a separate environment, whose folder `--peers` names; missing peers are listed.
-Compare ratios: times depend on the machine.
+MaxSim. maxsim-cpu runs in a separate environment, which `--peers` names; scale.py has other peers. Compare
+ratios: times depend on the machine.
 
-The exact rows of our index also give the machine's limit, measured in the same run. For one query, the limit
-is the longer of two times: reading the bytes that the query needs, sequentially and with all threads, and
-computing its products in a plain float32 GEMM. A batch reads the vectors once, so its limit is the time of
-the GEMM.
+The rows of our index also give the machine's limit, measured in the same run. For one query, the limit is the
+longer of two times: reading the bytes that the query needs, sequentially and with all threads, and computing
+its products in a plain float32 GEMM. A batch reads the vectors once, so its limit is the time of the GEMM.
 
 To emulate a processor with AVX2 on a newer one, restrict every library: ATEN_CPU_CAPABILITY=avx2
 DNNL_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 LIBXSMM_TARGET=hsw (for maxsim-cpu) NUMBA_CPU_NAME=haswell
-NUMBA_CPU_FEATURES= (empty). xtr-warp-rs cannot be restricted.
+NUMBA_CPU_FEATURES= (empty).
 """
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -41,7 +39,7 @@ launch(__name__, Settings, __doc__)  # before the slow imports
 
 import numpy as np
 import torch
-from parts.measuring import PEERS, MiB, interpreters, timed
+from parts.measuring import MiB, interpreters, timed
 from parts.stages import Stages
 from parts.vectors import DIM, prepare
 from studies.pages import Section, publish
@@ -56,46 +54,26 @@ POOL = 100  # candidates of reranking
 LENGTH = 256  # tokens of a document
 
 
-@dataclass(frozen=True)
-class Row:
-    """A measured system. Rows with equal `kind` do the same work; rows with equal `index` share one index."""
-
-    name: str
-    kind: str  # exact, rerank, gather, impute
-    system: str  # a key of SYSTEMS in parts/systems.py
-    setting: dict[str, Any] = field(default_factory=dict)  # of the search
-    index: str = ""
-    built: dict[str, Any] = field(default_factory=dict)  # kind and build settings of the index
-
-
-EXACT = {"kind": "exact", "build": {}}
-CODED = {"kind": "compressed", "build": {"bits": 4}}
-PEERS_CODED = {"build": {"nbits": 4}}
+OURS = "ours"
 RERANK = {"rerank": True}
-GATHER = {"probes": 8, "candidates": 128, "search_tokens": 2000}
-IMPUTE = {"probes": 32, "candidates": 512, "search_tokens": 10_000, "search": "impute"}
-ROWS = (
-    Row("exact", "exact", "ours", {}, "exact", EXACT),
-    Row("torch GEMM + scatter-max", "exact", "gemm_scatter"),
-    Row("maxsim-cpu", "exact", "maxsim_cpu"),
-    Row(f"rerank {POOL}", "rerank", "ours", RERANK, "exact", EXACT),
-    Row(f"maxsim-cpu, {POOL}", "rerank", "maxsim_cpu", RERANK),
-    Row("gather, 4 bits, 8 lists", "gather", "ours", GATHER, "compressed", CODED),
-    Row("fast-plaid, 4 bits, nprobe 8", "gather", "fast_plaid", {"n_ivf_probe": 8}, "plaid", PEERS_CODED),
-    Row("impute, 4 bits, 32 lists", "impute", "ours", IMPUTE, "compressed", CODED),
-    Row("xtr-warp, 4 bits, nprobe 8", "impute", "warp", {"nprobe": 8}, "warp", PEERS_CODED),
-    Row("xtr-warp, 4 bits, nprobe 32", "impute", "warp", {"nprobe": 32}, "warp", PEERS_CODED),
-)
+# Name -> a key of SYSTEMS in parts/systems.py, and the setting of its search.
+ROWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "exact": (OURS, {}),
+    "maxsim-cpu": ("maxsim_cpu", {}),
+    f"rerank {POOL}": (OURS, RERANK),
+    f"maxsim-cpu, {POOL}": ("maxsim_cpu", RERANK),
+}
 
 
 def main(settings: Settings) -> None:
     console = Terminal()
     folder = lock_until_exit(settings.output).absolute()
     pythons = interpreters(settings.peers)
-    if missing := PEERS.keys() - pythons:
-        console.print(f"Not installed in the environments given, and left out: {', '.join(missing)}.")
+    if "maxsim_cpu" not in pythons:
+        console.print("maxsim-cpu is in no environment given, and left out.")
     prefixes = tuple(settings.systems) or ""
-    chosen = [row for row in ROWS if row.system not in missing and row.name.startswith(prefixes)]
+    known = {name: row for name, row in ROWS.items() if row[0] in (OURS, *pythons)}
+    chosen = {name: row for name, row in known.items() if name.startswith(prefixes)}
     vectors = prepare(
         PARADIGMS["colbert"]("offline", dim=None, skip="", document_length=LENGTH).eval(),
         {settings.collection: settings.documents},
@@ -108,25 +86,27 @@ def main(settings: Settings) -> None:
     )
     stages = Stages(settings, vectors, console, pythons, k=K)
     documents = {"form": "tokens", "documents": stages.facts["documents"]}
-    truth = answer("exact", documents | {"system": "ours", "stage": "truth", "k": POOL}, stages)["best"]
-    built = {}
-    for row in chosen:
-        if row.index and row.index not in built:
-            job = {"stage": "build", "system": row.system, "folder": f"indexes/{row.index}"}
-            built[row.index] = answer(row.index, documents | row.built | job, stages)
-    searched: dict[str, list[dict[str, Any]]] = {row.name: [] for row in chosen}
+    ours = documents | {"system": OURS, "folder": "indexes/exact"}
+    truth = answer("exact", ours | {"stage": "truth", "k": POOL}, stages)["best"]
+    built = answer("exact", ours | {"stage": "build", "kind": "exact", "build": {}}, stages)
+    searched: dict[str, list[dict[str, Any]]] = {name: [] for name in chosen}
     for number in range(settings.rounds):
-        for row in chosen:
-            job = {"stage": "search", "system": row.system, "settings": [row.setting], "batch": True}
-            job |= documents | {"folder": f"indexes/{row.index}", "candidates": truth}
-            result = answer(row.name, job, stages, str(number))
-            searched[row.name].append(result["rows"][0] | {"memory": result["memory"]})
+        for name, (system, setting) in chosen.items():
+            job = {"stage": "search", "system": system, "settings": [setting], "batch": True}
+            result = answer(name, ours | job | {"candidates": truth}, stages, str(number))
+            searched[name].append(result["rows"][0] | {"memory": result["memory"]})
     speed = machine(settings.threads)
     tokens = stages.facts["tokens"]
-    limits = {row.name: work(row, vectors, truth, speed) for row in chosen if row.index == "exact"}
-    table = [summary(row, built.get(row.index), searched[row.name], truth, tokens) for row in chosen]
-    for row in table:
-        row["single limit"], row["batch limit"] = limits.get(row["system"], ("–", "–"))
+    table = []
+    for name, (system, setting) in chosen.items():
+        row = {"system": name, "build s": "–", "build MiB": "–", "bytes/token": "–"}
+        limits: tuple[Any, Any] = ("–", "–")
+        if system == OURS:
+            row |= {"build s": built["wall"], "build MiB": built["memory"] / MiB}
+            row["bytes/token"] = built["bytes"] / tokens
+            limits = work(bool(setting), vectors, truth, speed)
+        row |= summary(searched[name], truth)
+        table.append(row | dict(zip(("single limit", "batch limit"), limits, strict=True)))
     text = (
         f"{tokens:,} tokens of {settings.documents} documents, {DIM} dimensions, {settings.queries} queries, "
         f"{settings.threads} threads of {processor()} ({torch.backends.cpu.get_cpu_capability()}): "
@@ -152,33 +132,23 @@ def machine(threads: int) -> dict[str, float]:
     return {"bytes": 4 * numbers.numel() / read, "flops": 2 * len(matrix) ** 3 / multiply}
 
 
-def summary(
-    row: Row,
-    built: dict[str, Any] | None,
-    rounds: Sequence[dict[str, Any]],
-    truth: Sequence[Sequence[int]],
-    tokens: int,
-) -> dict[str, Any]:
-    """Make a row of the table: costs, medians over queries and rounds, and recall."""
+def summary(rounds: Sequence[dict[str, Any]], truth: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Return medians over queries and rounds, and recall."""
     ranked = rounds[-1]["found"]
     hits = [len({*r[:K]} & {*exact[:K]}) / K for r, exact in zip(ranked, truth, strict=True)]
-    costs: dict[str, Any] = {"system": row.name} | dict.fromkeys(("build s", "build MiB", "bytes/token"), "–")
-    if built:
-        costs |= {"build s": built["wall"], "build MiB": built["memory"] / MiB}
-        costs["bytes/token"] = built["bytes"] / tokens
-    costs["search MiB"] = max(r["memory"] for r in rounds) / MiB
+    costs = {"search MiB": max(r["memory"] for r in rounds) / MiB}
     costs["ms single"] = 1e3 * statistics.median(s for r in rounds for s in r["wall"])
     costs["ms batch"] = 1e3 * statistics.median(r["batch"] for r in rounds) / len(ranked)
     return costs | {"recall@10": float(np.mean(hits))}
 
 
 def work(
-    row: Row, vectors: Path, truth: Sequence[Sequence[int]], speed: Mapping[str, float]
+    rerank: bool, vectors: Path, truth: Sequence[Sequence[int]], speed: Mapping[str, float]
 ) -> tuple[float, float]:
     """Return the fewest milliseconds of a query, alone and in a batch, which reads its vectors once."""
     lengths = np.load(vectors / "tokens.lengths.npy")
     query_lengths = np.load(vectors / "tokens.query_lengths.npy")
-    read = [lengths[rows_read].sum() if row.kind == "rerank" else lengths.sum() for rows_read in truth]
+    read = [lengths[rows_read].sum() if rerank else lengths.sum() for rows_read in truth]
     size = 2 * DIM  # bytes of a token, and FLOPs of a pair of tokens
     gemm = 1e3 * size * float(np.mean(query_lengths * read)) / speed["flops"]
     return max(1e3 * size * float(np.mean(read)) / speed["bytes"], gemm), gemm

@@ -1,11 +1,9 @@
 """Measure training steps of DPR and ColBERT in queries per CPU second, beside sentence-transformers.
 
-One table trains the upper layer, whose inputs, the states of the frozen layers, are stored before the rounds
-(`train.states.keep_states`), and all layers, in float32 and in bf16. The other compares a step that trains
-all layers with the trainers of sentence-transformers. All systems start from the same encoder and see the
-same batches in the same order; each system has a process of its own, and systems take turns within a round,
-so that other load affects all alike. A step includes reading and tokenising its batch. Compare ratios:
-seconds depend on the machine.
+All layers are trained, in float32 and in bf16. All systems start from the same encoder and see the same
+batches in the same order; each system has a process of its own, and systems take turns within a round, so
+that other load affects all alike. A step includes reading and tokenising its batch. Compare ratios: seconds
+depend on the machine.
 """
 
 import json
@@ -13,8 +11,9 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import field, replace
+from dataclasses import replace
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -27,7 +26,6 @@ from studies.settings import (
     Seed,
     Threads,
     at_least,
-    different,
     launch,
     refusing,
 )
@@ -43,8 +41,8 @@ class Settings(Benchmark, Threads, Rounds, Seed, CollectionName, Backbone):
     A pair is a training query of the collection and one of its relevant documents.
     """
 
-    batches: list[int] = field(default_factory=lambda: [32, 128, 512])
-    """batch sizes, in pairs, for training the upper layer; with the first one, all layers are trained too"""
+    batch: int = 32
+    """pairs of a batch"""
     length: int = 64
     """tokens of a text, at most"""
     steps: int = 1
@@ -52,8 +50,7 @@ class Settings(Benchmark, Threads, Rounds, Seed, CollectionName, Backbone):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, batches=2, length=4, rounds=1, threads=1, steps=1)
-        different(self, "batches")
+        at_least(self, batch=2, length=4, rounds=1, threads=1, steps=1)
 
 
 launch(__name__, Settings, __doc__)  # before the slow imports
@@ -61,7 +58,7 @@ launch(__name__, Settings, __doc__)  # before the slow imports
 import torch
 from accelerate import Accelerator
 from accelerate.utils import send_to_device
-from parts.measuring import memory, new_process
+from parts.measuring import new_process, peak_memory
 from studies.pages import Rows, Section, publish
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -78,7 +75,6 @@ from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
 from paradigms.train.loop import TrainingSettings, train
 from paradigms.train.order import step_batches
-from paradigms.train.states import keep_states
 
 TEMPERATURES = {"dpr": 0.05, "colbert": 1.0}  # of the softmax over rel; the peer's defaults
 CHECKED = 8  # pairs for the loss that must be equal in all systems
@@ -86,17 +82,14 @@ WARMUP = 1  # untimed steps of a round
 RATE = 2e-5
 OURS = "ours"
 PEER = "sentence-transformers"
-OF_ROUNDS = "Means of the rounds; brackets: the lowest and the highest ratio of a round."
 Pairs = list[tuple[str, str]]
 
 
 class Case(NamedTuple):
-    """What a round measures. layers: trained upper layers, with kept states; 0 = all."""
+    """What a round measures."""
 
     paradigm: str
     precision: str
-    batch: int
-    layers: int = 0
     system: str = OURS
 
 
@@ -116,17 +109,16 @@ class Round(NamedTuple):
 def main(settings: Settings) -> None:
     lock_until_exit(settings.output)
     bf16 = native_precision(chosen_device()) == "bf16"
-    rounds: dict[Case, list[Round]] = {case: [] for case in cases(settings, bf16)}
-    needed = max(*settings.batches, settings.batches[0] * (WARMUP + settings.steps))
+    rounds: dict[Case, list[Round]] = {case: [] for case in cases(bf16)}
     with refusing():
-        pairs = distinct_pairs(load_collection(settings.collection), needed, settings.seed)
-    with TemporaryDirectory() as states, ExitStack() as stack:
+        pairs = drawn_pairs(settings)
+    with ExitStack() as stack:
         keys = {(case.system, case.precision) for case in rounds}
         processes = {key: stack.enter_context(new_process()) for key in keys}
         for _ in range(settings.rounds):
             for case, answers in rounds.items():
                 process = processes[case.system, case.precision]
-                answers.append(process.submit(measure, settings, case, pairs, states).result())
+                answers.append(process.submit(measure, settings, case, pairs).result())
     summary = (
         f"Rounds: {settings.rounds}; timed steps in each: {settings.steps}; texts of at most "
         f"{settings.length} tokens; {padding(settings, pairs)}; {settings.threads} thread(s) of "
@@ -137,15 +129,16 @@ def main(settings: Settings) -> None:
     publish(settings, "Training", summary, sections(rounds))
 
 
-def cases(settings: Settings, bf16: bool) -> list[Case]:
-    """Return the cases of a round: kept states by batch size, then all layers in every system."""
+def cases(bf16: bool) -> list[Case]:
     systems = (OURS, PEER) if find_spec("sentence_transformers") else (OURS,)
-    listed = []
-    for paradigm in TEMPERATURES:
-        for precision in ("no", "bf16") if bf16 else ("no",):
-            listed += [Case(paradigm, precision, batch, 1) for batch in settings.batches]
-            listed += [Case(paradigm, precision, settings.batches[0], 0, system) for system in systems]
-    return listed
+    precisions = ("no", "bf16") if bf16 else ("no",)
+    return [Case(*case) for case in product(TEMPERATURES, precisions, systems)]
+
+
+def drawn_pairs(settings: Settings) -> Pairs:
+    """Draw the pairs of all steps of a round."""
+    needed = settings.batch * (WARMUP + settings.steps)
+    return distinct_pairs(load_collection(settings.collection), needed, settings.seed)
 
 
 def distinct_pairs(collection: Collection, number: int, seed: int) -> Pairs:
@@ -175,7 +168,7 @@ def distinct_pairs(collection: Collection, number: int, seed: int) -> Pairs:
 def padding(settings: Settings, pairs: Pairs) -> str:
     """Describe how much padding the batches of all layers' steps have, padded as a whole and in our parts."""
     encoder = PARADIGMS["dpr"](settings.backbone, document_length=settings.length).encoder
-    size = settings.batches[0]
+    size = settings.batch
     tokens = together = parts = 0
     for batch in step_batches(len(pairs), size, WARMUP + settings.steps, seed=settings.seed):
         for side in zip(*(pairs[n] for n in batch), strict=True):
@@ -187,9 +180,7 @@ def padding(settings: Settings, pairs: Pairs) -> str:
     return "padding in batches of {} pairs: {} of the tokens, in our parts {}".format(size, *shares)
 
 
-def measure(
-    settings: Settings, case: Case, pairs: Pairs, states: str, changes: Mapping[str, Any] | None = None
-) -> Round:
+def measure(settings: Settings, case: Case, pairs: Pairs, changes: Mapping[str, Any] | None = None) -> Round:
     """Train for a round in this process. changes: fields of our `TrainingSettings`."""
     torch.set_num_threads(settings.threads)
     ends: list[float] = []
@@ -198,14 +189,14 @@ def measure(
     with TemporaryDirectory() as folder:
         place = Path(folder)
         if case.system == OURS:
-            loss = ours(settings, case, pairs, place, Path(states), changes or {})
+            loss = ours(settings, case, pairs, place, changes or {})
             last = json.loads((place / HISTORY).read_text(encoding="utf-8").splitlines()[-1])["loss"]
         else:
             loss = sentence_transformers(settings, case, pairs, place)
     hook.remove()
-    rate = case.batch * settings.steps / (ends[-1] - ends[WARMUP - 1])
+    rate = settings.batch * settings.steps / (ends[-1] - ends[WARMUP - 1])
     on_gpu = chosen_device().type == "cuda"
-    return Round(rate, loss, torch.cuda.max_memory_allocated() if on_gpu else memory("VmHWM"), last)
+    return Round(rate, loss, torch.cuda.max_memory_allocated() if on_gpu else peak_memory(), last)
 
 
 def seconds() -> float:
@@ -228,13 +219,11 @@ def contrastive(settings: Settings, paradigm: str, pairs: Pairs) -> tuple[Paradi
     return model, Contrastive(model.to(chosen_device()), corpus, examples)
 
 
-def ours(
-    settings: Settings, case: Case, pairs: Pairs, folder: Path, states: Path, changes: Mapping[str, Any]
-) -> float:
+def ours(settings: Settings, case: Case, pairs: Pairs, folder: Path, changes: Mapping[str, Any]) -> float:
     """Train with `paradigms.train`; return the loss on the first CHECKED pairs, before training."""
     steps = WARMUP + settings.steps
     training = TrainingSettings(
-        steps=steps, batch_size=case.batch, learning_rate=RATE, warmup=0.0, trained_layers=case.layers,
+        steps=steps, batch_size=settings.batch, learning_rate=RATE, warmup=0.0, trained_layers=0,
         seed=settings.seed, temperature=TEMPERATURES[case.paradigm], log_every=steps,
     )  # fmt: skip
     training = replace(training, **changes)
@@ -245,10 +234,6 @@ def ours(
     with paradigm.evaluating(), torch.no_grad(), accelerator.autocast():
         batch = send_to_device(objective.collate(list(objective.examples[:CHECKED])), device)
         loss = objective.loss(paradigm, batch).item()
-    if case.layers:
-        queries, documents = (list(side) for side in zip(*pairs, strict=True))
-        texts = {"query": queries, "document": documents}
-        keep_states(paradigm, case.layers, states, texts, accelerator)  # type: ignore[arg-type]
     train(paradigm, objective, training, folder, accelerator=accelerator, progress=False)
     return loss
 
@@ -283,13 +268,13 @@ def sentence_transformers(settings: Settings, case: Case, pairs: Pairs, folder: 
         model = peer.MultiVectorEncoder(modules=list(parts), device=str(chosen_device()))
         loss = MultiVectorMultipleNegativesRankingLoss(model, scale=scale)
     steps = WARMUP + settings.steps
-    batches = step_batches(len(pairs), case.batch, steps, seed=settings.seed)
+    batches = step_batches(len(pairs), settings.batch, steps, seed=settings.seed)
     rows = [{"query": q, "document": d} for batch in batches for q, d in (pairs[n] for n in batch)]
     checked = [{"query": q, "document": d} for q, d in pairs[:CHECKED]]
     trainer = trainer_of(
         model=model,
         args=arguments(
-            output_dir=str(folder), max_steps=steps, per_device_train_batch_size=case.batch,
+            output_dir=str(folder), max_steps=steps, per_device_train_batch_size=settings.batch,
             batch_sampler=lambda rows, batch_size, drop_last, **_: BatchSampler(
                 SequentialSampler(rows), batch_size, drop_last
             ),
@@ -309,33 +294,22 @@ def sentence_transformers(settings: Settings, case: Case, pairs: Pairs, folder: 
 
 
 def sections(rounds: Mapping[Case, Sequence[Round]]) -> dict[str, Section]:
-    """Make the tables: our steps by precision and batch size, and all layers beside the peer."""
-    steps: Rows = []
+    """Make the table of our trainer beside the peer."""
     peers: Rows = []
     apart: dict[str, float] = {}
     for case, answers in rounds.items():
         precision = {"no": "float32"}.get(case.precision, case.precision)
-        speed = {"queries a CPU s": statistics.mean(answer.rate for answer in answers)}
-        if case.system == OURS:
-            layers = f"{case.layers}, kept states" if case.layers else "all"
-            row = {"paradigm": case.paradigm, "trained layers": layers, "batch": case.batch}
-            times = {"times float32": ratio(answers, rounds[case._replace(precision="no")])}
-            steps.append(row | {"precision": precision} | speed | times)
-        if not case.layers:
-            first = rounds[case._replace(system=OURS)]
-            apart[precision] = max(apart.get(precision, 0), abs(answers[0].loss / first[0].loss - 1))
-            row = {"paradigm": case.paradigm, "precision": precision, "system": case.system}
-            peers.append(row | speed | {"ours / system": ratio(first, answers)})
+        first = rounds[case._replace(system=OURS)]
+        apart[precision] = max(apart.get(precision, 0), abs(answers[0].loss / first[0].loss - 1))
+        row = {"paradigm": case.paradigm, "precision": precision, "system": case.system}
+        row["queries a CPU s"] = statistics.mean(answer.rate for answer in answers)
+        peers.append(row | {"ours / system": ratio(first, answers)})
     equal = " and ".join(f"{value:.0e} in {precision}" for precision, value in apart.items())
     text = (
-        f"{OF_ROUNDS} The losses of {CHECKED} pairs without dropout differ by at most {equal}, relative to "
-        "ours."
+        "Means of the rounds; brackets: the lowest and the highest ratio of a round. The losses of "
+        f"{CHECKED} pairs without dropout differ by at most {equal}, relative to ours."
     )
-    several = any(case.system != OURS for case in rounds)
-    return {
-        "steps": Section("Training steps", OF_ROUNDS, steps),
-        "peers": Section("All layers trained, by system", text, peers if several else ()),
-    }
+    return {"peers": Section("All layers trained, by system", text, peers)}
 
 
 def ratio(numerator: Sequence[Round], denominator: Sequence[Round]) -> str:

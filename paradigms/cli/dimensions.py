@@ -1,7 +1,7 @@
 """`paradigms dimensions`: how many dimensions keep BM25's best document in the top ten?
 
 This file and oracle.py are the only ones in `paradigms` that import `theory`; each is imported only when its
-command runs. experiments/random_projections.py also reports dimensions by length and by placement of the idf.
+command runs. experiments/random_projections.py also reports dimensions by length.
 """
 
 import argparse

@@ -30,15 +30,9 @@ STUDIES = {
         "t5-v1.1",
         untested=3,
     ),
-    "logit_relevance": Small({"paradigm": "genre"}, "claims states training", "t5", shared=False),
-    "low_rank": Small(
-        {"paradigm": "genre", "queries": 0}, "claims layers shares cosines training", "t5-v1.1"
-    ),
+    "low_rank": Small({"paradigm": "genre", "queries": 0}, "claims layers training", "t5-v1.1"),
     "term_matching": Small(
-        {},
-        "claims query_to_document document_to_query training",
-        "t5",
-        untested=4,
+        {}, "claims query_to_document document_to_query training", "t5", untested=4
     ),
     "alignment_adaptation": Small(
         {"depth": 12, "queries": 20, "trained_with": '["k=1", "eps=0.1"]'},

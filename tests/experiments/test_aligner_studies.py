@@ -1,7 +1,7 @@
-"""experiments/alignment_adaptation.py, salience_pruning.py and interpret.py: measures, undecided claims."""
+"""experiments/alignment_adaptation.py and salience_pruning.py: measures and planted claims."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,38 +9,75 @@ import numpy as np
 import pytest
 import torch
 from papers.qian2022.adaptation_claims import Task, study
-from papers.qian2022.pruning_claims import ON_DEV, PruningStudy
+from papers.qian2022.pruning_claims import COSTS, ON_DEV, PruningStudy
 from studies.alignment_view import words as words_of
-from studies.claims import Study
+from studies.gains import DEV
 from studies.model_runs import some_queries
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.data import load_collection
 from paradigms.evaluate import PerQuery, per_query
+from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, YES
 from paradigms.find import Index, Store, kinds
 from paradigms.retrieve import Indexed
-from tests.experiments.scripts import run
+from paradigms.retrieve.strategies import MEASURED
+from tests.experiments.scripts import unmeasured, verdicts
+
+NAMES = list(MEASURED)
 
 
-def read(folder: Path, pattern: str) -> list[dict[str, Any]]:
-    return [json.loads(file.read_text()) for file in sorted(folder.glob(pattern))]
+def adapted(name: str, own: str, means: list[float], bm25: float = 0.1, kept: Sequence[int] = (30,)) -> Task:
+    """One model whose strategies have the given `means`; all other strategies are poor."""
+    random = np.random.default_rng(len(name))
+    base = random.random(200) * 0.2
+    means = means + [0.1] * (len(NAMES) - len(means))
+    values = {s: base + mean + random.normal(0, 0.05, 200) for s, mean in zip(NAMES, means, strict=True)}
+    model = {"collection": name, "trained_with": own, "origin": "", "values": values}
+    model |= {"several": dict.fromkeys(NAMES, 0.5), "bm25": np.full(200, bm25)}
+    model |= {DEV: {"untrained": [0.1, 0.2] * 8, "trained": [0.3, 0.35] * 8}}
+    return Task([model | {"kept step": step} for step in kept], [8, 16])
 
 
-@pytest.mark.parametrize(
-    ("bm25", "kept", "poor"),
-    [
-        (0.0, 2, {}),
-        (1.1, 2, "ALIGNER (words, trained with k=1)"),
-        (0.0, 0, "a model that training made worse"),
-    ],
-)
-def test_a_poor_aligner_decides_nothing(
-    finished: Callable[[str], Path], bm25: float, kept: int, poor: Any
-) -> None:
-    (model,) = read(finished("alignment_adaptation") / "results", "*/k=1/seed-0/values.json")
-    task = Task([model | {"bm25": [bm25] * len(model["bm25"]), "kept step": kept}], [1])
-    reason = study([task]).undecided([f"{task.label}, k=1"])
-    assert reason == poor or reason["unlearned"].startswith(poor)
+def adaptation_words(*tasks: Task) -> dict[str, str]:
+    found = verdicts(study(tasks), "qian2022", "adaptation")
+    return {verdict.claim.quantity.removeprefix("nDCG@10: "): verdict.word for verdict in found}
+
+
+LIKE_THE_PAPER = [0.70, 0.69, 0.65, 0.61, 0.56, 0.71, 0.69, 0.67, 0.63]
+FLAT = [0.5] + [0.4] * 8
+GAIN = [0.3, 0.4, 0.5, 0.6, 0.7, 0.3, 0.3, 0.3, 0.3]
+
+
+def test_planted_effects_of_adaptation_get_their_verdicts() -> None:
+    tasks = [
+        adapted("scifact", "k=1", LIKE_THE_PAPER),
+        adapted("nfcorpus", "k=1", GAIN),
+        adapted("squad_v1_dev", "k=1", FLAT),
+        adapted("scifact", "k=4", [0.5] * 9),
+        adapted("nfcorpus", "k=4", [0.1] * 9),
+    ]
+    assert len(unmeasured(study(tasks), "qian2022", "adaptation")) == 2  # zero-shot, entropic
+    found = adaptation_words(*tasks)
+
+    def contrast(name: str, a: str, b: str) -> str:
+        return found[f"{name}, trained with k=1, {a} − {name}, trained with k=1, {b}"]
+
+    assert contrast("scifact", "k=1", "k=8") == REPRODUCED
+    assert contrast("nfcorpus", "k=1", "k=8") == CONTRADICTED
+    assert contrast("squad_v1_dev", "k=1", "k=2") == REPRODUCED
+    gain = "nfcorpus, trained with k=1, gain by adapting with 16 examples"
+    assert found[gain] == YES  # a control: the paper's sentence cannot fail
+    pair = "{0}, trained with k=1, default − {0}, trained with k=4, default"
+    assert found[pair.format("scifact")] == REPRODUCED
+
+
+@pytest.mark.parametrize(("bm25", "kept"), [(1.7, [30]), (0.1, [30, 0])])
+def test_a_model_that_has_not_learned_is_not_heard(bm25: float, kept: list[int]) -> None:
+    poor = adapted("scifact", "k=1", LIKE_THE_PAPER, bm25=bm25, kept=kept)
+    assert set(adaptation_words(poor).values()) == {UNDECIDED}
+
+
+MANY = 1500  # in which a loss that none of them shows is below the margins
 
 
 def test_a_point_is_what_searching_and_reranking_give(finished: Callable[[str], Path], words: Path) -> None:
@@ -65,27 +102,61 @@ def test_a_point_is_what_searching_and_reranking_give(finished: Callable[[str], 
     assert point["search multiply-adds/query"] == pytest.approx(expected)
 
 
-def test_claims_of_pruning_are_about_models_that_learned(finished: Callable[[str], Path]) -> None:
-    """About the L1 of the higher value on dev queries, and about gates that are not flat."""
-    results = read(finished("salience_pruning") / "results", "*/values.json")
-    for model in results:
-        model["kept step"] = 2
-        model[ON_DEV] = [0.4 if model["method"] == "l1-0.5" else 0.3] * len(model["points"])
-        if "gate" in model:
-            model["gate"] |= {"deviation": 0.05, "relative": 0.05 if model["method"] == "hard" else 0.11}
-    queries = [f"q{n}" for n in range(len(results[0]["points"][0]["refined"]["RR@10"]))]
+def planted(
+    levels: dict[str, float], bm25: float = 0.2, kept: int = 30, flat: str = "", relative: float = 0.05
+) -> dict[str, str]:
+    """Verdicts where every pruned model's values are about its level, and each unpruned one's about .5.
 
-    def study_of(bm25: float, *without: str) -> Study:
-        lexical = PerQuery(queries, {"RR@10": np.full(len(queries), bm25)})
-        models = [model for model in results if model["method"] not in without]
-        return PruningStudy(models, (0.5, 0.4), lexical).study()
+    flat: method whose gate has the deviation `relative`.
+    """
+    pairs = [(1.0, 1.0), (0.5, 1.0), (0.5, 0.4), (0.5, 0.2), (0.5, 0.1), (0.5, 0.05), (0.3, 0.4), (0.3, 0.2)]
+    random = np.random.default_rng(0)
 
-    learned = study_of(0.0)
-    assert learned.groups["L1"] == ["L1, γ = 0.5"]
-    assert learned.undecided(["entropic, all tokens", "without salience, all tokens"]) == {"unlearned": ""}
-    assert "hard, whose salience deviates by 5.0%" in learned.undecided(["hard, all tokens"])["unlearned"]
-    assert study_of(1.1).undecided(["entropic, all tokens"]) == {"unlearned": "entropic"}
-    assert "one coefficient" in study_of(0.0, "l1-2").undecided(["L1, γ = 0.5, all tokens"])["lacking"]
+    def point(pair: tuple[float, float], level: float) -> dict[str, Any]:
+        values = (0.5 if pair == (1.0, 1.0) else level) + random.normal(0, 1e-3, MANY)
+        found = {"RR@10": values.tolist(), "nDCG@10": values.tolist()}
+        costs = dict.fromkeys(COSTS, 1.0)
+        return {"query_keep": pair[0], "document_keep": pair[1], "refined": found, "pruned": found} | costs
+
+    results: list[dict[str, Any]] = [
+        {"method": method, "seed": 0, "points": [point(pair, level) for pair in pairs]}
+        | {ON_DEV: [level] * len(pairs)}
+        for method, level in levels.items()
+    ]
+    strategies = {f"k={k}": (0.3 + 0.1 * k + random.normal(0, 1e-3, MANY)).tolist() for k in (1, 2)}
+    words = {side: random.normal(0.2, 0.01, MANY).tolist() for side in ("documents", "queries")}
+    results[0] |= {"strategies": strategies, "content words": words, "kept step": kept}
+    for result in results:
+        deviation = relative if result["method"] == flat else 0.5
+        gate = {"mean": 1.0, "deviation": deviation, "relative": deviation, "sparsity": 0.0}
+        result |= {} if result["method"] == "none" else {"gate": gate}
+    results[0] |= {DEV: {"untrained": [0.1, 0.2] * 8, "trained": [0.3, 0.35] * 8}}
+    lexical = PerQuery([f"q{n}" for n in range(MANY)], {"RR@10": np.full(MANY, bm25)})
+    study = PruningStudy(results, (0.5, 0.4), lexical).study()
+    assert len(unmeasured(study, "qian2022", "pruning")) == 3  # β^q = 10%, IDF and random
+    return {v.claim.statement: v.word for v in verdicts(study, "qian2022", "pruning")}
+
+
+def test_planted_effects_of_pruning_get_their_verdicts() -> None:
+    good = {"entropic": 0.495, "relu": 0.49, "hard": 0.4, "l1-1": 0.495, "none": 0.3}
+    found = planted(good)
+    starts = ("pruned “at", "the model “rem", "pruning 80%", "β^d = 20%", "β^q = 30%", "the hard")
+    for start in (*starts, "the constraint", "important noun", "alignment adaptation"):
+        assert [w for s, w in found.items() if s.startswith(start)] == [REPRODUCED], start
+    worse = planted(good | {"entropic": 0.35})
+    for start in (*starts[:4], "the hard"):
+        assert [w for s, w in worse.items() if s.startswith(start)] == [CONTRADICTED], start
+    assert not any(s.startswith("β^q = 10%") for s in found)  # not measured
+    assert {w for s, w in (found | worse).items() if "L1" in s} == {UNDECIDED}  # one coefficient was tried
+    for level, word in ((0.495, REPRODUCED), (0.3, CONTRADICTED)):  # dev queries choose the better one
+        several = planted(good | {"l1-1": level, "l1-10": 0.2})
+        assert [w for s, w in several.items() if "L1 performs" in s] == [word]
+    assert set(planted(good, bm25=1.1).values()) == {UNDECIDED}
+    untrained = planted(good, kept=0)  # the gated model; claims about the others are tested
+    assert {s.split()[0] for s, word in untrained.items() if word != UNDECIDED} == {"a"}
+    assert planted(good, flat="entropic", relative=0.11) == found
+    flat = planted(good, flat="entropic")
+    assert {s.split()[0] for s, word in flat.items() if word != UNDECIDED} == {"a"}  # of ReLU's gate
 
 
 QUERY = "zebra bird over the sea"  # the tiny vocabulary knows no zebra: at least five pieces
@@ -112,27 +183,3 @@ def test_pieces_become_words_again(family: str, checkpoints: dict[str, Path]) ->
     assert places == sorted(set(places))
     labels = paradigm.encoder.labels(QUERY, "query")
     assert {labels[n] for n in range(len(labels)) if n not in places} <= {"[CLS]", "[SEP]", "</s>"}
-
-
-def test_the_script_reads_a_collection_and_writes_the_page(
-    tiny_bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = {
-        "corpus": [{"_id": "d1", "text": DOCUMENT}, {"_id": "d2", "text": ""}, {"_id": "d3", "text": "land"}],
-        "queries": [{"_id": "q1", "text": QUERY}, {"_id": "q2", "text": ""}, {"_id": "q3", "text": "sea"}],
-    }
-    (tmp_path / "data" / "qrels").mkdir(parents=True)
-    for name, lines in rows.items():
-        (tmp_path / "data" / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    judged = "query-id\tcorpus-id\tscore\nq1\td3\t1\nq1\td1\t2\nq2\td2\t1\nq3\td3\t0\n"
-    (tmp_path / "data" / "qrels" / "test.tsv").write_text(judged)
-    build(tiny_bert).save_pretrained(tmp_path / "model")
-    page = tmp_path / "page.html"
-    run("interpret", checkpoint=tmp_path / "model", collection=tmp_path / "data", output=page)
-    printed = " ".join(capsys.readouterr().out.split())
-    for found in (printed, page.read_text()):
-        assert all(name in found for name in ("Most salient in query q1", "Most salient in document d1"))
-        assert "document d2" in found  # empty texts have no words_of, and do no harm
-        assert "query q3" not in found  # nothing relevant
-        assert "its deviation within a document is" in found
-    assert "query q1, k = 4" in printed

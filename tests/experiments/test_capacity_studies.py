@@ -1,21 +1,29 @@
-"""experiments/hybrid.py and capacity.py: saved models, the law of projections, claims."""
+"""experiments/hybrid.py and capacity.py: saved models, the law of projections, planted claims."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from papers.luan2021.capacity_claims import PAPER_LENGTHS, STAGES, TABLE_A1, CapacityStudy
-from papers.luan2021.capacity_tasks import projected_ranks
-from papers.luan2021.hybrid_claims import DE, ME, MEASURES, RR, HybridStudy, hybrid_name
+from papers.luan2021.capacity_tasks import open_task, projected_ranks, question_passages, worth
+from papers.luan2021.hybrid_claims import DE, ME, MEASURES, RR, SPARSE, HybridStudy, hybrid_name
 from scipy import sparse
+from studies.gains import DEV
 from studies.model_runs import some_queries
 
 from paradigms import load
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Run, load_collection
+from paradigms.data.assembly import assemble
+from paradigms.encoder.backbone import load_tokenizer
 from paradigms.evaluate import per_query
+from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, Verdict
 from paradigms.retrieve import Indexed, Reranking
+from tests.experiments.scripts import unmeasured, verdicts
+from tests.tiny import WORDS
 from theory.collection import Problem
 
 
@@ -50,20 +58,83 @@ def test_the_numbers_are_those_of_the_saved_models(finished: Callable[[str], Pat
     assert measured["rerank"]["BM25-bi"]["5"] == values(anew)[RR]
 
 
-def test_claims_of_hybrids_are_about_models_that_learned(finished: Callable[[str], Path]) -> None:
-    """Hybrids use the BM25 that is better on dev queries."""
-    seed = json.loads((finished("hybrid") / "results" / "seed-0" / "measured.json").read_text())
-    seed["dev"] |= {"BM25-uni": [0.3], "BM25-bi": [0.4]}
-    seed["retrieve"]["BM25-bi"][RR] = [0.5] * len(seed["queries"])
-    seed["retrieve"][ME][RR] = [0.6] * len(seed["queries"])
-    seed["retrieve"][DE][RR] = [0.2] * len(seed["queries"])
-    seed["rerank"]["BM25-bi"]["5"] = [0.7] * len(seed["queries"])
-    study = HybridStudy([seed])
-    assert study.ours["ME-HYBRID"] == hybrid_name(ME, "BM25-bi")
-    assert study.undecided([ME, "BM25-bi", f"{ME}, 5 reranked"]) == {"unlearned": ""}
-    assert study.undecided([hybrid_name(DE, "BM25-bi"), ME]) == {"unlearned": DE}
-    seed["rerank"]["BM25-bi"]["5"] = [0.4] * len(seed["queries"])
-    assert study.undecided([f"{ME}, 5 reranked"]) == {"unlearned": "cross-attention"}
+MEANS = {"BM25-uni": 0.3, "BM25-bi": 0.4, DE: 0.5, ME: 0.6}  # RR@10 over queries
+MEANS |= {hybrid_name(dense, s): mean for dense, mean in ((DE, 0.55), (ME, 0.58)) for s in SPARSE}
+
+
+def planted_seed(seed: int, systems: dict = MEANS, moved: float = 0.1) -> dict[str, Any]:
+    """A seed's file in which each system has its value plus small noise, for each of 400 queries."""
+    random = np.random.default_rng(seed)
+
+    def around(mean: float) -> list[float]:
+        return (mean + random.normal(0, 0.005, 400)).tolist()
+
+    return {
+        "seed": seed,
+        "queries": [f"q{n}" for n in range(400)],
+        "training": {
+            name: {"kept step": 2, DEV: {"untrained": [0.1] * 9, "trained": [0.1 + by] * 9}}
+            for name, by in ((DE, moved), (ME, 0.1))
+        },
+        "dev": {"BM25-uni": 0.3, "BM25-bi": 0.4},
+        "retrieve": {s: {m: around(v) for m in MEASURES} for s, v in systems.items()},
+        "rerank": {s: {"2": around(v + 0.05), "20": around(v + 0.1)} for s, v in systems.items()},
+    }
+
+
+def hybrid_words(*seeds: dict[str, Any]) -> dict[str, str]:
+    found = verdicts(HybridStudy(seeds).study(), "luan2021", "hybrids")
+    return {verdict.claim.quantity.removeprefix("RR@10: "): verdict.word for verdict in found}
+
+
+def test_claims_follow_the_numbers() -> None:
+    seeds = [planted_seed(0), planted_seed(1)]
+    de, me = hybrid_name(DE, "BM25-bi"), hybrid_name(ME, "BM25-bi")  # what the dev queries prefer
+    expected = {
+        f"{DE} − BM25-bi": REPRODUCED,
+        f"{ME} − {DE}": REPRODUCED,
+        f"{de} − {DE}": REPRODUCED,
+        f"{me} − {ME}": CONTRADICTED,
+        f"{ME} − {de}": REPRODUCED,
+        f"{ME}, 2 reranked − BM25-bi, 2 reranked": REPRODUCED,
+    }
+    assert hybrid_words(*seeds).items() >= expected.items()
+    assert unmeasured(HybridStudy(seeds).study(), "luan2021", "hybrids") == []
+    # Every system gains alike from reranking: no lead shrinks.
+    lead = f"{ME}, 2 reranked − BM25-bi, 2 reranked − {ME}, 20 reranked + BM25-bi, 20 reranked"
+    assert hybrid_words(*seeds)[lead] != REPRODUCED
+    for seed in seeds:
+        seed["rerank"]["BM25-bi"]["20"] = (np.array(seed["rerank"]["BM25-bi"]["20"]) + 0.1).tolist()
+    assert hybrid_words(*seeds)[lead] == REPRODUCED
+
+
+def test_what_has_not_learned_proves_nothing() -> None:
+    for seed in ({"moved": 0.0}, {"systems": MEANS | {DE: 0.15}}):
+        found = hybrid_words(planted_seed(0, **seed), planted_seed(1, **seed))
+        assert {word for quantity, word in found.items() if DE in quantity} == {UNDECIDED}
+        assert REPRODUCED in {word for quantity, word in found.items() if DE not in quantity}
+
+
+def test_a_question_learns_from_the_passage_of_its_own_paragraph(tiny_bert: Path, tmp_path: Path) -> None:
+    words = WORDS.split()
+    first, second = " ".join(words[:20]), " ".join([*words[20:38], words[5], words[6]])
+    rows = [("a#0", "t", f"t {first}"), ("a#1", "t", f"t {second}"), ("b#0", "u", f"u {second}")]
+    queries = [("q", "ask"), ("lost", "ask"), ("d", "ask"), ("e", "ask")]
+    judged = {
+        "train": [("q", "a#0", 1), ("lost", "a#1", 1)],
+        "dev": [("d", "a#0", 1)],
+        "test": [("e", "b#0", 1)],
+    }
+    answers = {"q": [" ".join(words[5:7])], "lost": [" ".join(words[8:10])], "d": [words[0]]}
+    collection, counts = assemble("qa", rows, queries, judged), {"train": 2, "dev": 1, "test": 1}
+    answers["e"] = answers["q"]
+    passages = question_passages(collection, answers, counts, [10], load_tokenizer(tiny_bert))[10]
+    task = open_task(10, passages, "Success@2", "BM25-uni", 4, tmp_path)
+    # a#1's passages hold the answer of q too, and b#0's; the answer of "lost" lies across a cut.
+    assert task.collection.split("train").judgements == {"q": {"a#0:0": 1}, "lost": {}}
+    assert task.collection.corpus.ids == ["a#0:0", "a#0:1", "a#0:2", "a#0:3", "b#0:0", "b#0:1"]
+    held = task.judged({"e": dict.fromkeys(task.collection.corpus.ids, 0.0)}).judgements["e"]
+    assert held == {"a#0:0": 1, "a#0:3": 1, "b#0:1": 1}
 
 
 def test_projected_ranks_are_those_under_explicit_matrices() -> None:
@@ -82,21 +153,62 @@ def test_projected_ranks_are_those_under_explicit_matrices() -> None:
             share = np.array([(ranks <= at).mean(), (explicit <= at).mean()])
             error = np.sqrt((share * (1 - share)).sum() / samples)
             assert abs(share[0] - share[1]) < 4 * error + 1e-9
+    none = projected_ranks(problem, 0, np.array([], int), [3], problem.draw(4, rng), rng)
+    assert worth(none, "RR@10").max() == worth(none, "Success@8").max() == 0
+
+
+SIZES = {"DE-BERT-32": 32, "DE-BERT-512": 512, "DE-BERT": 768, "ME-BERT-64": 512, "ME-BERT": 6144}
+
+
+def planted(task: str = "containing", poor: str = "") -> CapacityStudy:
+    """Simulate measurements: Table A.1 plus small noise, but .2 for retrieval by `poor` at 400 tokens."""
+    predictions: dict[int, dict[str, Any]] = {
+        n: {"k*": [100, 90, 120], "values": {str(k): [0.2, 0.3] for k in SIZES.values()}}
+        for n in PAPER_LENGTHS
+    }
+    rng, results = np.random.default_rng(0), []
+    for system, cells in TABLE_A1[task].items():
+        for stage, row in zip(STAGES, cells.split("|"), strict=True):
+            for length, cell in zip(PAPER_LENGTHS, row.split(), strict=False):
+                changed = (system, stage, length) == (poor, "retrieve", 400)
+                mean = 0.2 if changed else float(cell) / 100
+                for values in mean + 0.01 * rng.standard_normal((3, 300)):
+                    stages = {system: {stage: values.tolist()}}
+                    results.append({"system": system, "length": length, "stages": stages})
+    return CapacityStudy(task, [*PAPER_LENGTHS], results, predictions, SIZES)
+
+
+def of_table(study: CapacityStudy) -> list[Verdict]:
+    """Verdicts but for those about Figure 1, whose values the paper does not print."""
+    found = verdicts(study.study(), "luan2021", study.task)
+    return [verdict for verdict in found if "Figure 1" not in verdict.claim.place]
+
+
+@pytest.mark.parametrize("task", ["containing", "answers"])
+def test_every_claim_holds_of_the_papers_own_table_but_for_some(task: str) -> None:
+    """Table A.1 contradicts two claims at 400 tokens, and has differences too small to matter."""
+    study = planted(task)
+    assert unmeasured(study.study(), "luan2021", task) == []
+    found = of_table(study)
+    assert len(found) >= 10
+    assert all(float(v.claim.printed) == pytest.approx(v.interval.mean, abs=0.01) for v in found)
+    against = {(v.claim.quantity.split(": ")[-1], v.word) for v in found if v.word != REPRODUCED}
+    if task == "containing":
+        assert against >= {
+            ("ME-BERT-64, 400 tokens − BM25-uni, 400 tokens", CONTRADICTED),
+            ("BM25-bi, 400 tokens", CONTRADICTED),
+        }
+    assert len(against) < 8
 
 
 def test_a_claim_about_a_system_that_has_not_learned_is_not_decided() -> None:
     """Retrieval decides, unless a random projection to the same size does no better."""
-    poor = "DE-BERT-512"
-    sizes = {poor: 512, "DE-BERT": 768, "ME-BERT": 6144}
-    predictions = {n: {"values": {str(k): [0.2, 0.3] for k in sizes.values()}} for n in PAPER_LENGTHS}
-    results = []
-    for system, cells in TABLE_A1.items():
-        for stage, row in zip(STAGES, cells.split("|"), strict=True):
-            for length, cell in zip(PAPER_LENGTHS, row.split(), strict=False):
-                changed = (system, stage, length) == (poor, "retrieve", 400)
-                stages = {system: {stage: [0.2 if changed else float(cell) / 100] * 3}}
-                results.append({"system": system, "length": length, "stages": stages})
-    study = CapacityStudy([*PAPER_LENGTHS], results, predictions, sizes)
-    assert study.undecided([f"{poor}, 50 tokens", "ME-BERT, 50 tokens"]) == {"unlearned": poor}
-    predictions[400]["values"]["512"] = [0.1]
-    assert study.undecided([f"{poor}, 50 tokens"]) == {"unlearned": ""}
+    system = "DE-BERT-512"
+    study = planted(poor=system)
+    assert not study.learned(system)
+    about = [v for v in of_table(study) if system in v.claim.quantity]
+    assert len(about) >= 2
+    assert {v.word for v in about} == {UNDECIDED}
+    assert about[0].reason == f"{system} has not learned enough"
+    study.predictions[400]["values"]["512"] = [0.1]
+    assert study.learned(system)

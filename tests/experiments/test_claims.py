@@ -63,6 +63,29 @@ def test_every_contrast_can_turn(paper: str, row: dict[str, Any]) -> None:
             assert {verdict.word for verdict in judge(found)} <= words
 
 
+@pytest.mark.parametrize("paper", PAPERS)
+def test_rows_say_what_they_test(paper: str) -> None:
+    keys = {"place", "claim", "control", "contrast", "measure", "least", "within", "limits", "about", "only"}
+    for family, rows in printed(paper)["claims"].items():
+        for row in rows:
+            assert row.keys() <= keys | {"printed", "counted", "takes", "verdict", "by"}, family
+            assert ("control" in row) != ({"place", "claim"} <= row.keys()), row
+            assert {"contrast", "counted", "takes", "verdict"} & row.keys(), row
+            if row.get("least", 0) < 0 or "within" in row:  # a loss or equality: compared with what?
+                for contrast in listed(row["contrast"]):
+                    assert " − " in contrast or "gain" in contrast or contrast.startswith("− "), row
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_claim_of_a_paper_is_on_its_pages(paper: str) -> None:
+    pages = sorted((Path(claims.__file__).parents[1] / "papers" / paper).glob("*.md"))
+    text = " ".join(page.read_text(encoding="utf-8") for page in pages)
+    told = re.sub(r"\s+", " ", text).replace("\\|", "|")
+    for rows in printed(paper)["claims"].values():
+        for row in rows:
+            assert row.get("claim", "").strip() in told, row["claim"]
+
+
 @pytest.mark.parametrize("contrast", ["a - b", "a − 0.5 · b", "a − 2 * b", "a − "])
 def test_a_contrast_that_cannot_be_read_is_refused_with_its_row(contrast: str) -> None:
     row = {"place": "§1", "claim": "c", "measure": "m", "contrast": contrast}
@@ -196,12 +219,17 @@ def test_committed_values_give_the_verdicts_of_the_pages(
     assert re.search(r"[1-9]\d* verdicts of [1-9]\d* studies judged again, 0 differ", capsys.readouterr().out)
 
 
-def test_a_claim_names_the_first_model_that_training_did_not_move() -> None:
-    """Moved: dev queries gain significantly."""
+def test_a_model_is_moved_where_its_dev_queries_gain_significantly() -> None:
     models = {"up": UP, "still": STILL, "down": seeds(-0.05)}
     rows = {row["model"]: row for row in training_rows(models)}
     assert {name: row["moved"] for name, row in rows.items()} == {"up": "yes", "still": "no", "down": "no"}
+    assert float(rows["down"]["p"]) < 0.05
     assert rows["up"]["gain"].startswith("+0.049 [+0.04")
+    before, after = map(float, rows["up"]["untrained → trained"].split(" → "))
+    assert abs(after - before - 0.05) < 0.01
+
+
+def test_a_claim_names_the_first_model_that_training_did_not_move() -> None:
     assert unmoved({"up": UP}) == ""
     assert unmoved({"up": UP, "still": STILL}) == "still"
     assert unmoved({"mine": [{"kept step": None, DEV: {}}]}) == ""  # a checkpoint

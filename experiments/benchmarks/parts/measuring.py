@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 MiB = 2**20
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
-PEERS = {"maxsim_cpu": "maxsim_cpu", "fast_plaid": "fast_plaid", "warp": "xtr_warp"}  # system → its module
+PEERS = ("maxsim_cpu", "fast_plaid")  # systems with their modules' names
 
 
 class WorkerError(Exception):
@@ -67,8 +67,8 @@ def interpreters(environments: Sequence[str]) -> dict[str, str]:
         python = Path(environment).absolute() / "bin" / "python"
         if not python.is_file():
             raise SystemExit(f"--peers: {environment} is not a virtual environment ({python} is missing)")
-        for system, module in PEERS.items():
-            if not subprocess.run([python, "-c", f"import {module}"], capture_output=True).returncode:
+        for system in PEERS:
+            if not subprocess.run([python, "-c", f"import {system}"], capture_output=True).returncode:
                 pythons[system] = str(python)
     return pythons
 
@@ -96,12 +96,12 @@ def medians(
     return [statistics.median(taken[1:]) for taken in seconds]
 
 
-def memory(line: str, file: str = "/proc/self/status") -> int:
-    """Read the value of `line` in bytes. VmHWM (peak) and VmRSS include mapped files; RssAnon does not."""
+def peak_memory() -> int:
+    """Return this process's peak memory in bytes, with mapped files."""
     # getrusage would include the memory of the parent process in the maximum.
-    match = re.search(rf"^{line}:\s*(\d+)", Path(file).read_text(), re.M)
+    match = re.search(r"^VmHWM:\s*(\d+)", Path("/proc/self/status").read_text(), re.M)
     if not match:
-        raise RuntimeError(f"{file} has no {line}: this benchmark needs Linux")
+        raise RuntimeError("/proc/self/status has no VmHWM: this benchmark needs Linux")
     return 1024 * int(match[1])
 
 

@@ -25,6 +25,6 @@ class Peers:
     """Systems of other projects, and a choice among all."""
 
     peers: list[str] = field(default_factory=list)
-    """folders of virtual environments, each with any of maxsim-cpu, fast-plaid and xtr-warp-rs"""
+    """folders of virtual environments, each with maxsim-cpu or fast-plaid"""
     systems: list[str] = field(default_factory=list)
     """prefixes of the names of systems to measure; empty: all"""

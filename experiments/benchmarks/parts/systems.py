@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 from parts.composed import BLOCK, Composed, by_text
-from parts.measuring import Peak, folder_bytes, memory, timed
+from parts.measuring import Peak, folder_bytes, peak_memory, timed
 
 Ranked = list[list[int]]  # each query's best documents
 REPEATS = 3
@@ -136,25 +136,6 @@ class Ours(System):
         return [[int(id) for id in islice(run, self.job["k"])] for run in runs]
 
 
-class GemmScatter(System):
-    """Compute all similarities in one product, then the maximum per document (scatter_reduce)."""
-
-    def open(self) -> None:
-        import torch
-
-        self.tokens = torch.from_numpy(np.concatenate(self.arrays))
-        owners = np.repeat(np.arange(len(self.arrays)), [len(array) for array in self.arrays])
-        self.owners = torch.from_numpy(owners)
-
-    def scores(self, query: int, candidates: list[int] | None) -> np.ndarray:
-        import torch
-
-        similarity = self.tokens @ torch.from_numpy(self.documents.query_arrays[query]).T
-        index = self.owners[:, None].expand_as(similarity)
-        empty = similarity.new_full((len(self.arrays), similarity.shape[1]), -torch.inf)
-        return empty.scatter_reduce_(0, index, similarity, "amax").sum(1).numpy()
-
-
 class MaxSimCpu(System):
     """Score all documents, or the candidates, with maxsim-cpu, which takes a list of arrays."""
 
@@ -183,41 +164,18 @@ class FastPlaid(System):
 
         self.index = search.FastPlaid(index=self.folder, device="cpu")
 
-    def find(self, queries: Sequence[int], **more: Any) -> Ranked:
+    def find(self, queries: Sequence[int]) -> Ranked:
         import torch
 
         rows = [torch.from_numpy(self.documents.query_arrays[n]) for n in queries]
-        ranked = self.index.search(rows, top_k=self.job["k"], show_progress=False, **more, **self.setting)
+        ranked = self.index.search(rows, top_k=self.job["k"], show_progress=False, **self.setting)
         return [[document for document, _ in row] for row in ranked]
-
-
-class Warp(FastPlaid):
-    """xtr-warp-rs; a setting has arguments of its search."""
-
-    def build(self) -> None:
-        import torch
-        from xtr_warp.search import XTRWarp
-
-        documents = [torch.from_numpy(array) for array in self.arrays]
-        index = XTRWarp(index=self.folder, device="cpu")
-        index.create(documents, device="cpu", show_progress=False, **self.job["build"])
-
-    def open(self) -> None:
-        from xtr_warp.search import XTRWarp
-
-        self.index = XTRWarp(index=self.folder, device="cpu")
-        self.index.load("cpu")
-
-    def find(self, queries: Sequence[int], **more: Any) -> Ranked:
-        return super().find(queries, num_threads=self.job["threads"])
 
 
 SYSTEMS: dict[str, type[System]] = {
     "ours": Ours,
-    "gemm_scatter": GemmScatter,
     "maxsim_cpu": MaxSimCpu,
     "fast_plaid": FastPlaid,
-    "warp": Warp,
 }
 
 
@@ -233,7 +191,7 @@ def build(system: System) -> dict[str, Any]:
     return {
         "seconds": seconds - system.spent,
         "wall": wall - system.spent,
-        "memory": memory("VmHWM"),
+        "memory": peak_memory(),
         "peak": max(peak.end(), size),  # a short build may end before the first sample
         "bytes": size,
     }
@@ -258,7 +216,7 @@ def search(system: System) -> dict[str, Any]:
             row["seconds"].append(seconds)
             row["found"].append(ranked)
         rows.append(row)
-    return {"open": index, "memory": memory("VmHWM"), "rows": rows}
+    return {"open": index, "memory": peak_memory(), "rows": rows}
 
 
 def truth(system: Ours) -> dict[str, Any]:
