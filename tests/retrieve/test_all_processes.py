@@ -8,72 +8,59 @@ import pytest
 import torch
 from accelerate import PartialState
 
-from paradigms import PARADIGMS
-from paradigms.find import INDEXES, Store, open_index
+from paradigms import Paradigm
+from paradigms.find import INDEXES, open_index
 from paradigms.retrieve import AllProcesses, Indexed, Merged, wrappers
 from tests.forks import fork_group
-from tests.tiny import WORDS
+from tests.near import assert_same_run
+from tests.retrieve.test_merged import QUERIES, TEXTS, model
 
-TEXTS = [" ".join(WORDS.split()[(5 * n + w) % 200] for w in range(4 + n % 5)) for n in range(30)]
-IDS = [f"d{n:02}" for n in range(30)]
-QUERIES = {"a": "bird over the sea", "b": "fire and wood", "none": "", "c": "city cold color"}
-POOL = {query: dict.fromkeys(IDS[n + 4 :: 3], 0.0) for n, query in enumerate(QUERIES)}
-SYSTEMS = [(name, "exact") for name in ("colbert", "xtr", "dpr")]
+POOL = {query: dict.fromkeys(list(TEXTS)[n + 4 :: 3], 0.0) for n, query in enumerate(QUERIES)}
+SYSTEMS = [("colbert", "exact"), ("xtr", "exact")]
 SYSTEMS += [("colbert", kind) for kind in ("compressed", "lemur", "folders")]
-HALVES = (slice(0, None, 2), slice(1, None, 2))
 
 
-def search(backbone: Path, folder: Path, answers: str) -> None:
+def opened(paradigm: Paradigm, place: Path) -> Indexed | Merged:
+    if place.name.endswith("folders"):
+        return Merged.open([place / "0", place / "1"], paradigm)
+    index = open_index(place)
+    if place.name.endswith("lemur"):
+        index = index.with_finder(candidates=7)  # the half of the documents would bring as many again
+    return Indexed(index, paradigm)
+
+
+def search(backbone: Path, folder: Path) -> None:
     """Each process writes the results of every system."""
     torch.set_num_threads(1)
     wrappers.BLOCK = 3  # of four queries
     state, found = PartialState(cpu=True), {}
     for name, kind in SYSTEMS:
-        torch.manual_seed(0)
-        paradigm = PARADIGMS[name](backbone, query_length=12, document_length=16)
-        place = folder / f"{name}-{kind}"
-        if kind == "folders":
-            retriever = AllProcesses(Merged.open([place / "0", place / "1"], paradigm), state)
-        else:
-            index = open_index(place)
-            if kind == "lemur":
-                index = index.with_finder(candidates=7)  # the half of the documents would bring as many again
-            retriever = AllProcesses(Indexed(index, paradigm), state)
-        found[f"{name} {kind} search"] = retriever.search(QUERIES, 7)
+        retriever = AllProcesses(opened(model(name, backbone), folder / f"{name}-{kind}"), state)
+        run = retriever.search(QUERIES, 7)
+        found[f"{name} {kind} search"] = run
         found[f"{name} {kind} rerank"] = retriever.rerank(QUERIES, POOL)
         alone = replace(retriever, to_all=False).search(QUERIES, 7)
-        received = found[f"{name} {kind} search"] if state.is_main_process else {q: {} for q in QUERIES}
-        assert alone == received
-    Path(f"{answers}-{state.num_processes}-{state.process_index}.json").write_text(json.dumps(found))
+        assert alone == (run if state.is_main_process else {query: {} for query in QUERIES})
+    (folder / f"{state.num_processes}-{state.process_index}.json").write_text(json.dumps(found))
     state.destroy_process_group()
 
 
 @pytest.mark.slow
 def test_as_one_process(tiny_bert: Path, tmp_path: Path):
     for name, kind in SYSTEMS:
-        torch.manual_seed(0)
-        paradigm = PARADIGMS[name](tiny_bert, query_length=12, document_length=16)
-        place = tmp_path / f"{name}-{kind}"
-        if kind != "folders":
-            Store.build(INDEXES[kind](), paradigm, IDS, TEXTS, place).delete(["d03"])
-            continue
-        for n, half in enumerate(HALVES):
-            store = Store.build(INDEXES["exact"](), paradigm, IDS[half], TEXTS[half], place / str(n))
-            if n == 1:
-                store.delete(["d03"])
-    answers = str(tmp_path / "answers")
+        place, paradigm = tmp_path / f"{name}-{kind}", model(name, tiny_bert)
+        if kind == "folders":
+            for n in range(2):
+                half = dict(list(TEXTS.items())[n::2])
+                Indexed.build(paradigm, half, place / str(n))
+        else:
+            Indexed.build(paradigm, TEXTS, place, kind=INDEXES[kind]())
     for count in (1, 2):
-        group = fork_group(tmp_path / "log", count, search, tiny_bert, tmp_path, answers)
+        group = fork_group(tmp_path / "log", count, search, tiny_bert, tmp_path)
         ended = [process.ended() for process in group]
         assert [code for code, _ in ended] == [0] * count, ended
-    named = (Path(f"{answers}-{name}.json") for name in ("1-0", "2-0", "2-1"))
-    alone, first, second = (json.loads(file.read_text()) for file in named)
+    alone, first, second = (json.loads((tmp_path / f"{n}.json").read_text()) for n in ("1-0", "2-0", "2-1"))
     assert first == second
     for system, run in alone.items():
-        for query, scores in run.items():
-            assert list(first[system][query]) == list(scores), (system, query)
-            assert all(abs(first[system][query][d] - s) < 1e-5 for d, s in scores.items())
+        assert_same_run(first[system], run)
     assert {len(scores) for scores in alone["colbert exact search"].values()} == {0, 7}
-    for job in ("search", "rerank"):
-        one, several = alone[f"colbert exact {job}"], alone[f"colbert folders {job}"]
-        assert {query: list(run) for query, run in one.items()} == {q: list(r) for q, r in several.items()}

@@ -27,10 +27,8 @@ def parts(paradigm: Paradigm, kind: str = "exact") -> tuple[Indexed, Merged]:
     """One index of all documents, and three that share them, one document of which is deleted."""
     kinds = INDEXES[kind](**ALL[kind])
     whole = Indexed.build(paradigm, TEXTS, kind=kinds)
-    indexes = []
-    for first in range(3):
-        some = dict(list(TEXTS.items())[first::3])
-        indexes.append(Indexed.build(paradigm, some, kind=kinds))
+    thirds = [dict(list(TEXTS.items())[n::3]) for n in range(3)]
+    indexes = [Indexed.build(paradigm, third, kind=kinds) for third in thirds]
     first = type(whole.index)(indexes[0].index.store.delete(["d03"]))
     merged = Merged([Indexed(first, paradigm, Corpus.of(TEXTS)), *indexes[1:]])
     return whole.only(id for id in TEXTS if id != "d03"), merged
@@ -83,18 +81,9 @@ def test_folders_are_opened_and_divided(tiny_bert, tmp_path):
         Merged.open(folders, model("colbert", tiny_bert, document_length=9))
 
 
-@pytest.mark.parametrize(
-    ("other", "difference"),
-    [
-        (("dpr", {}), "fields|settings|align"),
-        (("xtr", {}), "align"),
-        (("colbert", {"query_length": 9}), "query_length"),
-    ],
-)
-def test_indexes_of_two_models_are_refused(tiny_bert, other, difference):
-    name, options = other
-    documents = [{id: text for id, text in TEXTS.items() if (id < "d20") is first} for first in (True, False)]
-    models = model("colbert", tiny_bert), model(name, tiny_bert, **options)
-    parts = [Indexed.build(*pair) for pair in zip(models, documents, strict=True)]
-    with pytest.raises(ValueError, match=rf"are not of one model \(.*({difference})"):
-        Merged(parts)
+def test_indexes_of_two_models_are_refused(tiny_bert):
+    models = model("colbert", tiny_bert), model("colbert", tiny_bert, query_length=9), model("xtr", tiny_bert)
+    first, *others = (Indexed.build(one, {name: "fish"}) for one, name in zip(models, "abc", strict=True))
+    for other, difference in zip(others, ("query_length", "align"), strict=True):
+        with pytest.raises(ValueError, match=rf"are not of one model \(.*{difference}"):
+            Merged([first, other])
