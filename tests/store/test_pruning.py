@@ -17,6 +17,7 @@ from paradigms.find import Index, Store, kinds
 from paradigms.retrieve import Indexed
 from paradigms.store.pruning import most_salient
 from tests.near import SCORES, assert_within_rounding
+from tests.store.test_storage import contents
 from tests.tiny import built
 
 IDS = ["d2", "d0", "d3", "d1"]
@@ -30,12 +31,10 @@ WITH_TOKENS = [id for id, text in zip(IDS, TEXTS, strict=True) if text]
 QUERIES = {"q1": "what does a bird see on the river road in winter", "q0": "", "q2": "fire and wood"}
 
 
-def build(backbone: Path, align: Alignment = TopK(k=1), **settings) -> Paradigm:
+def build(backbone: Path, align: Alignment = TopK(k=1)) -> Paradigm:
     """An ALIGNER whose saliences differ from token to token, some of them 0."""
     torch.manual_seed(0)
-    paradigm = aligner(
-        backbone, align=align, query_length=16, document_length=32, **{"salience": "relu"} | settings
-    )
+    paradigm = aligner(backbone, align=align, query_length=16, document_length=32, salience="relu")
     heads: Any = paradigm.encoder.salience_heads
     for head in heads.values():
         torch.nn.init.normal_(head.weight, std=2.0)
@@ -65,7 +64,7 @@ def random_tokens(seed: int) -> Tokens:
 
 
 @pytest.mark.parametrize("salient", [True, False])
-@pytest.mark.parametrize("ratio", [0.01, 0.2, 0.4, 0.5, 0.75, 1.0])
+@pytest.mark.parametrize("ratio", [0.01, 0.4, 1.0])
 def test_the_most_salient_tokens_are_kept_in_the_order_of_the_text(ratio, salient):
     """Without salience, these are the first tokens."""
     tokens = random_tokens(0) if salient else replace(random_tokens(0), salience=None)
@@ -81,14 +80,11 @@ def test_the_most_salient_tokens_are_kept_in_the_order_of_the_text(ratio, salien
 
 def test_parts_of_different_kinds_are_not_cut_off(tiny_bert):
     tokens = replace(random_tokens(1), salience=None)
-    single = replace(tokens, vectors=tokens.vectors[..., :1])
-    joined = [built(name, tiny_bert).encode_documents(TEXTS) for name in ("bge_m3", "coil")]
-    for given, message in (
-        (single, "single weights"),
-        *((tokens_of_both, "vectors of the whole text") for tokens_of_both in joined),
-    ):
-        with pytest.raises(ValueError, match=message):
-            most_salient(given, 0.4)
+    with pytest.raises(ValueError, match="single weights"):
+        most_salient(replace(tokens, vectors=tokens.vectors[..., :1]), 0.4)
+    for name in ("bge_m3", "coil"):
+        with pytest.raises(ValueError, match="vectors of the whole text"):
+            most_salient(built(name, tiny_bert).encode_documents(TEXTS), 0.4)
 
 
 ALIGNMENTS = [TopK(k=1), TopK(k=3), TopP(p=0.3), Entropic(k=2, eps=0.1)]
@@ -96,9 +92,7 @@ ALIGNMENTS = [TopK(k=1), TopK(k=3), TopP(p=0.3), Entropic(k=2, eps=0.1)]
 
 @pytest.mark.parametrize("align", ALIGNMENTS, ids=str)
 @pytest.mark.parametrize(("document_keep", "query_keep"), [(0.4, 1.0), (1.0, 0.1), (0.2, 0.5)])
-def test_search_over_what_is_kept_is_rel_over_what_is_kept(
-    tiny_bert, tmp_path, align, document_keep, query_keep
-):
+def test_search_over_what_is_kept_is_rel_over_what_is_kept(tiny_bert, align, document_keep, query_keep):
     """Vectors are those of the whole text; Z = Σ A and top-p's length are those of the kept tokens."""
     paradigm = build(tiny_bert, align)
     full = Store.build(kinds.exact(), paradigm, IDS, TEXTS)
@@ -117,14 +111,7 @@ def test_building_pruned_is_pruning_what_was_built(tiny_bert, tmp_path):
     full = Store.build(kinds.exact(), paradigm, IDS, TEXTS, tmp_path / "all", batch_size=2)
     built = Store.build(kinds.exact(), paradigm, IDS, TEXTS, tmp_path / "built", keep=0.4, batch_size=2)
     pruned = full.copy(kinds.exact(), tmp_path / "pruned", keep=0.4)
-    names = sorted(file.name for file in built.folder.iterdir())
-    assert names == sorted(file.name for file in pruned.folder.iterdir())
-    for name in names:
-        assert (built.folder / name).read_bytes() == (pruned.folder / name).read_bytes(), name
+    assert contents(pruned.folder) == contents(built.folder)
     lengths = np.diff(full.offsets)
     assert np.diff(pruned.offsets).tolist() == [math.ceil(0.4 * int(n) - 1e-9) for n in lengths]
-    same = full.copy(kinds.exact(), tmp_path / "same", keep=1.0)
-    assert (same.folder / "vectors.bin").read_bytes() == (full.folder / "vectors.bin").read_bytes()
     assert pruned.bytes_per_document < 0.6 * full.bytes_per_document
-    again = pruned.copy(kinds.exact(), tmp_path / "again", keep=0.5)
-    assert again.bytes_per_document < pruned.bytes_per_document
