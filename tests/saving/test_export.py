@@ -4,6 +4,7 @@ That sentence-transformers scores the same is tested in test_sentence_transforme
 """
 
 import json
+import shutil
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -148,54 +149,51 @@ def test_a_model_is_replaced_in_its_own_layout_alone(model, tiny_bert, tmp_path)
 
 
 @pytest.fixture
-def hub(monkeypatch):
-    """Record uploads to the hub: repository name -> its files, and whether it is private."""
-    repositories = {}
+def hub(monkeypatch, tmp_path):
+    """A folder whose folders are the repositories of the hub; each begins with three old files."""
+    root = tmp_path / "hub"
 
     class HfApi:
         def create_repo(self, name, private, exist_ok):
+            assert private
             assert exist_ok
             if name == "others/theirs":
                 raise RuntimeError("403 Forbidden")
-            repositories.setdefault(
-                name, ({"README.md": b"old", "paradigm.json": b"old", "1/a.bin": b""}, private)
-            )
+            if not (root / name).exists():
+                (root / name / "1").mkdir(parents=True)
+                for file in ("README.md", "paradigm.json", "1/a.bin"):
+                    (root / name / file).touch()
 
         def upload_folder(self, repo_id, folder_path, delete_patterns):
-            held, private = repositories[repo_id]
-            files = {name: held[name] for name in held if not any(fnmatch(name, p) for p in delete_patterns)}
-            new = [file for file in Path(folder_path).rglob("*") if file.is_file()]
-            files |= {str(file.relative_to(folder_path)): file.read_bytes() for file in new}
-            repositories[repo_id] = files, private
+            for file in [file for file in (root / repo_id).rglob("*") if file.is_file()]:
+                if any(fnmatch(str(file.relative_to(root / repo_id)), p) for p in delete_patterns):
+                    file.unlink()
+            shutil.copytree(folder_path, root / repo_id, dirs_exist_ok=True)
 
     monkeypatch.setattr("huggingface_hub.HfApi", HfApi)
-    return repositories
+    return root
 
 
-def test_push_to_hub_leaves_no_file_of_another_layout(model, tiny_bert, hub, tmp_path):
+def test_push_to_hub_leaves_no_file_of_another_layout(model, tiny_bert, hub):
     """paradigms.load opens the first layout that it knows."""
+    mine = hub / "me/mine"
     push_to_hub(model, "me/mine", LAYOUT)
-    files, private = hub["me/mine"]
-    assert private
-    assert "# dpr" in files["README.md"].decode()
-    with pytest.raises(ValueError, match="no module for layer_norm"):  # and no repository is made
+    assert "# dpr" in (mine / "README.md").read_text()
+    assert not (mine / "paradigm.json").exists()
+    assert not (mine / "1/a.bin").exists()
+    with pytest.raises(ValueError, match="no module for layer_norm"):
         push_to_hub(paradigms.PARADIGMS["dpr"](tiny_bert, dim=8, layer_norm=True), "me/other", LAYOUT)
-    assert list(hub) == ["me/mine"]
-    assert not files.keys() & {"paradigm.json", "1/a.bin"}
-    push_to_hub(model, "me/mine", private=False)
-    assert "modules.json" not in hub["me/mine"][0]
-    assert "README.md" in hub["me/mine"][0]  # which is not ours to take away
-    for name, content in hub["me/mine"][0].items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(content)
-    assert torch.equal(scores_of(paradigms.load(tmp_path)), scores_of(model))
+    assert not (hub / "me/other").exists()
+    push_to_hub(model, "me/mine")
+    assert (mine / "README.md").exists()  # which is not ours to take away
+    assert torch.equal(scores_of(paradigms.load(mine)), scores_of(model))
 
 
 def test_export_from_the_terminal(results, tmp_path, hub, capsys):
     checkpoint, out = str(results / "colbert" / "checkpoint"), str(tmp_path / "out")
     main(["export", checkpoint, out, "--push", "me/mine"])
     assert "pydocs" in (tmp_path / "out" / "README.md").read_text()
-    assert hub["me/mine"][0]["README.md"] == (tmp_path / "out" / "README.md").read_bytes()
+    assert (hub / "me/mine" / "README.md").read_bytes() == (tmp_path / "out" / "README.md").read_bytes()
     assert "on the hub as me/mine" in capsys.readouterr().err
     assert paradigms.load(out).name == "colbert"
     with pytest.raises(SystemExit, match="others/theirs was not uploaded: 403 Forbidden"):

@@ -2,8 +2,11 @@
 
 import copy
 import json
+import os
 import shutil
 import string
+import struct
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +27,7 @@ from transformers import (
 
 import paradigms
 from paradigms.baselines.cross_attention import cross_attention
+from paradigms.encoder.text import EncoderSettings, TextEncoder
 from paradigms.saving import read_checkpoint
 from paradigms.saving.read import DIM
 from tests.near import assert_same
@@ -161,7 +165,7 @@ def late(
     attend: bool,
     documents: list[str] = DOCUMENTS,
 ) -> Tensor:
-    """The sum over query tokens of the best cosines, as Stanford's code and PyLate compute it."""
+    """The sum over query tokens of the best cosines, as Stanford's code computes it."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModel.from_pretrained(folder, dtype=torch.float64).eval()
     skip = {tokenizer.encode(mark, add_special_tokens=False)[0] for mark in string.punctuation}
@@ -553,7 +557,7 @@ def test_a_path_is_not_asked_for(name):
         paradigms.load(name)
 
 
-def test_what_was_read_is_saved_as_our_own(bert, tmp_path):
+def test_layers_that_do_not_merge_and_a_layout_that_does_not_fit_are_refused(bert, tmp_path):
     write_module(bert / "1_Pooling", pooling_mode="max")
     write_dense(bert / "2_Dense", 8, TANH)
     write_modules(bert, module("Pooling", "1_Pooling"), module("Dense", "2_Dense"))
@@ -589,3 +593,43 @@ def test_what_lies_outside_or_is_half_a_model_is_refused(bert):
 def test_settings_that_no_model_has_are_refused(bert, file, change, message):
     update(bert / file, **change)
     refused(bert, f"{bert}.*{message}")
+
+
+def many_tensors(backbone: Path) -> None:
+    tensor = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    header = json.dumps({f"tensor{n}": tensor for n in range(120_000)}).encode()
+    (backbone / "z.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+
+
+def shards_outside(backbone: Path) -> None:
+    (backbone / "model.safetensors").rename(backbone.parent / "outside.safetensors")
+    index = {"metadata": {}, "weight_map": {"x": "../outside.safetensors"}}
+    (backbone / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda folder: os.mkfifo(folder / "added_tokens.txt"), r"backbone.* is a pipe, socket or device"),
+        (
+            lambda folder: (folder / "z.safetensors").symlink_to("/dev/zero"),
+            r"backbone.* is a pipe, socket or device",
+        ),
+        (
+            lambda folder: (folder / "model.safetensors").write_bytes(struct.pack("<Q", 1 << 48) + b'{"x":'),
+            r"model\.safetensors is damaged",
+        ),
+        (many_tensors, r"z\.safetensors is damaged, or names too many tensors"),
+        (shards_outside, r"model\.safetensors\.index\.json names '.*outside\.safetensors', which is not in"),
+    ],
+)
+def test_files_that_no_checkpoint_has_are_refused_before_a_reader_waits_or_follows(
+    tiny_bert: Path, tmp_path: Path, harm: Callable[[Path], object], message: str
+) -> None:
+    saved = tmp_path / "saved"
+    paradigms.PARADIGMS["colbert"](tiny_bert, dim=8).save_pretrained(saved)
+    harm(saved / "backbone")
+    with pytest.raises(ValueError, match=message):
+        paradigms.load(saved)
+    with pytest.raises(ValueError, match=message):
+        TextEncoder(saved / "backbone", EncoderSettings())
