@@ -23,9 +23,7 @@ from safetensors.numpy import load_file, save_file
 
 import paradigms
 from paradigms.baselines.cross_attention import CrossAttention
-from paradigms.cli.queries import from_file
-from paradigms.data import Corpus, Problems, read_judgements, read_run
-from paradigms.data.texts import json_lines
+from paradigms.data import Corpus
 from paradigms.find import Store, kinds
 from paradigms.generative.model import Generative
 from paradigms.generative.retriever import GenerativeRetriever
@@ -40,9 +38,6 @@ VALUES: list[Any] = [None, True, False, -1, 0, 1, 3, 10**7, 10**9, 10**12, -(10*
 VALUES += [0.5, -1e308, math.nan, math.inf]
 VALUES += ["", "x", "../x", "/etc/passwd", "a" * 10_000, "\x1b[2J", "\ud800"]
 VALUES += [[], {}, [1], ["x"], {"a": 1}, [[]]]
-STRANGE = ["{}", "null", "", "q0", "\t\t", DEEP, "1" * 5000, "q0 Q0 d0 1 1e400 x", "q0 0 d0 nan"]
-STRANGE += ['{"_id": true, "text": "x"}', '{"_id": [1], "text": "x"}', '{"_id": "a", "text": "\\ud800"}']
-STRANGE += ["q1\td1\t9223372036854775808", "q2 Q0 d2 1 " + "1" * 5000, "q3\td3\t1_0", "q4 0 d4 ٣"]
 
 
 class Target(NamedTuple):
@@ -163,17 +158,6 @@ def forge_tensor(draw: random.Random, file: Path) -> None:
     save_file(tensors | {key: np.ascontiguousarray(draw.choice(forgeries))}, file)
 
 
-def lines(draw: random.Random, folder: Path) -> None:
-    """Lines of a file of texts, some of them doubled, dropped, damaged or strange."""
-    file = draw.choice(files(folder))
-    rows = file.read_bytes().splitlines()
-    for _ in range(draw.randrange(1, 4)):
-        at = draw.randrange(len(rows))
-        text = draw.choice(STRANGE).encode()
-        rows[at] = draw.choice([damaged(draw, rows[at]), text, rows[at] + b"\n" + rows[at]])
-    file.write_bytes(b"\n".join(rows) + draw.choice([b"", b"\n", b"\r\n"]))
-
-
 # --- what opens them ----------------------------------------------------------------------------------
 
 
@@ -235,59 +219,12 @@ def open_checkpoint(folder: Path, sound: Path) -> None:
             raise Crashed
 
 
-def rows_of(run: dict[str, dict[str, Any]]) -> int:
-    values = [value for row in run.values() for value in row.values()]
-    if any(value != value or (isinstance(value, int) and abs(value) >= 1 << 63) for value in values):
-        raise Silent("a number that no type of 64 bits holds")
-    return len(values)
-
-
-# File -> its lines, and the number of rows that its reader finds, which counts problems apart.
-ROWS: dict[str, tuple[str, Callable[[Path, Problems], int]]] = {
-    "texts.jsonl": (
-        '{{"_id": "d{0}", "title": "t", "text": "a bird {0}"}}',
-        lambda file, problems: len({str(id) for id, _, _ in json_lines(file, problems)} - {"True", "[1]"}),
-    ),
-    "queries.jsonl": (
-        '{{"_id": "q{0}", "text": "bird"}}',
-        lambda file, problems: len(from_file(str(file)).keys() - {"True", "[1]"}),
-    ),
-    "first.run": (
-        "q{0} Q0 d{0} 1 {0}.5 x",
-        lambda file, problems: rows_of(read_run(file, problems=problems)),
-    ),
-    "judged.qrels": (
-        "q{0} 0 d{0} {0}",
-        lambda file, problems: rows_of(read_judgements(file, problems=problems)),
-    ),
-}
-
-
-def texts(folder: Path) -> None:
-    for name, (line, _) in ROWS.items():
-        (folder / name).mkdir()
-        (folder / name / name).write_text("\n".join(line.format(n) for n in range(6)))
-
-
-def count_rows(folder: Path, sound: Path) -> None:
-    """Each line that is not blank is a row, or counts as a problem."""
-    [file] = files(folder)
-    problems = Problems()
-    rows = ROWS[file.name][1](file, problems) + sum(problems.counts.values())
-    wanted = sum(bool(line.strip()) for line in file.read_bytes().split(b"\n"))
-    if rows != wanted:
-        raise Silent(f"{rows} rows of {wanted} lines: {problems}")
-
-
 NAMED = ("weights", "but not by this", "not finite", "dimensions", "positions", "must be at most")
 CHECKPOINTS = Target(checkpoints, open_checkpoint, MODELS, NAMED, 10)
-TEXTS = Target(texts, count_rows, tuple(ROWS))
 STRANGERS: dict[str, Attack] = {
     "bytes of a checkpoint": CHECKPOINTS.attack(any_bytes),
     "settings of a checkpoint": CHECKPOINTS.attack(settings),
     "code in a checkpoint": CHECKPOINTS.attack(code),
-    "lines of texts, queries, runs and judgements": TEXTS.attack(lines),
-    "bytes of texts, queries, runs and judgements": TEXTS.attack(any_bytes),
 }
 for kind in KINDS:
     prepare = partial(sound_index, kind=kind)
