@@ -20,8 +20,6 @@ from paradigms.retrieve import Reranking
 from paradigms.train.contrastive import Listwise
 from paradigms.train.examples import Example
 from paradigms.train.losses import LossSettings
-from tests.experiments.scripts import run as run_script
-from tests.experiments.scripts import training
 from tests.near import assert_same, assert_within_rounding
 from tests.tiny import FAMILIES, write_headed, write_roberta
 
@@ -204,15 +202,3 @@ def test_examples_without_negatives_or_with_unequally_many_are_refused(tiny_bert
         needed = f"cross_attention needs the same number of hard negatives.*{told}"
         with pytest.raises(ValueError, match=needed):
             Listwise(model, CORPUS, examples)
-
-
-def test_the_script_trains_it(words, tiny_bert, tmp_path):
-    output = tmp_path / "out"
-    options = '{"query_length": 8, "document_length": 12}'
-    flags = training(words, tiny_bert, output, paradigm="cross_attention", options=options, negatives=2)
-    with pytest.raises(SystemExit, match="cross_attention learns from hard negatives"):
-        run_script("train", **(flags | {"negatives": 0}))
-    run_script("train", **flags)
-    model = load(output / "checkpoint")
-    assert isinstance(model, CrossAttention)
-    assert model.encoder.settings.query_length == 8
