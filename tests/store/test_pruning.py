@@ -24,20 +24,13 @@ from paradigms.retrieve import Indexed
 from paradigms.store import Kind
 from paradigms.store.pruning import TokenReduction, directed_distances, most_salient, pooled
 from tests.find.test_near_tokens import DIM, documents, queries
+from tests.find.test_search import IDS, QUERIES, TEXTS
 from tests.near import SCORES, assert_within_rounding
 from tests.store.test_storage import contents
 from tests.tiny import built
 
 RECIPE = Recipe("colbert", QueryToDocument(), "query_tokens")
-IDS = ["d2", "d0", "d3", "d1"]
-TEXTS = [
-    "the old man walked along the river road and the children stayed in the house",
-    "",
-    "a bird flew over the sea",
-    "fire, wood and the heat of the sun",
-]
 WITH_TOKENS = [id for id, text in zip(IDS, TEXTS, strict=True) if text]
-QUERIES = {"q1": "what does a bird see on the river road in winter", "q0": "", "q2": "fire and wood"}
 
 
 def build(backbone: Path, align: Alignment = TopK(k=1)) -> Paradigm:
@@ -106,13 +99,15 @@ def test_search_over_what_is_kept_is_rel_over_what_is_kept(tiny_bert, align, doc
     paradigm = build(tiny_bert, align)
     full = Store.build(kinds.exact(), paradigm, IDS, TEXTS)
     pruned = full.copy(kinds.exact(), keep=document_keep)
-    run = Indexed(Index(pruned), paradigm, keep=query_keep).search(QUERIES, 4)
+    run = Indexed(Index(pruned), paradigm, keep=query_keep).search(QUERIES, len(IDS))
     documents = by_hand(full.tokens_of(WITH_TOKENS), document_keep)
     for query, text in QUERIES.items():
         scores = paradigm.score(documents, by_hand(paradigm.encode_queries([text]), query_keep))[0]
         expected = dict(zip(WITH_TOKENS, scores.tolist(), strict=True)) if text else {}
         assert_within_rounding(run[query], expected, **SCORES)
-    assert run["q1"] != pytest.approx(Indexed(Index(full), paradigm).search(QUERIES, 4)["q1"], abs=1e-3)
+    assert run["q1"] != pytest.approx(
+        Indexed(Index(full), paradigm).search(QUERIES, len(IDS))["q1"], abs=1e-3
+    )
 
 
 def random_tokens(seed: int, lengths: list[int], salience: bool = False) -> Tokens:
@@ -154,7 +149,7 @@ def test_an_index_is_built_of_fewer_tokens(tiny_bert: Path, kind: Kind, options:
     fewer = TokenReduction(**options)(whole.tokens_of(IDS))
     store = Store.build(kind, paradigm, IDS, TEXTS, **options)
     ulps = 100 if kind.name == "compressed" else 2  # codes of 4 bits; float16 rounded twice
-    again = store.delete(["d2"]).add(paradigm, ["d2"], TEXTS[:1])
+    again = store.delete(IDS[:1]).add(paradigm, IDS[:1], TEXTS[:1])
     for one in (store, whole.copy(kind, **options), again):
         stored = one.tokens_of(IDS)
         assert torch.equal(stored.mask, fewer.mask)

@@ -170,6 +170,7 @@ def test_an_index_that_is_written_is_not_replaced_by_a_build(tmp_path):
 OTHERS = {
     "a manifest of something else": {"manifest.json": '{"name": "app"}', "src/app.js": "mine"},
     "only a manifest of something else": {"manifest.json": '{"name": "app", "files": ["*"]}'},
+    "a manifest that is no JSON": {"manifest.json": "name: app", "data.bin": "mine"},
     "a folder in an index": {"shards/mine.safetensors": "mine"},
     "a column of somebody else": {"photos.bin": "mine"},
 }
