@@ -1,6 +1,6 @@
-"""The FAISS index: near exact search, in step with its store, deterministic.
+"""Indexes of FAISS, of tokens and of one fitted vector a document (LEMUR): near exact search, deterministic.
 
-That the flat one is exact, after any change, is in tests/store/test_storage.py.
+That flat ones are exact, after any change, is in tests/store/test_storage.py.
 """
 
 from dataclasses import replace
@@ -15,7 +15,7 @@ from paradigms.align import PoolTopK, QueryToDocument
 from paradigms.core import Tokens
 from paradigms.find import Index, Store, kinds, nearest, open_index
 from paradigms.recipe import Recipe
-from tests.near import SCORES, assert_within_rounding
+from tests.near import SCORES, assert_same_scores, assert_within_rounding
 
 DIM = 16
 RECIPE = Recipe("colbert", QueryToDocument(), "one", search_tokens=60)
@@ -71,6 +71,14 @@ def owners(index: Index, tokens: torch.Tensor) -> set[str]:
 
 def overlap(results: list[dict[str, float]], expected: list[dict[str, float]]) -> float:
     return float(np.mean([len(a.keys() & b.keys()) / len(b) for a, b in zip(results, expected, strict=True)]))
+
+
+def test_token_search_is_exact(exact):
+    vectors = queries().vectors.flatten(0, 2)
+    flat = Index(exact.store.copy(kinds.faiss("Flat")))
+    mine, theirs = (token_search(index, vectors, 7) for index in (flat, exact))
+    assert_within_rounding(mine[0].sort().values, theirs[0].sort().values, **SCORES)
+    assert torch.equal(mine[1].sort().values, theirs[1].sort().values)
 
 
 @pytest.mark.parametrize("factory", APPROXIMATE)
@@ -162,3 +170,25 @@ def test_the_file_of_a_flat_index_of_single_vectors_is_one_for_any_faiss(tmp_pat
     [ranked] = index.search_tokens(RECIPE, Tokens(query, torch.ones(1, 1, 1, dtype=torch.bool)), 5)
     assert [f"d{row}" for row in rows[0]] == list(ranked)
     assert_within_rounding(scores[0], list(ranked.values()), **SCORES)
+
+
+LEMUR = kinds.lemur(width=40, factory="Flat")
+
+
+def test_candidates_of_lemur_are_scored_by_rel(exact):
+    index = Index(exact.store.copy(LEMUR)).with_finder(candidates=12)
+    _, rows = index.finder.nearest(index.store, queries(), 12)
+    for n, ranked in enumerate(index.search_tokens(RECIPE, queries(), 5)):
+        reranked = exact.rerank_tokens([RECIPE], queries()[n : n + 1], [exact.store.names(rows[n])])[0][0]
+        assert_same_scores([ranked], [dict(list(reranked.items())[:5])])
+
+
+def test_lemur_without_tokens_is_fitted_by_the_first_ones(exact):
+    empty = ["empty"], Tokens(torch.ones(1, 1, 1, DIM), torch.zeros(1, 1, 1, dtype=torch.bool))
+    store = Store.build_from(LEMUR, [empty], paradigm="colbert", dim=DIM)
+    assert Index(store).search_tokens(RECIPE, queries(), 5) == [{}] * 6
+    grown = Index(store.add_from(documents(0, 60))).with_finder(candidates=60)
+    expected = exact.only([f"d{n}" for n in range(60)]).search_tokens(RECIPE, queries(), 5)
+    assert_same_scores(grown.search_tokens(RECIPE, queries(), 5), expected)
+    with pytest.raises(ValueError, match="width must be at least 2"):
+        kinds.lemur(width=1)

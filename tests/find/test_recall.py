@@ -86,11 +86,6 @@ def test_the_choice_of_a_small_index_serves_when_it_has_grown(kind: Kind) -> Non
         tuned.only(IDS[:5]).tuned(RECIPE, [queries(1)])
 
 
-def test_an_exhaustive_search_needs_no_choice() -> None:
-    index = Index(Store.build_from(kinds.exact(), parts(IDS[:3], VECTORS[:3]), paradigm="dpr", dim=DIM))
-    assert index.tuned(RECIPE, [queries(1)]).choices == []
-
-
 @pytest.mark.parametrize("entry", [3, [{"k": 10}], [{"search": "gather", "k": 10, "recall": 2}]])
 def test_a_damaged_choice_is_refused(entry: object, tmp_path: Path) -> None:
     built = store("compressed", tmp_path / "index")

@@ -146,16 +146,6 @@ def test_what_does_not_fit_the_store_is_named(indexes, tiny_bert):
             refused()
 
 
-def test_building_again_replaces_and_a_failure_keeps_what_was_there(indexes, tmp_path):
-    paradigm = indexes["colbert"][0]
-    Store.build(kinds.exact(), paradigm, ["a"], ["sea"], tmp_path / "index")
-    with pytest.raises(TypeError):
-        Store.build(kinds.exact(), paradigm, ["a", "b"], ["sea", None], tmp_path / "index")
-    assert open_index(tmp_path / "index").store.ids == ["a"]
-    Store.build(kinds.exact(), paradigm, ["b"], ["sun"], tmp_path / "index", precision="bf16")
-    assert open_index(tmp_path / "index").store.ids == ["b"]
-
-
 @pytest.mark.parametrize(
     ("name", "kind"), [("coil", "exact"), ("xtr", "exact"), ("xtr", "faiss"), ("xtr", "compressed")]
 )

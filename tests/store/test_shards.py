@@ -3,10 +3,8 @@
 import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +60,11 @@ def watched(paradigm: Paradigm, before: Callable[[], object] = lambda: None) -> 
     """An item for each text that the paradigm encodes from now on; `before` is called before each batch."""
     encoded: list[None] = []
     original = paradigm.tokens
-    lock = threading.Lock()  # a model encodes in one thread at a time: it is set to evaluate and back
 
     def tokens(texts: Sequence[str], side: Side, batch: Batch) -> Tokens:
         before()
-        with lock:
-            encoded.extend([None] * len(texts))
-            return original(texts, side, batch)
+        encoded.extend([None] * len(texts))
+        return original(texts, side, batch)
 
     paradigm.tokens = tokens
     return encoded
@@ -123,6 +119,8 @@ def worker(model: str, folder: str, dies: str = "") -> None:
     encoded = watched(paradigm, before)
     assert build(paradigm, root / "index", launch=state).ids == IDS
     (root / f"{state.process_index}.json").write_text(json.dumps(encoded))
+    for kind in KINDS:
+        build(paradigm, root / "kinds" / kind, kind, launch=state)
     PartialState.destroy_process_group = lambda self, group=None: None
     if not state.is_main_process:  # receives what the other has read
         script.load_collection = None
@@ -147,8 +145,11 @@ def test_two_processes_leave_the_bytes_of_one_though_one_was_killed(model, tmp_p
     before = stored_documents(tmp_path / "index")
     done = launch(tmp_path, str(model), str(tmp_path))
     assert [code for code, _ in done] == [0, 0], done
-    alone = build(Paradigm.from_pretrained(model), tmp_path / "alone" / "index")
-    assert contents(tmp_path / "index") == contents(alone.folder)
+    paradigm = Paradigm.from_pretrained(model)
+    for kind in KINDS:
+        alone = contents(build(paradigm, tmp_path / "alone" / kind, kind).folder)
+        assert contents(tmp_path / "kinds" / kind) == alone
+    assert contents(tmp_path / "index") == contents(tmp_path / "alone" / "exact")
     encoded = [item for rank in (0, 1) for item in json.loads((tmp_path / f"{rank}.json").read_text())]
     assert len(encoded) == len(TEXTS) - before < len(TEXTS) - SHARD
     assert [said.count("Index: ") for _, said in done] == [1, 0]
@@ -160,56 +161,6 @@ def test_two_processes_leave_the_bytes_of_one_though_one_was_killed(model, tmp_p
     reranked = [read_run(at / "reranked" / "reranked.run") for at in (tmp_path, tmp_path / "alone")]
     assert reranked[0] == reranked[1]
     assert not list(tmp_path.glob(".*"))
-
-
-class Member:
-    """One process of a launch."""
-
-    def __init__(self, rank: int, barrier: threading.Barrier) -> None:
-        self.process_index, self.num_processes, self.wait_for_everyone = rank, barrier.parties, barrier.wait
-
-
-def together(world: int, build: Callable[..., object]) -> list[BaseException]:
-    """`build(launch=…)` in `world` threads; the first that fails ends all, as a launcher does."""
-    barrier, failed = threading.Barrier(world), []
-
-    def run(rank: int) -> None:
-        torch.set_num_threads(1)  # of this thread
-        try:
-            build(launch=Member(rank, barrier))
-        except BaseException as error:
-            failed.append(error)
-            barrier.abort()
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [error for error in failed if not isinstance(error, threading.BrokenBarrierError)]
-
-
-@pytest.mark.parametrize(("kind", "worlds"), [("exact", (1, 3)), *((kind, (3, 2)) for kind in KINDS)])
-@pytest.mark.slow
-def test_any_number_of_processes_goes_on_with_what_others_stored(model, tmp_path, kind, worlds):
-    paradigm = Paradigm.from_pretrained(model)
-    expected = build(paradigm, tmp_path / "whole", kind)
-    encoded = watched(paradigm)
-    make, folder = partial(Store.build, KINDS[kind]), tmp_path / "index"
-    for world, after in zip(worlds, (30, 50), strict=True):
-        errors = together(
-            world,
-            lambda after=after, **of: make(paradigm, IDS, stopping(TEXTS, after), folder, batch_size=3, **of),
-        )
-        assert errors
-        assert {type(error) for error in errors} == {KeyboardInterrupt}
-    done = stored_documents(folder)
-    assert done >= 30 // SHARD * SHARD
-    encoded.clear()
-    assert not together(2, lambda **of: make(paradigm, IDS, TEXTS, folder, batch_size=3, **of))
-    assert len(encoded) == len(TEXTS) - done
-    assert contents(folder) == contents(expected.folder)
-    assert names(tmp_path) == ["index", "whole"]
 
 
 Documents = dict[str, str]
