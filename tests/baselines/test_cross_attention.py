@@ -126,14 +126,6 @@ def test_a_score_that_is_not_finite_is_refused(tiny_bert):
         model.score_texts([("the fox", "a dog")])
 
 
-@pytest.mark.parametrize("lora_rank", [0, 2])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_trainable_parameter_gets_a_gradient(checkpoints, family, lora_rank):
-    model = build(checkpoints[family], lora_rank=lora_rank).train()
-    model(model.tokenize(["the fox", "a dog"], TEXTS[:2])).logsumexp(-1).backward()
-    assert [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
-
-
 def test_reranking_is_the_score_of_every_pair_best_first_whatever_the_batches(tiny_bert, monkeypatch):
     model = build(tiny_bert).double().train()
     every: Run = {query: dict.fromkeys(CORPUS.ids, 0.0) for query in QUERIES} | {"q2": {}}

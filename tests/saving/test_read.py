@@ -13,25 +13,31 @@ from typing import Any
 
 import pytest
 import torch
-from huggingface_hub.errors import RevisionNotFoundError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     AutoModel,
     AutoModelForTextEncoding,
     AutoTokenizer,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertLMHeadModel,
     DPRConfig,
     DPRContextEncoder,
     DPRQuestionEncoder,
+    GPT2Config,
+    GPT2Model,
 )
 
 import paradigms
-from paradigms.baselines.cross_attention import cross_attention
+from paradigms.baselines.cross_attention import SequenceClassifier, cross_attention
 from paradigms.encoder.text import EncoderSettings, TextEncoder
 from paradigms.saving import read_checkpoint
 from paradigms.saving.read import DIM
 from tests.near import assert_same
-from tests.tiny import WIDTH, write_checkpoint, write_roberta
+from tests.test_splade import by_transformers
+from tests.tiny import WIDTH, write_checkpoint, write_headed, write_roberta
 
 QUERIES = ["the fish in the sea", "fire, and warm wood?"]
 DOCUMENTS = ["the fish, is (in) the sea. and more words", "cold snow", "fire in a house! a home; fox"]
@@ -507,10 +513,6 @@ def hub(bert, monkeypatch):
             return SimpleNamespace(siblings=[SimpleNamespace(rfilename=file) for file in files])
 
     def snapshot_download(name, revision, allow_patterns):
-        if revision == "gone":
-            raise RevisionNotFoundError(
-                "no such revision", response=SimpleNamespace(headers={}, request=None)
-            )
         asked.append((name if revision is None else f"{name}@{revision}", "*.bin" in allow_patterns))
         return str(bert)
 
@@ -525,14 +527,8 @@ def test_a_hub_name_is_downloaded(bert, hub):
     assert paradigms.load("owner/name", pickled=True).name == "dpr"
     assert paradigms.load("owner/offline").name == "dpr"  # from the cache
     assert paradigms.load("owner/name", revision="v1").name == "dpr"
-    assert hub == [
-        ("owner/name", False),
-        ("owner/name", True),
-        ("owner/offline", False),
-        ("owner/name@v1", False),
-    ]
-    with pytest.raises(FileNotFoundError, match="cannot be downloaded from the hub: no such revision"):
-        paradigms.load("owner/name", revision="gone")
+    assert [name for name, _ in hub] == ["owner/name", "owner/name", "owner/offline", "owner/name@v1"]
+    assert [pickled for _, pickled in hub] == [False, True, False, False]
     with pytest.raises(ValueError, match="is a folder: a revision belongs to a repository"):
         paradigms.load(bert, revision="v1")
 
@@ -633,3 +629,39 @@ def test_files_that_no_checkpoint_has_are_refused_before_a_reader_waits_or_follo
         paradigms.load(saved)
     with pytest.raises(ValueError, match=message):
         TextEncoder(saved / "backbone", EncoderSettings())
+
+
+def test_a_masked_language_model_is_splade_unless_it_is_to_be_plain(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_headed(BertForMaskedLM, tmp_path / "bert")
+    model = paradigms.load(folder)
+    assert model.name == "splade"
+    assert "read as SPLADE" in caplog.text
+    expected = by_transformers(folder, QUERIES) @ by_transformers(folder, DOCUMENTS).T
+    assert_same(scores_of(model), expected)
+    assert paradigms.load(folder, layout="plain").name == "dpr"
+
+
+def test_a_sequence_classifier_is_a_reranker(tmp_path: Path) -> None:
+    model = paradigms.load(write_headed(BertForSequenceClassification, tmp_path / "bert", num_labels=1))
+    assert isinstance(model, SequenceClassifier)
+    model.save_pretrained(tmp_path / "saved")
+    again = paradigms.load(tmp_path / "saved")
+    pairs = [(QUERIES[0], text) for text in DOCUMENTS]
+    assert again.score_texts(pairs) == model.score_texts(pairs)
+    (tmp_path / "bert" / "config_sentence_transformers.json").write_text('{"default_prompt_name": "rank"}')
+    with pytest.raises(ValueError, match="a prompt before every pair"):
+        paradigms.load(tmp_path / "bert")
+
+
+def test_another_head_a_decoder_and_several_outputs_are_refused(tmp_path: Path) -> None:
+    for kind in (BertForTokenClassification, BertLMHeadModel):
+        with pytest.raises(ValueError, match=f"{kind.__name__} is not a text encoder"):
+            paradigms.load(write_headed(kind, tmp_path / "bert"))
+    with pytest.raises(ValueError, match="has 3 outputs; a reranker has one"):
+        paradigms.load(write_headed(BertForSequenceClassification, tmp_path / "three", num_labels=3))
+    folder = write_checkpoint("bert", tmp_path / "gpt2")
+    GPT2Model(GPT2Config(n_embd=8, n_head=2, n_layer=1, n_positions=8, vocab_size=99)).save_pretrained(folder)
+    with pytest.raises(ValueError, match="model_type gpt2 is not a text encoder"):
+        paradigms.load(folder)
