@@ -125,7 +125,8 @@ def search(backbone: Path, folder: Path) -> None:
 @pytest.mark.slow
 def test_as_one_process(tiny_bert: Path, tmp_path: Path):
     for name, kind in SYSTEMS:
-        place, paradigm = tmp_path / f"{name}-{kind}", model(name, tiny_bert)
+        place = tmp_path / f"{name}-{kind}"
+        paradigm = model(name, tiny_bert)
         if kind == "folders":
             for n in range(2):
                 half = dict(list(TEXTS.items())[n::2])
