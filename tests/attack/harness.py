@@ -9,21 +9,23 @@ Every decision of a try comes from its `draw`, a seeded generator.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import pickle
 import random
-import select
 import shutil
-import signal
 import sys
 import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
+from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import NamedTuple
 
+FORK = multiprocessing.get_context("fork")
 OUTCOMES = ("refused", "harmless", "obscure", "silent", "lost", "crashed")
 PATIENCE = 420  # seconds until a try counts as hanging
 
@@ -89,74 +91,51 @@ def tally(attack: Attack, tries: int, seed: int, *, forked: bool) -> Counter[str
 
 def _forked(attack: Attack, seeds: list[int], sound: Path) -> Iterator[str]:
     """The outcomes up to the first crash, whose seed is printed."""
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(read)
-        for each in seeds:
-            os.write(write, bytes([OUTCOMES.index(attempt(attack, random.Random(each), sound))]))
-        os._exit(0)
-    os.close(write)
-    done = 0
-    try:
-        while done < len(seeds):
-            ready = select.select([read], [], [], PATIENCE)[0]
-            if not ready or not (data := os.read(read, 1)):
-                print(f"crashed: seed {seeds[done]}", file=sys.stderr)
-                yield "crashed"
-                return
-            done += 1
-            yield OUTCOMES[data[0]]
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(read)
+
+    def tries(told: Connection) -> None:
+        for seed in seeds:
+            told.send(attempt(attack, random.Random(seed), sound))
+
+    process, outcomes = started(tries)
+    for seed in seeds:
+        outcome = "crashed"
+        with suppress(EOFError):
+            outcome = outcomes.recv() if outcomes.poll(PATIENCE) else outcome
+        yield outcome
+        if outcome == "crashed":
+            print(f"crashed: seed {seed}", file=sys.stderr)
+            break
+    process.kill()
+    process.join()
 
 
-class Process:
-    """A process that does `work`, and is killed where the block ends."""
-
-    def __init__(self, work: Callable[[], object]) -> None:
-        self._read, write = os.pipe()
-        self.child = os.fork()
-        if not self.child:
-            said = b""
-            try:
-                work()
-            except BaseException as error:
-                with suppress(BaseException):
-                    said = pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"[:9999]))
-                    said = pickle.dumps(error) if len(str(error)) < 9999 else said
-            os.write(write, said)
-            os._exit(bool(said))
-        os.close(write)
-
-    def error(self) -> BaseException | None:
-        """What the process raised, or the signal that ended it."""
-        with open(self._read, "rb", closefd=False) as stream:
-            said = stream.read()
-        status = os.waitpid(self.child, 0)[1]
-        self.child = 0
-        if os.WIFSIGNALED(status):
-            return Crashed(f"signal {os.WTERMSIG(status)}")
-        return pickle.loads(said) if said else None
-
-    def __enter__(self) -> Process:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.child:
-            os.kill(self.child, signal.SIGKILL)
-            os.waitpid(self.child, 0)
-        os.close(self._read)
+def started(work: Callable[[Connection], object]) -> tuple[ForkProcess, Connection]:
+    """A process that calls `work` with one end of a pipe, and the other end."""
+    near, far = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=work, args=(far,))
+    process.start()
+    far.close()
+    return process, near
 
 
 def together(*works: Callable[[], object]) -> list[BaseException | None]:
-    """Run functions in processes of their own, all at once; return what each raised."""
-    with ExitStack() as stack:
-        processes = [stack.enter_context(Process(work)) for work in works]
-        return [process.error() for process in processes]
+    """Run functions in processes of their own, all at once; return what each raised, a signal as Crashed."""
+
+    def telling(work: Callable[[], object], told: Connection) -> None:
+        try:
+            work()
+        except BaseException as error:
+            told.send(error)
+
+    running = [started(partial(telling, work)) for work in works]
+    errors: list[BaseException | None] = []
+    for process, told in running:
+        error = None
+        with suppress(EOFError):
+            error = told.recv()
+        process.join()
+        errors.append(Crashed(f"exit status {process.exitcode}") if process.exitcode else error)
+    return errors
 
 
 def succeed(*works: Callable[[], object]) -> None:

@@ -27,7 +27,7 @@ from paradigms.find import Index, Store, kinds, lists, open_index
 from paradigms.recipe import Recipe
 from paradigms.store import view
 from paradigms.store.columns import FolderWriter
-from tests.attack.harness import Attack, Crashed, Lost, Process, Silent, copied, succeed, together
+from tests.attack.harness import Attack, Crashed, Lost, Silent, copied, succeed, together
 
 DIM, COUNT = 32, 24
 GATHER = Recipe("colbert", QueryToDocument(), "one")
@@ -56,12 +56,6 @@ def as_terms(tokens: Tokens) -> Tokens:
     return Tokens(tokens.vectors[..., :1].abs(), tokens.mask, ids)
 
 
-def build(folder: Path, kind: str, documents: Iterable[Part] | None = None) -> Store:
-    documents = parts(kind=kind) if documents is None else documents
-    dim, fields = (1, ("vectors", "ids")) if kind == "inverted" else (DIM, ("vectors",))
-    return Store.build_from(KINDS[kind], documents, folder, paradigm="colbert", dim=dim, fields=fields)
-
-
 def opened(folder: Path) -> Store:
     return open_index(folder).store
 
@@ -84,7 +78,9 @@ def well_formed(rows: Result, ids: Iterable[str]) -> None:
 
 
 def sound_index(folder: Path, kind: str) -> None:
-    build(folder / "index", kind)
+    dim, fields = (1, ("vectors", "ids")) if kind == "inverted" else (DIM, ("vectors",))
+    common = {"paradigm": "colbert", "dim": dim, "fields": fields}
+    Store.build_from(KINDS[kind], parts(kind=kind), folder / "index", **common)
 
 
 def files(folder: Path) -> list[Path]:
@@ -175,8 +171,7 @@ def changed(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
     succeed(lambda: run(work / "whole", changes))
     states = logged()
     number = draw.randrange(states[-1][0])
-    with Process(lambda: run(folder, changes)) as child:
-        error = child.error()
+    [error] = together(lambda: run(folder, changes))
     done, number = len(logged()) - 1, math.inf
     try:
         reached = state(opened(folder))
@@ -188,34 +183,6 @@ def changed(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
     if logged()[-1][1] != states[-1][1]:
         raise Silent("other results after the rest of the changes")
     if full:
-        raise error
-
-
-def two_builds(draw: random.Random, sound: Path, work: Path, kind: str) -> None:
-    """Two processes build different documents into one folder, which then holds one of the two, whole."""
-    folder = work / "index"
-    pauses, later = {name: draw.random() * 0.01 for name in "ab"}, draw.random() * 0.01
-
-    def slowly(name: str) -> Iterator[Part]:
-        for part in parts(name=name, kind=kind):
-            time.sleep(pauses[name])
-            yield part
-
-    def second() -> None:
-        time.sleep(later)
-        build(folder, kind, slowly("b"))
-
-    errors = together(lambda: build(folder, kind, slowly("a")), second)
-    if all(errors):
-        raise Lost("neither build ended")
-    store = opened(folder)
-    names = {id[0] for id in store.ids}
-    if len(names) != 1 or len(store.ids) != COUNT:
-        raise Silent(f"documents of {names}")
-    whole = [{id[1:]: score for id, score in row.items()} for row in results(opened(sound / "index"))]
-    if [{id[1:]: score for id, score in row.items()} for row in results(store)] != whole:
-        raise Silent("tokens of one and ids of another")
-    for error in filter(None, errors):
         raise error
 
 
@@ -263,7 +230,6 @@ INDEXES: dict[str, Attack] = {
     )
     for title, attempt, cost in (
         ("stopped changes", changed, 3),
-        ("two builds", two_builds, 3),
         ("two writers and two readers", crowd, 1000),
     )
     for kind in KINDS

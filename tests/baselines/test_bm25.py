@@ -54,6 +54,7 @@ def test_scores_follow_the_formula(k1, b, ngrams):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("The Cat's x_1, and ÉCOLE! ?", ["cat", "s", "x_1", "école"]),
         ("Größte Seen, x_1 CO²", ["größte", "seen", "x_1", "co²"]),
         ("cafe\u0301 café", ["cafe\u0301", "café"]),  # a mark ends no word
         ("विक्टोरिया झील है", ["विक्टोरिया", "झील", "है"]),  # nor does a vowel sign
@@ -72,9 +73,8 @@ def test_words_of_scripts_with_and_without_spaces(text, words):
 def test_ties_rank_by_id_also_at_the_cut(bm25):
     everything = bm25.search({"q": "dog bird"}, 100)["q"]
     assert everything["a"] > everything["D"] == everything["d"] > everything["e"]
-    assert list(everything) == ["a", "D", "d", "e"]
-    assert list(bm25.search({"q": "dog bird"}, 2)["q"]) == ["a", "D"]
-    assert list(bm25.search({"q": "dog bird"}, 3)["q"]) == ["a", "D", "d"]
+    for k in (2, 3, 100):
+        assert list(bm25.search({"q": "dog bird"}, k)["q"]) == ["a", "D", "d", "e"][:k]
 
 
 def test_only_documents_that_share_a_word_are_found(bm25):
@@ -116,11 +116,9 @@ def test_save_and_load_give_the_same_run(tmp_path):
         BM25.load(tmp_path / "bm25", Corpus(IDS, TEXTS[::-1]))
 
 
-def test_terms_are_lower_case_words_without_stop_words():
-    assert tokenize("The Cat's x_1, and ÉCOLE!") == ["cat", "s", "x_1", "école"]
+def test_runs_of_words_are_terms():
     assert tokenize("big red dog", 3) == ["big", "red", "dog", "big red", "red dog", "big red dog"]
     assert tokenize("the cat", stopwords=()) == ["the", "cat"]
-    assert tokenize(" ?! ", 2) == []
 
 
 def test_unusable_input_is_refused():

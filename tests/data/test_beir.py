@@ -316,6 +316,7 @@ def test_judgements_survive_their_file(tmp_path):
         (read_judgements, "q 0 a 1", "q 0 d", "3 columns instead of 4"),
         (read_judgements, "q 0 a 1", "q 0 d x", "grade 'x' is not an integer"),
         (read_judgements, "q 0 a 1", "q 0 d inf", "grade 'inf' is not an integer"),
+        (read_judgements, "q 0 a 1", "q 0 d 9223372036854775808", "is not an integer of 32 bits"),
     ],
 )
 def test_bad_lines_are_named(tmp_path, read, first, line, message):

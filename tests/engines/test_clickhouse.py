@@ -19,19 +19,16 @@ from paradigms.align import (
     Buckets,
     Entropic,
     EqualIds,
-    Idf,
     PoolTopK,
     PositiveEqualIds,
     QueryToDocument,
     one,
 )
-from paradigms.baselines.bm25 import BM25
 from paradigms.core import Tokens, rel, similarity
 from paradigms.data import Corpus
-from paradigms.engines import EngineRetriever, hand_over, index_corpus
+from paradigms.engines import EngineRetriever, index_corpus
 from paradigms.engines.clickhouse import ClickHouseEngine
 from paradigms.engines.sql import ALIGNED, JOINED
-from paradigms.find import Index, Store, kinds
 from paradigms.impute import IMPUTATIONS, imputed_rel
 from paradigms.recipe import Recipe
 from paradigms.retrieve import Indexed
@@ -101,28 +98,6 @@ def test_sql_imputes(engine_of, imputation):
         assert_same(scores_of(ranked, ids), expected[["abcde".index(id) for id in ids]])
 
 
-@pytest.mark.parametrize("name", ["coil", "aligner", "xtr", "idf"])
-def test_it_answers_as_exact_search_does(tiny_bert, engine_of, name):
-    torch.manual_seed(0)
-    documents = texts(80, 0) | {"empty": ""}
-    paradigm = PARADIGMS["colbert" if name == "idf" else name]
-    model = paradigm(tiny_bert, **LENGTHS, **({"search_tokens": 30} if name == "xtr" else {}))
-    if name == "idf":
-        counted = model.count_corpus(documents.values())
-        model = model.with_alignment(Idf(statistics=counted.name), "total")
-    store = Store.build(kinds.exact(), model, list(documents), list(documents.values()))
-    engine = engine_of(model.encoder.dim)
-    assert hand_over(store, model, engine) == 80
-    engine.close()
-    retriever = EngineRetriever(engine_of(model.encoder.dim), model)
-    queries = texts(4, 1)
-    exact = Indexed(Index(store), model)
-    ranked = retriever.search(queries, 10)
-    assert_same_run(ranked, exact.search(queries, 10))
-    run = {query: dict.fromkeys(list(scores)[2:6], 0.0) for query, scores in ranked.items()}
-    assert_same_run(retriever.rerank(queries, run), exact.rerank(queries, run))
-
-
 @pytest.mark.parametrize("align", [EqualIds(), PositiveEqualIds()])
 @pytest.mark.parametrize("least", [0.0, -1.0])
 def test_a_search_of_term_weights_reads_its_terms_alone(engine_of, monkeypatch, align, least):
@@ -148,8 +123,8 @@ def test_a_search_of_term_weights_reads_its_terms_alone(engine_of, monkeypatch, 
     assert ["LEFT JOIN" in sql for sql in statements] == [False, False, True]
 
 
-def test_term_weights_choose_candidates(tiny_bert, engine_of, monkeypatch):
-    """SPLADE's weights in one database, ColBERT's vectors in another, filters in both, then in one alone."""
+def test_term_weights_choose_candidates(tiny_bert, engine_of):
+    """SPLADE's weights in one database, ColBERT's vectors in another, which has a filter."""
     torch.manual_seed(0)
     documents = Corpus.of(texts(60, 0))
     splade = PARADIGMS["splade"](tiny_bert, tied_head=True, most_terms=12, **LENGTHS)
@@ -158,31 +133,14 @@ def test_term_weights_choose_candidates(tiny_bert, engine_of, monkeypatch):
     vectors = engine_of(colbert.encoder.dim, database="vectors")
     index_corpus(weights, splade, documents)
     index_corpus(vectors, colbert, documents)
-    kinds_of = {id: {"kind": str(n % 2)} for n, id in enumerate(documents.ids)}
-    for engine in (weights, vectors):
-        engine.describe(kinds_of)
-        engine.where = {"kind": "1"}
     first = EngineRetriever(weights, splade)
     retriever = EngineRetriever(vectors, colbert, documents, first=first, candidates=8)
     queries = texts(3, 1)
-    store = Store.build(kinds.exact(), colbert, documents.ids, documents)
-    expected = Indexed(Index(store), colbert).rerank(queries, first.search(queries, 8))
+    expected = Indexed.build(colbert, documents).rerank(queries, first.search(queries, 8))
     assert_same_run(retriever.search(queries, 8), expected)
-    assert all(kinds_of[id] == {"kind": "1"} for run in expected.values() for id in run)
-    assert all(len(run) == 8 for run in expected.values())
-    assert [len(run) for run in retriever.search(queries, 3).values()] == [3] * 3
-    best = next(iter(expected.values()))
-    missed = next(id for id in kinds_of if kinds_of[id] == {"kind": "1"} and id not in best)
-    assert all(run.keys() == {missed} for run in retriever.only([missed]).search(queries, 3).values())
-    with pytest.raises(ValueError, match="k must be at least 1"):
-        retriever.search(queries, 0)
-    with pytest.raises(ValueError, match="candidates must be at least 1, got 0"):
-        EngineRetriever(vectors, colbert, first=first, candidates=0)
-    weights.where = {}
+    vectors.describe({id: {"kind": str(n % 2)} for n, id in enumerate(documents.ids)})
+    vectors.where = {"kind": "1"}
     assert_same_run(retriever.search(queries, 8), EngineRetriever(vectors, colbert).search(queries, 8))
-    monkeypatch.setattr(BM25, "search", lambda *_, **__: {})
-    silent = EngineRetriever(vectors, colbert, first=BM25(documents))
-    assert silent.search(queries, 8) == {query: {} for query in queries}
 
 
 def test_filters_candidates_and_deletions(engine_of):
@@ -210,16 +168,6 @@ def test_filters_candidates_and_deletions(engine_of):
     engine.describe({"b": {"language": "fr"}})
     engine.where = {"language": "it's"}  # as b's was, which the index still has
     assert [id for id, _ in top(engine, query, 4)] == ["d"]
-
-
-def test_expired_documents_are_hidden_and_vectors_take_a_codec(engine_of):
-    """A TTL of the table would instead bring back a document's row from before `describe`."""
-    engine = engine_of(2, condition="toDateOrDefault(metadata['until'], toDate('2100-01-01')) > today()")
-    engine.write(list("ab"), tokens([1.0, 0.0], [0.8, 0.6]))
-    engine.describe({"a": {"until": "2001-01-01"}, "b": {"until": "2099-01-01"}})
-    engine.run(f"ALTER TABLE {engine.tokens} MODIFY COLUMN vector CODEC(ZSTD(3))")
-    engine.run(f"OPTIMIZE TABLE {engine.tokens} FINAL")
-    assert [id for id, _ in top(engine, torch.eye(2)[:1].numpy(), 2)] == ["b"]
 
 
 def test_a_plug_in_brings_its_own_sql(engine_of, monkeypatch):

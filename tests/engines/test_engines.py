@@ -1,5 +1,6 @@
 """Engines answer as exact search does: an exhaustive one, and those that are installed."""
 
+from random import Random
 from urllib.request import Request, urlopen
 
 import numpy as np
@@ -33,7 +34,6 @@ from tests.tiny import WORDS
 LENGTHS = {"query_length": 12, "document_length": 20}
 SETTINGS = {
     "colbert": {"dim": 8},
-    "me_bert": {"vectors": 3, "pooling": "mean"},
     "dpr": {"pooling": "mean"},
     "inner products": {"pooling": "mean", "normalize": False},
 }
@@ -48,14 +48,9 @@ ENGINES = [
 
 
 def texts(count: int, seed: int) -> dict[str, str]:
-    words, generator = WORDS.split(), torch.Generator().manual_seed(seed)
-    lengths = torch.randint(1, 16, (count,), generator=generator).tolist()
-    return {
-        f"{seed}/{n}": " ".join(
-            words[i] for i in torch.randint(len(words), (l,), generator=generator).tolist()
-        )
-        for n, l in enumerate(lengths)
-    }
+    draw = Random(seed)
+    words = WORDS.split()
+    return {f"{seed}/{n}": " ".join(draw.choices(words, k=draw.randint(1, 15))) for n in range(count)}
 
 
 def write(engine, ids, documents):
@@ -67,13 +62,6 @@ def top(engine, query, k, among=None):
     """The ids and scores, by MaxSim, of the k best documents for a query [vectors, dim]."""
     recipe = Recipe("maxsim", QueryToDocument(), "one")
     return [hit[:2] for hit in engine.rank(as_tokens([query], "query"), recipe, k, among)]
-
-
-def assert_same_answers(found, wanted):
-    """Scores of two runs agree, and their documents but for ties and near ties at the end."""
-    assert_same_run(found, wanted)
-    for query, scores in found.items():
-        assert len(scores.keys() & wanted[query].keys()) >= len(scores) - 1
 
 
 class Exhaustive(MaxSimEngine):
@@ -147,9 +135,6 @@ def engine_of(request, tmp_path, tmp_path_factory):
             return Exhaustive(dim, single)
         if name == "lancedb":
             return LanceEngine(str(tmp_path / "lance"), dim, single=single, **settings)
-        if name == "S3":
-            store = request.getfixturevalue("bucket")
-            return LanceEngine(f"s3://bucket{tmp_path}", dim, single=single, storage_options=store)
         if name == "qdrant":
             while edges:
                 edges.pop().close()
@@ -177,7 +162,7 @@ def indexed(request, tiny_bert, tmp_path_factory):
     return model, store.delete(["0/3"])
 
 
-@pytest.mark.parametrize("name", [*ENGINES, pytest.param("S3", marks=[needs.lancedb, needs.object_store])])
+@pytest.mark.parametrize("name", ENGINES)
 def test_an_engine_answers_as_exact_search_does(indexed, engine_of, name):
     model, store = indexed
     single = model.name == "dpr"
@@ -189,22 +174,20 @@ def test_an_engine_answers_as_exact_search_does(indexed, engine_of, name):
     found = retriever.search(queries, 10)
     assert found.pop("none") == {}
     wanted.pop("none")
-    assert_same_answers(found, wanted)
+    assert_same_run(found, wanted)
     run = {query: dict.fromkeys([*list(wanted[query])[2:5], "0/7", "empty"], 0.0) for query in wanted}
-    again, wanted = retriever.rerank(queries, run), Indexed(Index(store), model).rerank(queries, run)
-    order = ({query: list(scores) for query, scores in run.items()} for run in (again, wanted))
-    assert next(order) == next(order)
-    assert_same_answers(again, wanted)
+    assert_same_run(retriever.rerank(queries, run), Indexed(Index(store), model).rerank(queries, run))
+    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
+        retriever.search(queries, 0)
     with pytest.raises(ValueError, match="give the retriever its corpus"):
         retriever.explain("fish", "0/7")
     corpus = Corpus.of(texts(80, 0))
     assert EngineRetriever(engine, model, corpus).search(queries, 10) == retriever.search(queries, 10)
     assert EngineRetriever(engine, model, corpus).explain("fish", "0/7")
     other = EngineRetriever(engine, model, Corpus.of(texts(80, 0) | {"0/7": "fish"}))
-    with pytest.raises(ValueError, match="other texts for 1 of these documents: '0/7'"):
-        other.search(queries, 79)
-    with pytest.raises(ValueError, match="other texts for 1 of these documents: '0/7'"):
-        other.explain("fish", "0/7")
+    for use in (lambda: other.search(queries, 79), lambda: other.explain("fish", "0/7")):
+        with pytest.raises(ValueError, match="other texts for 1 of these documents: '0/7'"):
+            use()
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -290,12 +273,19 @@ def test_requests_to_qdrant_are_no_larger_than_a_server_takes(engine_of, monkeyp
     assert len(top(engine, np.ones((1, 8), np.float32), 9)) == 5
 
 
-@pytest.mark.parametrize("name", ["xtr", "coil", "aligner"])
-def test_other_alignments_are_refused(tiny_bert, tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "engine", "message"),
+    [
+        *((name, Exhaustive(32), "engines support MaxSim only") for name in ("xtr", "coil", "aligner")),
+        ("colbert", Exhaustive(7), "has 32 dimensions, the engine 7"),
+        ("colbert", Exhaustive(32, single=True), "several vectors per document, but this engine takes one"),
+    ],
+)
+def test_a_model_that_an_engine_cannot_rank_by_is_refused(tiny_bert, name, engine, message):
     model = PARADIGMS[name](tiny_bert, **LENGTHS)
     store = Store.build(kinds.exact(), model, ["a"], ["fish"])
-    with pytest.raises(ValueError, match="engines support MaxSim only"):
-        hand_over(store, model, Exhaustive(model.encoder.dim))
+    with pytest.raises(ValueError, match=message):
+        hand_over(store, model, engine)
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -319,16 +309,6 @@ def test_what_an_engine_cannot_take_is_named(engine_of, name):
         top(engine, wide, 3)
     with pytest.raises(ValueError, match="k must be at least 1, got 0"):
         top(engine, one, 0)
-
-
-def test_an_engine_of_another_width_is_refused(indexed):
-    model, store = indexed
-    dim = model.encoder.dim
-    with pytest.raises(ValueError, match=f"has {dim} dimensions, the engine 7"):
-        hand_over(store, model, Exhaustive(7))
-    if model.name != "dpr":
-        with pytest.raises(ValueError, match="several vectors per document, but this engine takes one"):
-            hand_over(store, model, Exhaustive(dim, single=True))
 
 
 @pytest.mark.parametrize("name", ENGINES[1:-1])
@@ -357,9 +337,7 @@ def test_a_lancedb_table_of_another_dtype_or_metric_is_refused(tmp_path):
     with pytest.raises(ValueError, match="with the metric l2, not dot"):
         LanceEngine(str(tmp_path / "indexed"), 4, single=True)
     engine.approximate(index_type="IVF_FLAT")  # in its place
-    again = LanceEngine(str(tmp_path / "indexed"), 4, single=True, nprobes=100)
-    best = int((vectors[:, 0] @ vectors[0, 0]).argmax())
-    assert top(again, vectors[0], 1)[0][0] == str(best)
+    LanceEngine(str(tmp_path / "indexed"), 4, single=True)
 
 
 @needs.lancedb
@@ -377,12 +355,11 @@ def test_lancedb_indexes_many_vectors_a_document_where_cosines_are_inner_product
     engine.approximate(index_type="IVF_FLAT")
     again = LanceEngine(str(tmp_path / "b"), 16, nprobes=1000)
     for query in unit[:3, :4]:
-        wanted = dict(top(exact, query, 10))
-        for found in (dict(top(engine, query, 10)), dict(top(again, query, 10))):
-            both = wanted.keys() & found.keys()
-            assert len(both) >= 8  # of those near its tokens, LanceDB scores some
-            assert_within_rounding({id: found[id] for id in both}, {id: wanted[id] for id in both}, **SCORES)
-            assert next(iter(found)) == next(iter(wanted))
+        wanted, found = (dict(top(one, query, 10)) for one in (exact, again))
+        both = wanted.keys() & found.keys()
+        assert len(both) >= 8  # of those near its tokens, LanceDB scores some
+        assert_within_rounding({id: found[id] for id in both}, {id: wanted[id] for id in both}, **SCORES)
+        assert next(iter(found)) == next(iter(wanted))
     with pytest.raises(ValueError, match="the query has a vector of length"):
         top(again, 2 * unit[0], 10)
 
@@ -393,10 +370,9 @@ def test_settings_are_passed_on_to_qdrant(qdrant_server, monkeypatch):
 
     create, requests = qdrant_server.create_collection, []
 
-    def created(name, **arguments):
-        vectors = arguments.pop("vectors_config")
-        requests.append(models.CreateCollection(vectors=vectors, **arguments))  # as a client of a server does
-        return create(name, vectors_config=vectors, **arguments)
+    def created(name, vectors_config, **arguments):  # as a client of a server does
+        requests.append(models.CreateCollection(vectors=vectors_config, **arguments))
+        return create(name, vectors_config=vectors_config, **arguments)
 
     monkeypatch.setattr(qdrant_server, "create_collection", created)
     quantisation = {"scalar": {"type": "int8", "always_ram": True}}
@@ -449,10 +425,6 @@ def test_a_folder_of_qdrant_has_one_process_and_an_index(tmp_path):
     (tmp_path / "other" / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match="the folder holds other files"):
         QdrantEdgeEngine(tmp_path / "other", 4)
-    config = tmp_path / "qdrant" / "edge_config.json"
-    config.write_text(config.read_text().replace("Dot", "Cosine"))
-    with pytest.raises(ValueError, match=r"4 × float32, Cosine, not many vectors per document \(max_sim\)"):
-        QdrantEdgeEngine(tmp_path / "qdrant", 4)
 
 
 @needs.postgres
@@ -470,9 +442,6 @@ def test_pgvector_scores_the_documents_of_the_nearest_vectors(engine_of):
         # In full: of all vectors of a document.
         assert found == pytest.approx({id: wanted[id] for id in found})
         assert len(top(one, query[:1], 10)) == 1
-    nearest = "EXPLAIN SELECT id FROM documents ORDER BY vector <#> %s LIMIT 9"
-    plan = few.connection.execute(nearest, [query[0]])
-    assert "Index Scan using documents_vector" in str(plan.fetchall())
     with pytest.raises(ValueError, match="nearest must be from 0 to 1,000, got 1001"):
         engine_of("pgvector", 16, nearest=1001)
     with pytest.raises(ValueError, match=r"PostgreSQL at .*out of bounds"):
@@ -503,13 +472,16 @@ def test_no_error_of_pgvector_says_the_password(address, said):
 
 @needs.lancedb
 @needs.object_store
-def test_lancedb_on_an_object_store_has_an_index_and_names_a_bucket_that_is_not_there(engine_of, bucket):
+def test_lancedb_on_an_object_store_has_an_index_and_names_a_bucket_that_is_not_there(bucket):
+    def engine(name):
+        return LanceEngine(f"s3://{name}/table", 4, single=True, storage_options=bucket)
+
     vectors = np.random.default_rng(0).standard_normal((300, 1, 4)).astype(np.float32)
-    engine = engine_of("S3", 4, True)
-    write(engine, [str(n) for n in range(300)], list(vectors))
-    engine.approximate(index_type="IVF_FLAT")
-    assert engine_of("S3", 4, True).table.list_indices()
+    write(engine("bucket"), [str(n) for n in range(300)], list(vectors))
+    engine("bucket").approximate(index_type="IVF_FLAT")
+    again = engine("bucket")
+    assert again.table.list_indices()
     best = int((vectors[:, 0] @ vectors[0, 0]).argmax())
-    assert top(engine_of("S3", 4, True), vectors[0], 1)[0][0] == str(best)
+    assert top(again, vectors[0], 1)[0][0] == str(best)
     with pytest.raises(ValueError, match=r"s3://other/table: .*NoSuchBucket"):
-        LanceEngine("s3://other/table", 4, storage_options=bucket)
+        engine("other")

@@ -4,11 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from paradigms import PARADIGMS, RERANKERS
-from paradigms.retrieve import Indexed
-from tests import needs
+pytest.importorskip("mteb", reason="needs mteb: pip install 'retrieval-paradigms[mteb]'")
 
-pytestmark = needs.module("mteb", "mteb", "pip install 'retrieval-paradigms[mteb]'")
+import mteb
+from datasets import Dataset
+from mteb.abstasks.retrieval import AbsTaskRetrieval
+from mteb.mocks.mock_tasks.retrieval import MockRetrievalTask
+
+from paradigms import PARADIGMS, RERANKERS
+from paradigms.engines.mteb import MTEBModel
+from paradigms.retrieve import Indexed
 
 TEXTS = {"d1": "a black cat", "d2": "the bank of a river", "q2": "warm wood in the sea"}
 QUERIES = {"q1": "black cat", "q2": "warm wood in the sea"}
@@ -16,10 +21,6 @@ QUERIES = {"q1": "black cat", "q2": "warm wood in the sea"}
 
 def task(top_ranked: dict[str, list[str]] | None = None, identical: bool = False):
     """A retrieval task with rows in memory, or a reranking task of these candidates."""
-    from datasets import Dataset
-    from mteb.abstasks.retrieval import AbsTaskRetrieval
-    from mteb.mocks.mock_tasks.retrieval import MockRetrievalTask
-
     more = {"type": "Reranking" if top_ranked else "Retrieval", "name": "Local", "eval_splits": ["test"]}
 
     class Local(AbsTaskRetrieval):
@@ -40,16 +41,12 @@ def task(top_ranked: dict[str, list[str]] | None = None, identical: bool = False
 
 
 def evaluated(model: object, task: object) -> dict:
-    import mteb
-
     [result] = mteb.evaluate(model, [task], cache=None, show_progress_bar=False).task_results
     return result.scores["test"][0]
 
 
 @pytest.mark.parametrize("name", ["dpr", "colbert"])
 def test_mteb_measures_what_our_search_finds(tiny_bert: Path, name: str):
-    from paradigms.engines.mteb import MTEBModel
-
     paradigm = PARADIGMS[name](str(tiny_bert), query_length=8, document_length=12)
     model = MTEBModel(paradigm)
     found = evaluated(model, task())
@@ -62,8 +59,6 @@ def test_mteb_measures_what_our_search_finds(tiny_bert: Path, name: str):
 
 
 def test_a_reranker_orders_the_candidates_alone(tiny_bert: Path):
-    from paradigms.engines.mteb import MTEBModel
-
     model = MTEBModel(RERANKERS["cross_attention"](str(tiny_bert)), name="mine")
     found = evaluated(model, task(top_ranked={"q1": ["d1"], "q2": ["d1", "q2"]}))
     assert found["recall_at_10"] == 0.5

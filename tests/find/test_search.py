@@ -14,7 +14,14 @@ from paradigms.data import best_first
 from paradigms.find import INDEXES, Index, Store, kinds, open_index, ranking, scan
 from paradigms.impute import imputed_rel
 from paradigms.retrieve import Indexed, indexed
-from tests.near import SCORES, TOLERANCE, assert_same_run, assert_within_rounding, index_scores
+from tests.near import (
+    SCORES,
+    TOLERANCE,
+    assert_same_run,
+    assert_same_scores,
+    assert_within_rounding,
+    index_scores,
+)
 from tests.tiny import TERMS, built
 
 TEXTS = [
@@ -58,7 +65,7 @@ def twin(paradigm: Paradigm, index: Index, ids: list[str], query: str) -> dict[s
     return dict(zip(ids, index_scores(scores, documents)[0].tolist(), strict=True))
 
 
-@pytest.mark.parametrize("sizes", [(1, 1, 5, 2), (40, 300, 20, 1), (10**6, 10**8, 10**6, 1)])
+@pytest.mark.parametrize("sizes", [(1, 1, 5, 2), (40, 300, 20, 1)])
 @pytest.mark.parametrize("name", PARADIGMS)
 def test_search_equals_the_twin_over_the_whole_corpus(indexes, name, sizes, monkeypatch):
     """At any block size of documents, tokens and queries."""
@@ -70,32 +77,16 @@ def test_search_equals_the_twin_over_the_whole_corpus(indexes, name, sizes, monk
     assert list(run) == list(QUERIES)
     for query, text in QUERIES.items():
         expected = twin(paradigm, index, IDS, text)
-        for document, score in run[query].items():
-            assert_within_rounding(score, expected[document], **SCORES, scale=max(1, *expected.values()))
-        assert list(run[query]) == list(best_first(run[query]))
         if not text:
             assert run[query] == {}
         elif paradigm.recipe.search == "gather":
-            assert len(run[query]) == 5
-            best = sorted(expected.values(), reverse=True)[:5]
-            assert_within_rounding(list(run[query].values()), best, **SCORES)
-        else:  # every document that is not found has only imputed similarities: none is better
+            assert_same_scores([run[query]], [best_first(expected, 5)])
+        else:
+            found = {document: expected[document] for document in run[query]}
+            assert_within_rounding(run[query], found, **SCORES)
+            # Every document that is not found has only imputed similarities: none is better.
             left_out = expected.keys() - run[query].keys()
             assert min(run[query].values()) >= max(expected[d] for d in left_out) - TOLERANCE
-
-
-@pytest.mark.parametrize("name", PARADIGMS)
-def test_rerank_equals_the_twin_over_the_candidates(indexes, name):
-    paradigm, index = indexes[name]
-    run = {"q1": {"d7": 3.0, "d1": 2.0, "d4": 1.0, "d5": 0.5}, "q0": {"d3": 1.0}, "q2": {}}
-    reranked = Indexed(index, paradigm).rerank(QUERIES, run)
-    assert list(reranked) == list(run)
-    for query, candidates in run.items():
-        if candidates:
-            expected = twin(paradigm, index, list(candidates), QUERIES[query])
-            assert_within_rounding(reranked[query], expected, **SCORES)
-        assert list(reranked[query]) == list(best_first(reranked[query]))
-    assert reranked["q2"] == {}
 
 
 def test_queries_may_be_their_first_vectors(tiny_bert, tmp_path):
@@ -123,22 +114,18 @@ def test_ties_at_the_cut_go_to_the_smaller_id_whatever_the_blocks(tiny_bert, tmp
 
 def test_the_store_is_float16_memory_mapped_and_gives_the_encoded_tokens_back(indexes):
     for paradigm, index in indexes.values():
-        opened = open_index(index.store.folder)
-        vectors = opened.store.columns["vectors"]
-        assert isinstance(vectors, np.memmap)
-        assert vectors.dtype == np.float16
-        tokens = opened.store.tokens_of(IDS)
-        encoded = paradigm.encode_documents(TEXTS)
+        store = open_index(index.store.folder).store
+        assert isinstance(store.columns["vectors"], np.memmap)
+        assert store.columns["vectors"].dtype == np.float16
+        tokens, encoded = store.tokens_of(IDS), paradigm.encode_documents(TEXTS)
         assert torch.equal(tokens.mask.sum(-1), encoded.mask.sum(-1))
-        stored, fresh = tokens.vectors[tokens.mask], encoded.vectors[encoded.mask]
-        assert_within_rounding(stored, fresh, torch.float16, 1)
-        for name in ("ids", "salience"):
-            if name in paradigm.reads:
+        for name, dtype in (("vectors", torch.float16), ("ids", torch.float32), ("salience", torch.float32)):
+            if name == "vectors" or name in paradigm.reads:
                 mine, theirs = getattr(tokens, name), getattr(encoded, name)
-                assert_within_rounding(mine[tokens.mask], theirs[encoded.mask], torch.float32, TERMS)
-        files = index.store.folder.glob("*.bin")
+                assert_within_rounding(mine[tokens.mask], theirs[encoded.mask], dtype, TERMS)
+        files = store.folder.glob("*.bin")
         size = sum(file.stat().st_size for file in files if file.name != "texts.bin")  # no search reads it
-        assert opened.store.bytes_per_document == size / len(IDS)
+        assert store.bytes_per_document == size / len(IDS)
 
 
 def test_what_does_not_fit_the_store_is_named(indexes, tiny_bert):
@@ -159,20 +146,8 @@ def test_what_does_not_fit_the_store_is_named(indexes, tiny_bert):
             refused()
 
 
-def test_building_again_replaces_and_a_failure_keeps_what_was_there(indexes, tmp_path):
-    paradigm = indexes["colbert"][0]
-    Store.build(kinds.exact(), paradigm, ["a"], ["sea"], tmp_path / "index")
-    with pytest.raises(TypeError):
-        Store.build(kinds.exact(), paradigm, ["a", "b"], ["sea", None], tmp_path / "index")
-    assert open_index(tmp_path / "index").store.ids == ["a"]
-    Store.build(kinds.exact(), paradigm, ["b"], ["sun"], tmp_path / "index", precision="bf16")
-    assert open_index(tmp_path / "index").store.ids == ["b"]
-    assert [file.name for file in tmp_path.iterdir()] == ["index"]
-
-
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [("colbert", "exact"), ("coil", "exact"), ("xtr", "exact"), ("xtr", "faiss"), ("xtr", "compressed")],
+    ("name", "kind"), [("coil", "exact"), ("xtr", "exact"), ("xtr", "faiss"), ("xtr", "compressed")]
 )
 def test_some_documents_of_an_index_are_an_index(tiny_bert, tmp_path, name, kind):
     paradigm = build(name, tiny_bert)

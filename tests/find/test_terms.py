@@ -16,7 +16,6 @@ from paradigms.data import best_first
 from paradigms.find import Index, Store, kinds, open_index
 from paradigms.find.postings import BLOCK
 from paradigms.recipe import Recipe
-from paradigms.retrieve import Indexed
 from paradigms.scoring.stored import score
 from tests.near import assert_same_scores
 
@@ -94,18 +93,6 @@ def test_8_bits_are_near_and_small(tmp_path: Path) -> None:
     assert torch.equal(weights.sum(), tokens.vectors.half().float()[tokens.mask].sum())
     saved = 50 * (exact.store.bytes_per_document - index.store.bytes_per_document)
     assert round(saved) == exact.store.manifest["tokens"]
-
-
-def test_a_splade_is_built_searched_and_reranked(tiny_bert: Path, tmp_path: Path) -> None:
-    model = PARADIGMS["splade"](tiny_bert, tied_head=True, document_length=16)
-    texts = {"a": "the fox in the sea", "b": "snow on the mountain", "c": ""}
-    index = Index(Store.build(kinds.inverted(16), model, texts.keys(), texts.values()))
-    exact = Index(Store.build(kinds.exact(), model, texts.keys(), texts.values()))
-    texts_of_queries = {"q": "a fox", "none": ""}
-    run = Indexed(index, model).search(texts_of_queries, 3)
-    assert run["none"] == {}
-    assert_same_scores([run["q"]], [Indexed(exact, model).search(texts_of_queries, 3)["q"]])
-    assert_same_scores([Indexed(index, model).rerank(texts_of_queries, {"q": run["q"]})["q"]], [run["q"]])
 
 
 def test_what_is_no_weight_of_a_term_is_refused(tiny_bert: Path, tmp_path: Path) -> None:

@@ -1,19 +1,24 @@
-"""Several indexes answer as one index of all their documents."""
+"""Several indexes answer as one index of all their documents, and several processes as one."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from accelerate import PartialState
 
 from paradigms import Paradigm
 from paradigms.data import Corpus
-from paradigms.find import INDEXES
-from paradigms.retrieve import Indexed, Merged
+from paradigms.find import INDEXES, open_index
+from paradigms.retrieve import AllProcesses, Indexed, Merged, wrappers
+from tests.forks import fork_group
 from tests.near import assert_same_run
 from tests.tiny import WORDS, built
 
 TEXTS = {f"d{n:02}": " ".join(WORDS.split()[(7 * n + w) % 200] for w in range(n % 6)) for n in range(40)}
 QUERIES = {"a": "bird over the sea", "b": "fire and wood in winter", "none": "", "c": "city cold color"}
+POOL = {query: dict.fromkeys(list(TEXTS)[n + 4 :: 3], 0.0) for n, query in enumerate(QUERIES)}
 SMALL = {"query_length": 12, "document_length": 16}
 ALL = {"exact": {}, "faiss": {"factory": "Flat"}, "lemur": {"width": 16, "candidates": 40}}
 
@@ -27,10 +32,8 @@ def parts(paradigm: Paradigm, kind: str = "exact") -> tuple[Indexed, Merged]:
     """One index of all documents, and three that share them, one document of which is deleted."""
     kinds = INDEXES[kind](**ALL[kind])
     whole = Indexed.build(paradigm, TEXTS, kind=kinds)
-    indexes = []
-    for first in range(3):
-        some = dict(list(TEXTS.items())[first::3])
-        indexes.append(Indexed.build(paradigm, some, kind=kinds))
+    thirds = [dict(list(TEXTS.items())[n::3]) for n in range(3)]
+    indexes = [Indexed.build(paradigm, third, kind=kinds) for third in thirds]
     first = type(whole.index)(indexes[0].index.store.delete(["d03"]))
     merged = Merged([Indexed(first, paradigm, Corpus.of(TEXTS)), *indexes[1:]])
     return whole.only(id for id in TEXTS if id != "d03"), merged
@@ -45,8 +48,7 @@ def test_indexes_search_and_rerank_as_one(tiny_bert, name, kind):
         found = several.search(QUERIES, k)
         assert_same_run(found, one.search(QUERIES, k))
     assert found["none"] == {}
-    pool = {query: dict.fromkeys(list(TEXTS)[n + 4 :: 3], 0.0) for n, query in enumerate(QUERIES)}
-    assert_same_run(several.rerank(QUERIES, pool), one.rerank(QUERIES, pool))
+    assert_same_run(several.rerank(QUERIES, POOL), one.rerank(QUERIES, POOL))
     some = [id for id in TEXTS if id != "d03"][::2]
     assert_same_run(several.only(some).search(QUERIES, 5), one.only(some).search(QUERIES, 5))
     explained, expected = (r.explain(QUERIES["a"], "d02", ["d05"])[0] for r in (several, one))
@@ -83,18 +85,60 @@ def test_folders_are_opened_and_divided(tiny_bert, tmp_path):
         Merged.open(folders, model("colbert", tiny_bert, document_length=9))
 
 
-@pytest.mark.parametrize(
-    ("other", "difference"),
-    [
-        (("dpr", {}), "fields|settings|align"),
-        (("xtr", {}), "align"),
-        (("colbert", {"query_length": 9}), "query_length"),
-    ],
-)
-def test_indexes_of_two_models_are_refused(tiny_bert, other, difference):
-    name, options = other
-    documents = [{id: text for id, text in TEXTS.items() if (id < "d20") is first} for first in (True, False)]
-    models = model("colbert", tiny_bert), model(name, tiny_bert, **options)
-    parts = [Indexed.build(*pair) for pair in zip(models, documents, strict=True)]
-    with pytest.raises(ValueError, match=rf"are not of one model \(.*({difference})"):
-        Merged(parts)
+def test_indexes_of_two_models_are_refused(tiny_bert):
+    models = model("colbert", tiny_bert), model("colbert", tiny_bert, query_length=9), model("xtr", tiny_bert)
+    first, *others = (Indexed.build(one, {name: "fish"}) for one, name in zip(models, "abc", strict=True))
+    for other, difference in zip(others, ("query_length", "align"), strict=True):
+        with pytest.raises(ValueError, match=rf"are not of one model \(.*{difference}"):
+            Merged([first, other])
+
+
+SYSTEMS = [("colbert", "exact"), ("xtr", "exact")]
+SYSTEMS += [("colbert", kind) for kind in ("compressed", "lemur", "folders")]
+
+
+def opened(paradigm: Paradigm, place: Path) -> Indexed | Merged:
+    if place.name.endswith("folders"):
+        return Merged.open([place / "0", place / "1"], paradigm)
+    index = open_index(place)
+    if place.name.endswith("lemur"):
+        index = index.with_finder(candidates=7)  # the half of the documents would bring as many again
+    return Indexed(index, paradigm)
+
+
+def search(backbone: Path, folder: Path) -> None:
+    """Each process writes the results of every system."""
+    torch.set_num_threads(1)
+    wrappers.BLOCK = 3  # of four queries
+    state, found = PartialState(cpu=True), {}
+    for name, kind in SYSTEMS:
+        retriever = AllProcesses(opened(model(name, backbone), folder / f"{name}-{kind}"), state)
+        run = retriever.search(QUERIES, 7)
+        found[f"{name} {kind} search"] = run
+        found[f"{name} {kind} rerank"] = retriever.rerank(QUERIES, POOL)
+        alone = replace(retriever, to_all=False).search(QUERIES, 7)
+        assert alone == (run if state.is_main_process else {query: {} for query in QUERIES})
+    (folder / f"{state.num_processes}-{state.process_index}.json").write_text(json.dumps(found))
+    state.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_as_one_process(tiny_bert: Path, tmp_path: Path):
+    for name, kind in SYSTEMS:
+        place = tmp_path / f"{name}-{kind}"
+        paradigm = model(name, tiny_bert)
+        if kind == "folders":
+            for n in range(2):
+                half = dict(list(TEXTS.items())[n::2])
+                Indexed.build(paradigm, half, place / str(n))
+        else:
+            Indexed.build(paradigm, TEXTS, place, kind=INDEXES[kind]())
+    for count in (1, 2):
+        group = fork_group(tmp_path / "log", count, search, tiny_bert, tmp_path)
+        ended = [process.ended() for process in group]
+        assert [code for code, _ in ended] == [0] * count, ended
+    alone, first, second = (json.loads((tmp_path / f"{n}.json").read_text()) for n in ("1-0", "2-0", "2-1"))
+    assert first == second
+    for system, run in alone.items():
+        assert_same_run(first[system], run)
+    assert {len(scores) for scores in alone["colbert exact search"].values()} == {0, 7}

@@ -4,8 +4,7 @@ That sentence-transformers scores the same is tested in test_sentence_transforme
 """
 
 import json
-import string
-from dataclasses import replace
+import shutil
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -15,70 +14,39 @@ import yaml
 from transformers import BertForMaskedLM
 
 import paradigms
-from paradigms.align import QueryToDocument
 from paradigms.cli.arguments import main
 from paradigms.saving import push_to_hub
 from paradigms.saving.hub import model_card, results_of
-from tests.near import assert_same
 from tests.saving.test_read import scores_of
 from tests.tiny import write_headed
 
 LENGTHS = {"query_length": 12, "document_length": 16}
 LAYOUT = "sentence-transformers"
-EXPORTED = {
-    "single": ("dpr", {"pooling": "mean", "dim": 8, "projection_bias": True, "activation": "tanh"}),
-    "inner products": ("dpr", {"pooling": "max", "normalize": False, "query_prompt": "read: "}),
-    "XTR as ColBERT": ("xtr", {"dim": 8}),
-    "exact skips": ("colbert", {"dim": 8, "skip": "", "skip_tokens": " ".join(string.punctuation)}),
-    "markers": (
-        "colbert",
-        {"dim": None, "query_marker": "fish", "query_augmentation": True, "attend_augmentation": True},
-    ),
-}
-
-
-@pytest.mark.parametrize("what", EXPORTED)
-def test_what_goes_out_comes_back(tiny_bert, tmp_path, what):
-    name, settings = EXPORTED[what]
-    torch.manual_seed(0)
-    model = paradigms.PARADIGMS[name](tiny_bert, **LENGTHS, **settings)
-    if name == "xtr":
-        model = model.with_alignment(QueryToDocument(), "query_tokens")
-    model.save_pretrained(tmp_path / "out", LAYOUT)
-    back = paradigms.load(tmp_path / "out")
-    expected = model.encoder.settings  # of which tokens are listed, and a marker is a prompt
-    expected = replace(expected, skip="", skip_tokens=" ".join(model.encoder.skipped))
-    expected = replace(expected, query_marker="", query_prompt=expected.query_marker + expected.query_prompt)
-    assert back.encoder.settings == expected
-    assert_same(scores_of(back), scores_of(model))
 
 
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
+        ("cross_attention", {}, "is not an encoder of single texts"),
         ("xtr", {}, "supports that of ColBERT only: model.with_alignment"),
         ("aligner", {}, "supports that of ColBERT only"),
         ("coil", {}, "supports that of ColBERT only"),
         ("me_bert", {}, "queries become pooled and documents spans vectors"),
         ("dpr", {"dim": 8, "layer_norm": True}, "no module for layer_norm"),
         ("colbert", {"special_tokens": False}, "no module for special_tokens=False"),
+        ("splade", {"tied_head": True, "query_terms": "own"}, "no module for query_terms=own"),
     ],
 )
 def test_what_it_has_no_module_for_is_refused(tiny_bert, tmp_path, name, settings, message):
-    model = paradigms.PARADIGMS[name](tiny_bert, **LENGTHS, **settings)
-    with pytest.raises(ValueError, match=message):
-        model.save_pretrained(tmp_path / "out", LAYOUT)
+    model = (paradigms.PARADIGMS | paradigms.RERANKERS)[name](tiny_bert, **LENGTHS, **settings)
+    for layout, told in ((LAYOUT, message), ("gguf", "unknown layout 'gguf'")):
+        with pytest.raises(ValueError, match=told):
+            model.save_pretrained(tmp_path / "out", layout)
     assert not (tmp_path / "out").exists()
 
 
-def test_rerankers_and_unknown_layouts_are_refused(tiny_bert, tmp_path):
-    model = paradigms.RERANKERS["cross_attention"](tiny_bert, **LENGTHS)
-    for layout, message in {
-        LAYOUT: "is not an encoder of single texts",
-        "gguf": "unknown layout 'gguf'",
-    }.items():
-        with pytest.raises(ValueError, match=message):
-            model.save_pretrained(tmp_path / "out", layout)
+def configure(folder: Path, **settings: object) -> None:
+    (folder / "config.json").write_text(json.dumps(settings))
 
 
 @pytest.fixture
@@ -87,7 +55,7 @@ def results(tiny_bert, tmp_path):
     folder = tmp_path / "results" / "compare-x"
     model = paradigms.PARADIGMS["colbert"](tiny_bert, dim=8, **LENGTHS)
     model.save_pretrained(folder / "colbert" / "checkpoint")
-    (folder / "config.json").write_text(json.dumps({"collection": "pydocs", "steps": 30, "tracker": "none"}))
+    configure(folder, collection="pydocs", steps=30, tracker="none")
     (folder / "environment.json").write_text(json.dumps({"torch": "2.0"}))
     (folder / "table.md").write_text("| system | nDCG@10 |\n")
     return folder
@@ -141,8 +109,7 @@ def test_the_metadata_of_a_card(tiny_bert, results, name, tags):
     build = (paradigms.PARADIGMS | paradigms.RERANKERS)[name]
     masked = write_headed(BertForMaskedLM, results / "masked") if name == "splade" else tiny_bert
     model = build(masked)
-    settings = {"collection": "hf:BeIR/scifact", "backbone": "offline", "systems": ["dpr"]}
-    (results / "config.json").write_text(json.dumps(settings))
+    configure(results, collection="hf:BeIR/scifact", backbone="offline", systems=["dpr"])
     lines = model_card(model, results)
     metadata = yaml.safe_load(lines.split("---")[1])
     assert metadata["base_model"] == "sentence-transformers/all-MiniLM-L6-v2"
@@ -152,11 +119,12 @@ def test_the_metadata_of_a_card(tiny_bert, results, name, tags):
     assert metadata["pipeline_tag"] in ("sentence-similarity", "feature-extraction", "text-ranking")
     assert "license" not in metadata  # the publisher's choice
     assert "\n# license: " in lines
-    settings = {"collection": "pydocs", "backbone": str(tiny_bert)}
-    (results / "config.json").write_text(json.dumps(settings))
+
+
+def test_a_card_names_no_backbone_or_collection_of_this_machine(model, tiny_bert, results):
+    configure(results, collection="pydocs", backbone=str(tiny_bert))
     assert not {"base_model", "datasets"} & yaml.safe_load(model_card(model, results).split("---")[1]).keys()
-    settings = {"backbone": "bert-base/uncased", "systems": {"x": {"backbone": "other/one"}}}
-    (results / "config.json").write_text(json.dumps(settings))
+    configure(results, backbone="bert-base/uncased", systems={"x": {"backbone": "other/one"}})
     assert "base_model" not in model_card(model, results)  # it may be either
 
 
@@ -175,66 +143,57 @@ def test_a_model_is_replaced_in_its_own_layout_alone(model, tiny_bert, tmp_path)
     for folder, layout in (("out", "paradigms"), ("own", LAYOUT)):
         with pytest.raises(FileExistsError, match=r"would be replaced, but holds .* program did not write"):
             model.save_pretrained(tmp_path / folder, layout)
-
-
-@pytest.mark.parametrize("layout", ["paradigms", LAYOUT])
-def test_what_else_lies_in_a_model_is_not_lost(model, tmp_path, layout):
-    model.save_pretrained(tmp_path / "own", layout)
-    (tmp_path / "own" / "training_args.bin").write_text("mine")
-    with pytest.raises(FileExistsError, match=r"own would be replaced, but holds training_args\.bin"):
-        model.save_pretrained(tmp_path / "own", layout)
-    assert (tmp_path / "own" / "training_args.bin").read_text() == "mine"
+    (tmp_path / "out" / "training_args.bin").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"out would be replaced, but holds training_args\.bin"):
+        model.save_pretrained(tmp_path / "out", LAYOUT)
 
 
 @pytest.fixture
-def hub(monkeypatch):
-    """Record uploads to the hub: repository name -> its files, and whether it is private."""
-    repositories = {}
+def hub(monkeypatch, tmp_path):
+    """A folder whose folders are the repositories of the hub; each begins with three old files."""
+    root = tmp_path / "hub"
 
     class HfApi:
         def create_repo(self, name, private, exist_ok):
+            assert private
             assert exist_ok
             if name == "others/theirs":
                 raise RuntimeError("403 Forbidden")
-            repositories.setdefault(
-                name, ({"README.md": b"old", "paradigm.json": b"old", "1/a.bin": b""}, private)
-            )
+            if not (root / name).exists():
+                (root / name / "1").mkdir(parents=True)
+                for file in ("README.md", "paradigm.json", "1/a.bin"):
+                    (root / name / file).touch()
 
         def upload_folder(self, repo_id, folder_path, delete_patterns):
-            held, private = repositories[repo_id]
-            files = {name: held[name] for name in held if not any(fnmatch(name, p) for p in delete_patterns)}
-            new = [file for file in Path(folder_path).rglob("*") if file.is_file()]
-            files |= {str(file.relative_to(folder_path)): file.read_bytes() for file in new}
-            repositories[repo_id] = files, private
+            for file in [file for file in (root / repo_id).rglob("*") if file.is_file()]:
+                if any(fnmatch(str(file.relative_to(root / repo_id)), p) for p in delete_patterns):
+                    file.unlink()
+            shutil.copytree(folder_path, root / repo_id, dirs_exist_ok=True)
 
     monkeypatch.setattr("huggingface_hub.HfApi", HfApi)
-    return repositories
+    return root
 
 
-def test_push_to_hub_leaves_no_file_of_another_layout(model, tiny_bert, hub, tmp_path):
+def test_push_to_hub_leaves_no_file_of_another_layout(model, tiny_bert, hub):
     """paradigms.load opens the first layout that it knows."""
+    mine = hub / "me/mine"
     push_to_hub(model, "me/mine", LAYOUT)
-    files, private = hub["me/mine"]
-    assert private
-    assert "# dpr" in files["README.md"].decode()
-    with pytest.raises(ValueError, match="no module for layer_norm"):  # and no repository is made
+    assert "# dpr" in (mine / "README.md").read_text()
+    assert not (mine / "paradigm.json").exists()
+    assert not (mine / "1/a.bin").exists()
+    with pytest.raises(ValueError, match="no module for layer_norm"):
         push_to_hub(paradigms.PARADIGMS["dpr"](tiny_bert, dim=8, layer_norm=True), "me/other", LAYOUT)
-    assert list(hub) == ["me/mine"]
-    assert not files.keys() & {"paradigm.json", "1/a.bin"}
-    push_to_hub(model, "me/mine", private=False)
-    assert "modules.json" not in hub["me/mine"][0]
-    assert "README.md" in hub["me/mine"][0]  # which is not ours to take away
-    for name, content in hub["me/mine"][0].items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(content)
-    assert torch.equal(scores_of(paradigms.load(tmp_path)), scores_of(model))
+    assert not (hub / "me/other").exists()
+    push_to_hub(model, "me/mine")
+    assert (mine / "README.md").exists()  # which is not ours to take away
+    assert torch.equal(scores_of(paradigms.load(mine)), scores_of(model))
 
 
 def test_export_from_the_terminal(results, tmp_path, hub, capsys):
     checkpoint, out = str(results / "colbert" / "checkpoint"), str(tmp_path / "out")
     main(["export", checkpoint, out, "--push", "me/mine"])
     assert "pydocs" in (tmp_path / "out" / "README.md").read_text()
-    assert hub["me/mine"][0]["README.md"] == (tmp_path / "out" / "README.md").read_bytes()
+    assert (hub / "me/mine" / "README.md").read_bytes() == (tmp_path / "out" / "README.md").read_bytes()
     assert "on the hub as me/mine" in capsys.readouterr().err
     assert paradigms.load(out).name == "colbert"
     with pytest.raises(SystemExit, match="others/theirs was not uploaded: 403 Forbidden"):

@@ -9,17 +9,17 @@ import pytest
 import torch
 
 import paradigms
-from paradigms.align import DocumentToQuery, Idf, TopK
+from paradigms import Paradigm
+from paradigms.align import Idf, TopK
 from paradigms.data import Corpus
-from paradigms.find import Index, Store, kinds, open_index
-from paradigms.retrieve import Fused, Indexed, Reranking
-from paradigms.serve.systems import ServedSystem, View
+from paradigms.find import Store, kinds, open_index
+from paradigms.retrieve import Indexed, Reranking
 from paradigms.statistics import STATISTICS, Statistics
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
-from tests.near import SCORES, assert_same, assert_same_run, assert_within_rounding
+from tests.near import SCORES, assert_same_run, assert_within_rounding
 from tests.saving.test_read import scores_of, write_dense
-from tests.tiny import WIDTH, write_checkpoint, write_headed
+from tests.tiny import TERMS, WIDTH, write_checkpoint, write_headed
 
 pytest.importorskip("sentence_transformers", "6.0", reason="needs sentence-transformers 6: make extras")
 
@@ -57,37 +57,22 @@ def multi(folder: Path, similarity: str = "maxsim", *more: Any) -> Any:
 
 KINDS = [(dense, "cosine"), (dense, "dot"), (sparse, "dot"), (sparse, "cosine")]
 KINDS += [(multi, "maxsim"), (multi, "meanmaxsim")]
-EACH = pytest.mark.parametrize(
-    ("make", "similarity"), KINDS, ids=lambda x: x if isinstance(x, str) else x.__name__
-)
 
 
-@EACH
-def test_scores_are_the_library_s_own(tmp_path, make, similarity):
-    theirs = make(tmp_path, similarity).double()
-    ours = wrap(theirs)
-    score = ours.score(ours.encode_documents(DOCUMENTS), ours.encode_queries(QUERIES))
-    Q, D = theirs.encode_query(QUERIES), theirs.encode_document(DOCUMENTS)
-    assert_within_rounding(score, theirs.similarity(Q, D), **SCORES)  # it multiplies token vectors in float32
-    if make is multi:
-        expected = torch.stack([torch.stack([(q @ d.T).amax(-1).sum() for d in D]) for q in Q])
-        lengths = torch.tensor([len(q) for q in Q])[:, None]
-        assert_same(score, expected / lengths if similarity == "meanmaxsim" else expected)
-
-
-@EACH
-def test_it_is_indexed_searched_explained_and_saved(tmp_path, make, similarity):
+@pytest.mark.parametrize(("make", "similarity"), KINDS, ids=lambda x: x if isinstance(x, str) else x.__name__)
+def test_its_scores_are_the_library_s_also_when_indexed_explained_and_saved(tmp_path, make, similarity):
     theirs = make(tmp_path, similarity)
     ours, texts = wrap(theirs), dict(zip("abcd", DOCUMENTS, strict=True))
+    score = ours.score(ours.encode_documents(DOCUMENTS), ours.encode_queries(QUERIES))
+    wanted = theirs.similarity(theirs.encode_query(QUERIES), theirs.encode_document(DOCUMENTS))
+    assert_within_rounding(score, wanted, torch.float32, 2 * TERMS)
     folder, queries = tmp_path / "index", {"q": QUERIES[0], "r": QUERIES[1]}
     found = Indexed.build(ours, texts, folder, kind="inverted" if make is sparse else "exact")
     run = found.search(queries, 4)
-    wanted = theirs.similarity(theirs.encode_query(list(queries.values())), theirs.encode_document(DOCUMENTS))
-    for query, row in zip(run, wanted.tolist(), strict=True):
+    for query, row in zip(run, wanted[:2].tolist(), strict=True):
         expected = dict(zip("abcd", row, strict=True))
-        scores = {id: expected[id] for id in run[query]}
         # float16 or 8 bits of a store
-        assert list(run[query].values()) == pytest.approx(list(scores.values()), rel=0.05, abs=2e-3)
+        assert run[query] == pytest.approx({id: expected[id] for id in run[query]}, rel=0.05, abs=2e-3)
     ours.save_pretrained(tmp_path / "saved")
     assert_same_run(Indexed.open(folder, paradigms.load(tmp_path / "saved")).search(queries, 4), run)
     theirs.save_pretrained(str(tmp_path / "theirs"), create_model_card=False)
@@ -95,8 +80,7 @@ def test_it_is_indexed_searched_explained_and_saved(tmp_path, make, similarity):
     assert_same_run(Indexed.open(folder, direct).search(queries, 4), run)
     reranked = Reranking(direct, Corpus.of(texts)).rerank(queries, run)
     assert {query: set(scores) for query, scores in reranked.items()} == {q: set(run[q]) for q in run}
-    best = next(iter(run["q"]))
-    (explained,) = found.explain(QUERIES[0], best)
+    (explained,) = found.explain(QUERIES[0], next(iter(run["q"])))
     total = sum(s * a for _, _, s, a in explained.links)
     assert total / explained.Z == pytest.approx(explained.rel, rel=1e-4)
     assert explained.picture is None
@@ -126,25 +110,18 @@ def test_its_statistics_and_plugins_are_saved(tmp_path, monkeypatch):
         paradigms.load(tmp_path / "mine")
 
 
-def test_another_alignment_and_the_live_page(tmp_path):
+def test_another_alignment_is_searched_and_explained(tmp_path):
     ours, texts = wrap(multi(tmp_path)), dict(zip("abcd", DOCUMENTS, strict=True))
-    indexed = Indexed.build(ours, texts)
     other = ours.with_alignment(TopK(k=2), "total")
-    D, Q = ours.encode_documents(DOCUMENTS[:1]), ours.encode_queries(QUERIES[:1])
-    assert other.score(D, Q) != ours.score(D, Q)
-    assert other.explain(QUERIES[0], DOCUMENTS[0]).rel == pytest.approx(float(other.score(D, Q)), rel=1e-5)
-    served = ServedSystem("theirs", indexed, Corpus.of(texts))
-    made, _ = served.explain(QUERIES[0], "a", None, View(align=DocumentToQuery()))
-    assert made[0].rel == pytest.approx(float(ours.with_alignment(DocumentToQuery()).score(D, Q)), rel=2e-3)
-    fused = Fused([indexed, Indexed.build(other, texts)])
-    assert set(fused.search({"q": QUERIES[0]}, 4)["q"]) == {"a", "b", "c", "d"}
+    expected = float(other.score(ours.encode_documents(DOCUMENTS[:1]), ours.encode_queries(QUERIES[:1])))
+    assert other.explain(QUERIES[0], DOCUMENTS[0]).rel == pytest.approx(expected, rel=1e-5)
+    found = Indexed.build(other, texts).search({"q": QUERIES[0]}, 4)["q"]
+    assert found["a"] == pytest.approx(expected, rel=2e-3)
 
 
 def test_pooled_tokens_have_numbers_for_names(tmp_path):
     ours = wrap(multi(tmp_path, "maxsim", HierarchicalTokenPooling(pool_factor=2)))
     explained = ours.explain(QUERIES[0], DOCUMENTS[0])
-    whole = wrap(multi(tmp_path / "whole")).explain(QUERIES[0], DOCUMENTS[0])
-    assert 0 < len(explained.document_tokens) < len(whole.document_tokens)
     assert explained.document_tokens[0] == "[1]"
 
 
@@ -173,8 +150,9 @@ def test_code_beside_a_model_never_runs(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_pylate_folder(tmp_path):
-    """Read here or run there, its scores are the same."""
+@pytest.mark.parametrize(("attend", "kind"), [(False, {"model_type": "ColBERT"}), (True, {})])
+def test_a_pylate_folder(tmp_path, attend, kind):
+    """Read here or run there, its scores are the same. Some versions write no model_type."""
     folder = write_checkpoint("bert", tmp_path / "bert")
     write_dense(folder / "1_Dense", 8, bias=False)
     tokenizer, markers = AutoTokenizer.from_pretrained(folder), ["[unused0]", "[unused1]"]
@@ -183,26 +161,39 @@ def test_a_pylate_folder(tmp_path):
     kinds_of = {"": "sentence_transformers.models.Transformer", "1_Dense": "pylate.models.Dense.Dense"}
     rows = [{"idx": n, "name": f"{n}", "path": p, "type": t} for n, (p, t) in enumerate(kinds_of.items())]
     (folder / "modules.json").write_text(json.dumps(rows))
-    config = dict(zip(("query_prefix", "document_prefix"), markers, strict=True)) | {"model_type": "ColBERT"}
-    config |= {"query_length": 12, "document_length": 10, "do_query_expansion": True, "skiplist_words": ["."]}
-    (folder / "config_sentence_transformers.json").write_text(json.dumps(config))
-    ours, theirs = paradigms.load(folder), paradigms.load(folder, layout="library")
+    config = dict(zip(("query_prefix", "document_prefix"), markers, strict=True))
+    config |= {"do_query_expansion": True, "attend_to_expansion_tokens": attend}
+    lengths = {"query_length": 12, "document_length": 10}
+    file = folder / "config_sentence_transformers.json"
+    file.write_text(json.dumps(config | lengths | {"model_type": "ColBERT"}))
+    theirs = paradigms.load(folder, layout="library")
+    file.write_text(json.dumps(config | lengths | kind))
+    ours = paradigms.load(folder)
+    assert ours.name == "colbert"
     assert_within_rounding(scores_of(theirs), scores_of(ours), **SCORES)
+    file.write_text(json.dumps(config | kind))
+    settings = paradigms.load(folder).encoder.settings
+    assert (settings.query_length, settings.document_length) == (32, 180)  # PyLate's defaults
+
+
+def searched(theirs: Any, documents: dict[str, Any], folder: Path) -> tuple[Paradigm, dict[str, float]]:
+    """The wrapped model, and its scores of documents in an index on disk, which are the library's."""
+    ours = wrap(theirs)
+    tokens = ours.encode_documents(list(documents.values()))
+    options = {"paradigm": ours.name, "dim": ours.encoder.dim}
+    Store.build_from(kinds.exact(), [(list(documents), tokens)], folder, **options)
+    run = Indexed(open_index(folder), ours).search({"q": "a red fish"}, 3)["q"]
+    Q, D = theirs.encode_query(["a red fish"]), theirs.encode_document(list(documents.values()))
+    assert [run[id] for id in documents] == pytest.approx(theirs.similarity(Q, D)[0].tolist(), abs=5e-3)
+    assert len(set(run.values())) == 3
+    return ours, run
 
 
 def test_sounds_are_documents(tmp_path):
     """CLAP: a text finds recordings, by one vector each."""
     theirs = SentenceTransformer(str(write_clap(tmp_path / "clap")), local_files_only=True)
-    ours = wrap(theirs)
-    sounds = {f"tone {n}": np.sin(np.arange(SAMPLES) * n / 50).astype(np.float32) for n in (1, 2, 3)}
-    parts = [(list(sounds), ours.encode_documents(list(sounds.values())))]
-    store = Store.build_from(kinds.exact(), parts, paradigm=ours.name, dim=ours.encoder.dim)
-    run = Indexed(Index(store), ours).search({"q": "the sea"}, 3)["q"]
-    expected = theirs.similarity(
-        theirs.encode_query(["the sea"]), theirs.encode_document(list(sounds.values()))
-    )
-    assert [run[id] for id in sounds] == pytest.approx(expected[0].tolist(), abs=2e-3)
-    assert len(set(run.values())) == 3
+    tones = {f"tone {n}": np.sin(np.arange(SAMPLES) * n / 50).astype(np.float32) for n in (1, 2, 3)}
+    searched(theirs, tones, tmp_path / "sounds")
 
 
 @pytest.fixture(scope="module", params=[write_colpali, write_colqwen], ids=["colpali", "colqwen"])
@@ -211,23 +202,10 @@ def colpali(request, tmp_path_factory):
     return MultiVectorEncoder(str(folder), local_files_only=True)
 
 
-PAGES = {f"page {n}": picture(n) for n in range(3)}
-
-
 def test_pages_are_documents(colpali, tmp_path):
-    ours = wrap(colpali)
-    tokens = ours.encode_documents(list(PAGES.values()))
-    options = {"paradigm": ours.name, "dim": ours.encoder.dim}
-    Store.build_from(kinds.exact(), [(list(PAGES), tokens)], tmp_path / "pages", **options)
-    found = Indexed(open_index(tmp_path / "pages"), ours)
-    run = found.search({"q": "a red fish"}, 3)["q"]
-    expected = colpali.similarity(
-        colpali.encode_query(["a red fish"]), colpali.encode_document(list(PAGES.values()))
-    )
-    assert [run[id] for id in PAGES] == pytest.approx(expected[0].tolist(), abs=5e-3)
-    assert len(set(run.values())) == 3
+    ours, run = searched(colpali, {f"page {n}": picture(n) for n in range(3)}, tmp_path / "pages")
     best = next(iter(run))
-    explained = ours.explain("a red fish", PAGES[best])
+    explained = ours.explain("a red fish", picture(int(best[-1])))
     drawn = explained.picture
     grid = (SIDE, SIDE) if "ColPali" in type(colpali[0].auto_model).__name__ else (3, 2)
     assert (drawn.columns, drawn.rows, drawn.width, drawn.height) == (*grid, 80, 60)

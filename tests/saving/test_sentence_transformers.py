@@ -76,11 +76,11 @@ def test_cross_encoders_come_in(tmp_path):
     assert_within_rounding(ours.score_texts(pairs), expected.tolist(), torch.float32, 1)
 
 
-@pytest.mark.parametrize("similarity", ["cosine", "dot"])
-def test_heads_and_prompts(backbone, tmp_path, similarity):
+@pytest.mark.parametrize(("pooling", "similarity"), [("mean", "cosine"), ("cls", "dot")])
+def test_heads_and_prompts(backbone, tmp_path, pooling, similarity):
     modules = [
         Transformer(backbone),
-        Pooling(WIDTH, "mean"),
+        Pooling(WIDTH, pooling),
         Dense(WIDTH, 16, activation_function=LINEAR, use_residual=True),
         Dense(16, 8),  # tanh
     ]
@@ -107,17 +107,14 @@ def test_prompts_are_texts_and_each_side_has_its_own(tmp_path, config):
     assert_within_rounding(scores_of(paradigms.load(tmp_path / "theirs")), their_scores(theirs), **SCORES)
 
 
-@pytest.mark.parametrize("name", ["query", None])
-def test_a_decoder_with_instructions_comes_in_is_trained_and_goes_out(checkpoints, tmp_path, name):
-    """As Qwen3-Embedding is published: the last token, an instruction before queries or before all texts."""
+def test_a_decoder_with_instructions_comes_in_is_trained_and_goes_out(checkpoints, tmp_path):
+    """As Qwen3-Embedding is published: the last token, and an instruction before queries."""
     modules = [Transformer(str(checkpoints["qwen3"])), Pooling(WIDTH, "lasttoken"), Normalize()]
-    prompts = {"query": "Instruct: find an answer\nQuery:", "document": ""} if name else {"sts": "Match: "}
-    default = None if name else "sts"
-    theirs = SentenceTransformer(modules=modules, prompts=prompts, default_prompt_name=default)
+    prompts = {"query": "Instruct: find an answer\nQuery:", "document": ""}
+    theirs = SentenceTransformer(modules=modules, prompts=prompts)
     assert_same_scores(theirs, tmp_path / "theirs")
-    assert (
-        paradigms.load(tmp_path / "theirs").encoder.settings.query_length == LONG["max_position_embeddings"]
-    )
+    settings = paradigms.load(tmp_path / "theirs").encoder.settings
+    assert settings.query_length == LONG["max_position_embeddings"]
 
     marker = "Instruct: find a fish\nQuery:"
     ours = paradigms.PARADIGMS["dpr"](tmp_path / "theirs", lora_rank=2, query_prompt=marker)
@@ -150,38 +147,26 @@ def multi_vector(
     return MultiVectorEncoder(modules=modules, prompts=prompts, similarity_fn_name=similarity)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"similarity": "maxsim"},
-        {"similarity": "meanmaxsim"},
-        {"skip": ".,", "query_length": 5, "document_length": 6},
-    ],
-)
-def test_token_vectors(backbone, tmp_path, settings):
-    assert_same_scores(multi_vector(backbone, **settings), tmp_path / "theirs")
+MARKED = {"skip": string.punctuation, "prompts": {"query": "[Q] ", "document": "[D] "}, "document_length": 9}
+EXPANSION = {"strategy": "fixed", "length": 12}
+MULTI = [("bert", MARKED | {"query_expansion": EXPANSION | {"attend": attend}}) for attend in (False, True)]
+MULTI += [(family, {"similarity": "meanmaxsim"}) for family in ("bert", "modernbert", "t5", "qwen3")]
+MULTI += [("bert", {"skip": ".,", "query_length": 5, "document_length": 6})]
 
 
-@pytest.mark.parametrize("attend", [False, True])
-def test_colbert(tmp_path, attend):
-    theirs = multi_vector(
-        str(write_checkpoint("bert", tmp_path / "bert")),
-        skip=string.punctuation,
-        prompts={"query": "[Q] ", "document": "[D] "},
-        query_expansion={"strategy": "fixed", "attend": attend, "length": 12},
-        document_length=9,
-    )
+@pytest.mark.parametrize(("family", "settings"), MULTI, ids=str)
+def test_token_vectors(tmp_path, family, settings):
+    theirs = multi_vector(str(write_checkpoint(family, tmp_path / family)), **settings)
     assert_same_scores(theirs, tmp_path / "theirs")
 
 
 HEAD = {"dim": 8, "projection_bias": True, "activation": "tanh", "query_prompt": "query: "}
-MARKED = {"query_marker": "fish", "document_marker": "fox", "query_augmentation": True}  # of the vocabulary
+ADDED = {"query_marker": "fish", "document_marker": "fox", "query_augmentation": True}  # of the vocabulary
 OUT = [("dpr", HEAD | {"pooling": pooling}) for pooling in ("cls", "mean", "max", "last")]
 OUT += [("dpr", HEAD | {"pooling": "mean", "normalize": False})]
 OUT += [("colbert", settings) for settings in ({"dim": 8}, {"skip": "", "dim": None}, {"normalize": False})]
-OUT += [("colbert", MARKED | {"attend_augmentation": attend}) for attend in (False, True)]
-
-
+OUT += [("colbert", ADDED | {"attend_augmentation": attend}) for attend in (False, True)]
+OUT += [("colbert", {"skip": "", "skip_tokens": ". ,"}), ("xtr", {"dim": 8})]
 WRITTEN = [("bert", *row) for row in OUT]
 WRITTEN += [(family, *OUT[n]) for family in ("modernbert", "t5", "qwen3") for n in (1, 5)]
 
@@ -189,9 +174,10 @@ WRITTEN += [(family, *OUT[n]) for family in ("modernbert", "t5", "qwen3") for n 
 @pytest.mark.parametrize(("family", "name", "settings"), WRITTEN, ids=str)
 def test_what_goes_out_scores_the_same(checkpoints, tmp_path, family, name, settings):
     ours = paradigms.PARADIGMS[name](checkpoints[family], query_length=14, document_length=20, **settings)
-    assert_exported_scores(
-        ours, tmp_path / "out", SentenceTransformer if name == "dpr" else MultiVectorEncoder
-    )
+    if name == "xtr":
+        ours = ours.with_alignment(QueryToDocument(), "query_tokens")
+    kind = SentenceTransformer if name == "dpr" else MultiVectorEncoder
+    assert_exported_scores(ours, tmp_path / "out", kind)
 
 
 def test_every_alignment_trains_in_their_loss(tmp_path):

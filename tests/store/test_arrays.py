@@ -3,14 +3,13 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 from datasets import Array2D, Dataset, Features, Value
 
-from paradigms.align import EqualIds, QueryToDocument, TopK
+from paradigms.align import EqualIds, QueryToDocument
 from paradigms.find import Index, Store, kinds
 from paradigms.recipe import Recipe
 from paradigms.store.arrays import as_tokens, parts, to_arrow
-from tests.near import assert_same, assert_within_rounding
+from tests.near import assert_same
 
 H, LENGTHS = 16, (3, 1, 5, 2)
 RECIPE = Recipe("theirs", QueryToDocument(), "one")
@@ -28,8 +27,7 @@ FIXED = pa.array(LISTS, pa.list_(pa.list_(pa.float32(), H)))
 FORMS = {
     "numpy": D,
     "lists": LISTS,
-    "arrow": pa.array(LISTS, pa.list_(pa.list_(pa.float32()))),
-    "arrow, large lists": pa.array(LISTS, pa.large_list(pa.large_list(pa.float64()))),
+    "arrow": pa.array(LISTS, pa.large_list(pa.large_list(pa.float64()))),
     "arrow, fixed size, float16": pa.array(LISTS, pa.list_(pa.list_(pa.float16(), H))),
     "arrow, a slice of chunks": pa.chunked_array([FIXED[:1], FIXED, FIXED])[1:5],
     "datasets": Dataset.from_dict({"x": LISTS}).data["x"],
@@ -41,16 +39,6 @@ def test_every_form_gives_the_same_tokens(form):
     tokens = as_tokens(FORMS[form])
     assert tokens.mask[0].sum(-1).tolist() == list(LENGTHS)
     assert (tokens.vectors[tokens.mask].numpy() == np.concatenate(D)).all()
-
-
-def test_search_is_exact_maxsim():
-    store = Store.build_from(kinds.exact(), parts(IDS, FORMS["arrow"]), paradigm="theirs", dim=H)
-    ranked = Index(store).search_tokens(RECIPE, as_tokens(Q, "query"), len(D))
-    for query, scores in zip(Q, ranked, strict=True):
-        expected = [float((d.astype(np.float64) @ query.T.astype(np.float64)).max(0).sum()) for d in D]
-        assert_within_rounding([scores[id] for id in IDS], expected, torch.float32, H + len(query))
-    top = Index(store).rerank_tokens([Recipe("t", TopK(k=2), "total")], as_tokens(Q[:1], "query"), [IDS])
-    assert list(top[0][0]) != list(ranked[0])
 
 
 def test_one_vector_a_text_and_terms():
@@ -84,12 +72,10 @@ def test_arrow_out_and_in_again(tmp_path):
     common = {"paradigm": "theirs", "dim": H, "fields": ("vectors", "ids", "salience")}
     store = Store.build_from(kinds.exact(), documents, tmp_path / "index", **common).delete(["d1"])
     table = to_arrow(store)
-    assert table["id"].to_pylist() == ["d0", "d2", "d3"]
     again = parts(table["id"], table["vectors"], token_ids=table["ids"], salience=table["salience"])
     copy = Store.build_from(kinds.exact(), again, **common)
-    for name in ("vectors", "mask", "ids", "salience"):
-        ids = ["d3", "d0"]
-        assert getattr(copy.tokens_of(ids), name).equal(getattr(store.tokens_of(ids), name)), name
+    assert copy.ids == ["d0", "d2", "d3"]
+    assert to_arrow(copy).equals(table)
     assert Dataset(table).features["id"] == Value("string")
     empty = to_arrow(store.delete(["d0", "d2", "d3"]))
     assert len(empty) == len(to_arrow(Store.build_from(kinds.exact(), [], paradigm="x", dim=2))) == 0
@@ -101,13 +87,11 @@ def test_arrow_out_and_in_again(tmp_path):
     ("vectors", "message"),
     [
         ([np.zeros((1, 2)), np.zeros((1, 3))], "vectors of 2, 3 numbers"),
-        ([np.zeros((1, 2)), np.zeros(2)], "an array"),
         ([np.zeros((1, 2, 3))], "an array"),
         ([["a"]], "no numbers"),
         (pa.array([[[1.0], [2.0, 3.0]]]), "vectors of"),
         (pa.array([[[1.0], None]]), "missing"),
         (pa.array([[[1.0, None]]]), "missing"),
-        (pa.array([None, [[1.0]]]), "missing"),
         (pa.array([1.0]), "no list"),
         (pa.array([{"a": 1.0}]), "not a list"),
     ],

@@ -80,16 +80,6 @@ def test_added_vectors_far_from_the_sample_are_coded_too():
         assert float((decoded(codec, others) - others).square().sum(1).mean()) < most
 
 
-def test_a_vector_that_is_a_centroid_comes_back_exactly():
-    vectors = torch.tensor([[127.0, -3.0, 0.0, 50.0], [-64.0, 127.0, 8.0, 1.0]])
-    for bits in BITS:
-        codec = Codec.fit(vectors, 2, bits, seed=0)
-        coded = codec.encode_vectors(vectors)
-        assert (coded["scales"] == 0).all()
-        assert sorted(coded["centroids"].tolist()) == [0, 1]
-        assert torch.equal(decoded(codec, vectors), vectors)
-
-
 def test_near_cells_have_the_nearest_centroid_of_nearly_every_token(monkeypatch):
     """Two levels of 1,024 centroids, and 40,000 tokens of 128 dimensions around 3,000 points.
 
