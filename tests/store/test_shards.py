@@ -3,8 +3,10 @@
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +17,19 @@ from safetensors.numpy import load_file
 
 from paradigms import PARADIGMS, Paradigm
 from paradigms.core import Tokens
-from paradigms.data import read_run, write_run
+from paradigms.data import load_collection, read_run, write_run
 from paradigms.encoder.batches import Batch
 from paradigms.encoder.settings import Side
 from paradigms.find import Store, kinds
+from paradigms.retrieve import Indexed
 from paradigms.store import building, shards
 from paradigms.store.kind import LENGTHS
+from paradigms.store.pruning import TokenReduction
 from paradigms.store.residuals import Residuals
 from paradigms.train import script
 from tests.experiments.scripts import run as run_script
 from tests.forks import fork_group
+from tests.near import assert_within_rounding
 from tests.store.test_storage import contents, names, opened, stopping
 from tests.tiny import WORDS as TEXT
 from tests.tiny import write_collection
@@ -60,11 +65,13 @@ def watched(paradigm: Paradigm, before: Callable[[], object] = lambda: None) -> 
     """An item for each text that the paradigm encodes from now on; `before` is called before each batch."""
     encoded: list[None] = []
     original = paradigm.tokens
+    lock = threading.Lock()  # a model encodes in one thread at a time: it is set to evaluate and back
 
     def tokens(texts: Sequence[str], side: Side, batch: Batch) -> Tokens:
         before()
-        encoded.extend([None] * len(texts))
-        return original(texts, side, batch)
+        with lock:
+            encoded.extend([None] * len(texts))
+            return original(texts, side, batch)
 
     paradigm.tokens = tokens
     return encoded
@@ -97,9 +104,10 @@ def encode_with(model: Path, folder: Path) -> None:
     run_script("encode", checkpoint=model, precision="no", **places)
 
 
-def rerank_with(model: Path, folder: Path) -> None:
-    places = {"collection": folder / "data", "run": folder / "data" / "some.run"}
-    run_script("rerank", checkpoint=model, output=folder / "reranked", **places)
+def rerank_with(model: Path, folder: Path, **options: object) -> None:
+    run = folder / "data" / "some.run"
+    common = {"checkpoint": model, "collection": folder / "data", "run": run, "output": folder / "reranked"}
+    run_script("rerank", **(common | options))
 
 
 def worker(model: str, folder: str, dies: str = "") -> None:
@@ -119,8 +127,6 @@ def worker(model: str, folder: str, dies: str = "") -> None:
     encoded = watched(paradigm, before)
     assert build(paradigm, root / "index", launch=state).ids == IDS
     (root / f"{state.process_index}.json").write_text(json.dumps(encoded))
-    for kind in KINDS:
-        build(paradigm, root / "kinds" / kind, kind, launch=state)
     PartialState.destroy_process_group = lambda self, group=None: None
     if not state.is_main_process:  # receives what the other has read
         script.load_collection = None
@@ -145,11 +151,8 @@ def test_two_processes_leave_the_bytes_of_one_though_one_was_killed(model, tmp_p
     before = stored_documents(tmp_path / "index")
     done = launch(tmp_path, str(model), str(tmp_path))
     assert [code for code, _ in done] == [0, 0], done
-    paradigm = Paradigm.from_pretrained(model)
-    for kind in KINDS:
-        alone = contents(build(paradigm, tmp_path / "alone" / kind, kind).folder)
-        assert contents(tmp_path / "kinds" / kind) == alone
-    assert contents(tmp_path / "index") == contents(tmp_path / "alone" / "exact")
+    alone = build(Paradigm.from_pretrained(model), tmp_path / "alone" / "index")
+    assert contents(tmp_path / "index") == contents(alone.folder)
     encoded = [item for rank in (0, 1) for item in json.loads((tmp_path / f"{rank}.json").read_text())]
     assert len(encoded) == len(TEXTS) - before < len(TEXTS) - SHARD
     assert [said.count("Index: ") for _, said in done] == [1, 0]
@@ -163,10 +166,61 @@ def test_two_processes_leave_the_bytes_of_one_though_one_was_killed(model, tmp_p
     assert not list(tmp_path.glob(".*"))
 
 
+class Member:
+    """One process of a launch."""
+
+    def __init__(self, rank: int, barrier: threading.Barrier) -> None:
+        self.process_index, self.num_processes, self.wait_for_everyone = rank, barrier.parties, barrier.wait
+
+
+def together(world: int, build: Callable[..., object]) -> list[BaseException]:
+    """`build(launch=…)` in `world` threads; the first that fails ends all, as a launcher does."""
+    barrier, failed = threading.Barrier(world), []
+
+    def run(rank: int) -> None:
+        torch.set_num_threads(1)  # of this thread
+        try:
+            build(launch=Member(rank, barrier))
+        except BaseException as error:
+            failed.append(error)
+            barrier.abort()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [error for error in failed if not isinstance(error, threading.BrokenBarrierError)]
+
+
+@pytest.mark.parametrize(("kind", "worlds"), [("exact", (1, 3)), *((kind, (3, 2)) for kind in KINDS)])
+@pytest.mark.slow
+def test_any_number_of_processes_goes_on_with_what_others_stored(model, tmp_path, kind, worlds):
+    paradigm = Paradigm.from_pretrained(model)
+    expected = build(paradigm, tmp_path / "whole", kind)
+    encoded = watched(paradigm)
+    make, folder = partial(Store.build, KINDS[kind]), tmp_path / "index"
+    for world, after in zip(worlds, (30, 50), strict=True):
+        errors = together(
+            world,
+            lambda after=after, **of: make(paradigm, IDS, stopping(TEXTS, after), folder, batch_size=3, **of),
+        )
+        assert errors
+        assert {type(error) for error in errors} == {KeyboardInterrupt}
+    done = stored_documents(folder)
+    assert done >= 30 // SHARD * SHARD
+    encoded.clear()
+    assert not together(2, lambda **of: make(paradigm, IDS, TEXTS, folder, batch_size=3, **of))
+    assert len(encoded) == len(TEXTS) - done
+    assert contents(folder) == contents(expected.folder)
+    assert names(tmp_path) == ["index", "whole"]
+
+
 Documents = dict[str, str]
 CHANGES: dict[str, Callable[[Documents], Documents]] = {  # of the documents, after an interruption
     "nothing": lambda texts: texts,
     "a text": lambda texts: texts | {"d9": "a lion, and no other word"},
+    "an id": lambda texts: {id.replace("d9", "x"): text for id, text in texts.items()},
     "a new first document": lambda texts: {"x": "a lion"} | texts,
     "a deletion": lambda texts: {id: text for id, text in texts.items() if id != "d20"},
     "fewer than are stored": lambda texts: dict(list(texts.items())[:30]),
@@ -186,6 +240,14 @@ def test_an_interrupted_build_resumes_with_what_still_fits(model, tmp_path, kind
     with pytest.raises(KeyboardInterrupt):
         Store.build(of, paradigm, IDS, stopping(TEXTS, 50), tmp_path / "index", batch_size=3)
     assert 50 - SHARD < stored_documents(tmp_path / "index") <= 50
+
+    def windows(texts: Documents) -> dict[bytes, list[str]]:
+        common = {"reduction": TokenReduction(), "batch_size": 3, "precision": "no"}
+        planned = shards.text_shards(paradigm, texts.keys(), texts.values(), **common)
+        return {shard.source: shard.ids for shard in planned}
+
+    count = len(list((tmp_path / ".index.building" / "shards").iterdir()))
+    stored = list(windows(texts))[:count]
     texts = CHANGES.get(change, CHANGES["nothing"])(texts)
     if change == "weights":
         with torch.no_grad():
@@ -198,13 +260,12 @@ def test_an_interrupted_build_resumes_with_what_still_fits(model, tmp_path, kind
     resumed = Store.build(of, paradigm, list(texts), list(texts.values()), tmp_path / "index", **options)
     assert contents(resumed.folder) == contents(fresh.folder)
     assert names(tmp_path) == ["fresh", "index"]
-    if change in OPTIONS:
-        assert len(encoded) == len(texts)
-    else:
-        assert len(encoded) <= 10 + 3 * SHARD  # 10 documents came after the interruption
+    new = [len(ids) for source, ids in windows(texts).items() if change in OPTIONS or source not in stored]
+    assert len(encoded) == sum(new)
+    assert change in OPTIONS or sum(new) <= 10 + 3 * SHARD  # 10 documents came after the interruption
 
 
-@pytest.mark.parametrize("change", ["nothing", "texts", "fine codes"])
+@pytest.mark.parametrize("change", ["nothing", "texts", "a deletion", "fine codes"])
 @pytest.mark.parametrize("sampled", [True, False])
 def test_a_codec_is_trained_again_on_documents_that_changed(model, tmp_path, monkeypatch, sampled, change):
     """It was trained on a sample or, with an unknown number of documents, on the first ones."""
@@ -213,26 +274,32 @@ def test_a_codec_is_trained_again_on_documents_that_changed(model, tmp_path, mon
     paradigm, texts = Paradigm.from_pretrained(model), dict(zip(IDS, TEXTS, strict=True))
     kind = KINDS["compressed"]
     trained: list[None] = []
-    train = Residuals.train
+    encoded = 0 if sampled else 20
+    train, encode = Residuals.train, paradigm.tokens
 
-    def stop() -> None:
-        if len(encoded) > (67 if sampled else 47):
+    def stopped(texts: Sequence[str], side: Side, batch: Batch) -> Tokens:
+        nonlocal encoded
+        encoded += len(texts)
+        if encoded > 70:
             raise KeyboardInterrupt
+        return encode(texts, side, batch)
 
     def make(folder: Path, texts: Documents) -> Store:
         documents = list(texts.values()) if sampled else iter(texts.values())
         return Store.build(kind, paradigm, list(texts), documents, folder, batch_size=3)
 
     monkeypatch.setattr(Residuals, "train", lambda *given: trained.append(train(*given)))
-    encoded = watched(paradigm, stop)
-    with pytest.raises(KeyboardInterrupt):
-        make(tmp_path / "index", texts)
-    paradigm = Paradigm.from_pretrained(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(paradigm, "tokens", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            make(tmp_path / "index", texts)
     assert len(trained) == 1
     if change == "fine codes":
         kind = kinds.compressed(lists=4, fine_bits=8)
-    if change == "texts":
+    elif change == "texts":
         texts = {id: f"{text} lion" for id, text in texts.items()}
+    else:
+        texts = CHANGES[change](texts)
     resumed = make(tmp_path / "index", texts)
     assert len(trained) == (1 if change == "nothing" else 2)
     assert contents(resumed.folder) == contents(make(tmp_path / "fresh", texts).folder)
@@ -290,12 +357,42 @@ def test_a_failed_build_leaves_nothing_and_keeps_what_another_left(model, tmp_pa
     assert contents(build(again, tmp_path / "index").folder) == contents(build(again, tmp_path / "b").folder)
 
 
+def test_what_was_encoded_is_compared_and_reranked(model, tmp_path, capsys, monkeypatch):
+    data = collection(tmp_path / "data")
+    encode_with(model, tmp_path)
+    before = contents(tmp_path / "encoded")
+    encode_with(model, tmp_path)
+    assert "Encoded before: 60 documents" in capsys.readouterr().out
+    assert contents(tmp_path / "encoded") == before
+    rerank_with(model, tmp_path)
+    fresh = read_run(tmp_path / "reranked" / "reranked.run")
+    common = {"collection": data, "output": tmp_path / "compared", "steps": 0, "depth": 5, "tracker": "none"}
+    system = {"checkpoint": str(model), "index": str(tmp_path / "encoded")}
+    common |= {"systems": json.dumps({"colbert": system}), "precision": "no"}
+    with monkeypatch.context() as patch:
+        patch.setattr("paradigms.store.shards.ahead", None)  # nothing is encoded again
+        rerank_with(model, tmp_path, index=tmp_path / "encoded")
+        again = read_run(tmp_path / "reranked" / "reranked.run")
+        assert_within_rounding(again, fresh, torch.float16, 1, scale=1)  # of cosines
+    run_script("compare", **common)
+    assert not (tmp_path / "compared" / "colbert" / "index").exists()
+    assert json.loads((tmp_path / "compared" / "colbert" / "costs.json").read_text())["encode s"] is None
+    paradigm, queries = Paradigm.from_pretrained(model), load_collection(data).split("test").queries
+    expected = Indexed.open(tmp_path / "encoded" / "index", paradigm).search(queries, 5)
+    write_run(tmp_path / "found.run", expected, tag="colbert")
+    compared = tmp_path / "compared" / "runs" / "colbert.retrieve.run"
+    assert compared.read_bytes() == (tmp_path / "found.run").read_bytes()
+
+
 def test_checksums_of_parts_add_up_to_the_checksum_of_the_whole(model: Path) -> None:
     paradigm = Paradigm.from_pretrained(model)
 
-    def checksum(ids: list[str], texts: list[str]) -> int:
-        return Store.build(kinds.compressed(lists=2), paradigm, ids, texts).checksum()
+    def checksum(rows: Sequence[int], texts: Sequence[str] = TEXTS) -> int:
+        ids = [IDS[row] for row in rows]
+        store = Store.build(kinds.compressed(lists=2), paradigm, ids, [texts[row] for row in rows])
+        return store.checksum()
 
-    total = checksum(IDS, TEXTS)
-    assert (checksum(IDS[::2], TEXTS[::2]) + checksum(IDS[:0:-2], TEXTS[:0:-2])) % (1 << 64) == total
-    assert checksum(IDS, [*TEXTS[:-1], TEXTS[0]]) != total
+    total = checksum(range(60))
+    assert (checksum(range(0, 60, 2)) + checksum(range(59, 0, -2))) % (1 << 64) == total
+    assert checksum(range(59)) != total
+    assert checksum(range(60), [*TEXTS[:-1], TEXTS[0]]) != total
