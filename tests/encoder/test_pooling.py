@@ -96,5 +96,3 @@ def test_every_form_is_saved_and_explained(tiny_bert, tmp_path, kind):
     assert torch.equal(loaded.encode_documents(TEXTS).vectors, paradigm.encode_documents(TEXTS).vectors)
     explained = loaded.explain("the lazy dog and a fox", TEXTS[0])
     assert len(explained.document_tokens) == len(explained.query_tokens) == 4
-    if kind == "spans":
-        assert " ".join(explained.query_tokens) == "[CLS] the lazy dog and a fox [SEP]"

@@ -122,9 +122,7 @@ COUNTED = [
     ("bert", UNUSED, "query", "the fox", "[CLS] [unused0] the fox [SEP]"),
     ("t5", {"document_marker": "▁fire"}, "document", "the fox", "▁fire ▁the ▁fox </s>"),  # where no [CLS] is
     ("bert", SHORT, "query", LONG, "[CLS] the quick brown fox [SEP]"),
-    ("bert", SHORT | PREFIX, "query", LONG, "[CLS] ask : the quick [SEP]"),
     ("bert", MASKED, "query", "the fox", "[CLS] the fox [SEP] [MASK] [MASK]"),
-    ("bert", MASKED, "query", LONG, "[CLS] the quick brown fox [SEP]"),
     ("bert", MASKED | BARE, "query", "fox", "fox [MASK] [MASK] [MASK]"),
     ("bert", BARE | {"document_marker": "[unused1]"}, "document", "the 中", "the [UNK]"),
     ("bert", BARE, "query", "the [SEP] fox [PAD]", "the [SEP] fox [PAD]"),  # the text's own are text

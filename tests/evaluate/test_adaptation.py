@@ -23,7 +23,7 @@ def test_the_default_wins_ties_then_the_earlier_strategy():
     assert best(rows(a, b)) == best(rows(b, a)) == 0
 
 
-def test_the_evidence_is_corrected_by_the_best_of_all_rivals():
+def test_the_evidence_is_corrected_by_the_best_of_all_rivals(monkeypatch):
     """Against the definition, pattern by pattern."""
     values = np.random.default_rng(1).normal(size=(5, 6))[[2, 0, 1, 3, 4]]  # the default is worse than all
     d = [[values[s, q] - values[0, q] for q in range(6)] for s in range(1, 5)]
@@ -40,6 +40,10 @@ def test_the_evidence_is_corrected_by_the_best_of_all_rivals():
     alone = [evidence(values[[0, s]])[1] for s in range(1, 5)]
     assert all(c >= a for c, a in zip(expected, alone, strict=True))
     assert any(c > a for c, a in zip(expected, alone, strict=True))
+    monkeypatch.setattr("paradigms.evaluate.adaptation.EXACT_SHOTS", 5)
+    sampled = evidence(values)
+    assert not np.array_equal(sampled, found)
+    assert np.abs(sampled - found).max() < 0.06
 
 
 def test_adaptation_measures_each_choice_on_the_other_queries():

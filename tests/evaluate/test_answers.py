@@ -12,9 +12,7 @@ from paradigms.evaluate import PerQuery, cutoff_curve, has_answer, on_split, see
     [
         ("The capital is Paris.", ["paris"], True),
         ("Parisian cafés", ["Paris"], False),  # tokens, not characters
-        ("In New  York\tCity", ["new york city"], True),
         ("Born in Zürich", ["Zu\u0308rich"], True),  # composed and decomposed
-        ("Born in Zürich", ["Zurich"], False),  # a mark is part of its word
         ("cost 1,000 in 1969", ["000", "x"], True),
         ("anything", ["", " ", "\u200b"], False),  # an answer without a token
         ("a\u200bnd", ["a nd"], True),  # a character that shows nothing ends a word

@@ -36,8 +36,6 @@ def claim(mean, spread=0.1, seeds=3, queries=200, **settings):
         (claim(-0.1), CONTRADICTED),
         (claim(0.001), UNDECIDED),
         (claim(-0.01, least=-0.1), REPRODUCED),
-        (claim(-0.2, least=-0.1), CONTRADICTED),
-        (claim(0.2, least=0.1), REPRODUCED),
         (claim(0.01, least=0.1), CONTRADICTED),  # an effect, but too small to matter
         (claim(0.0, within=0.05), REPRODUCED),
         (claim(0.1, within=0.05), CONTRADICTED),
@@ -82,16 +80,6 @@ def test_the_queries_that_would_decide_decide():
         assert few.word == UNDECIDED
         more = claim(0.01, seeds=1, queries=2 * needed, exchangeable=exchangeable)
         assert judge([more])[0].word == REPRODUCED
-
-
-def test_equal_results_exclude_only_what_so_many_queries_can():
-    """n queries without a loss leave room for losses of probability 1 − .025^(1/n)."""
-    zeros = claim(0.0, spread=0.0, seeds=1, queries=100)
-    for small, large in (({"least": -0.01}, {"least": -0.04}), ({"within": 0.01}, {"within": 0.04})):
-        few = judge([replace(zeros, **small)])[0]
-        assert few.row["verdict"] == "not decided here: a mean of this size needs about 369 queries"
-        more = judge([replace(zeros, contrast=np.zeros((1, 400)), **small)])[0]
-        assert (more.word, judge([replace(zeros, **large)])[0].word) == (REPRODUCED,) * 2
 
 
 @pytest.mark.parametrize(("n", "losses"), [(100, 0), (100, 3), (30, 9)])
