@@ -31,9 +31,7 @@ STUDIES = {
         untested=3,
     ),
     "low_rank": Small({"paradigm": "genre", "queries": 0}, "claims layers training", "t5-v1.1"),
-    "term_matching": Small(
-        {}, "claims query_to_document document_to_query training", "t5", untested=4
-    ),
+    "term_matching": Small({}, "claims query_to_document document_to_query training", "t5", untested=4),
     "alignment_adaptation": Small(
         {"depth": 12, "queries": 20, "trained_with": '["k=1", "eps=0.1"]'},
         "claims figure4 figure5 table13 training",

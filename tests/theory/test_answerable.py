@@ -5,6 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from theory import capacity
 from theory.answerable import max_over_tokens, maxima, one_vector, sum_of_maxima, verified
 
 
@@ -15,6 +16,31 @@ def by_angles(tokens, owners, relevant, steps=7200) -> bool:
     best = np.stack([S[owners == d].max(0) for d in range(owners.max() + 1)])
     others = np.setdiff1d(np.arange(len(best)), relevant)
     return bool((best[relevant].min(0) > best[others].max(0) + 1e-9).any())
+
+
+def test_limit_is_the_known_answer():
+    documents = capacity.moment_vectors(14, 2)  # h = 4 answers every pair
+    for pair in capacity.all_sets(14):
+        answer = one_vector(documents, pair)
+        assert answer.answerable
+        assert verified(documents, answer, pair)
+    flat = capacity.moment_vectors(14, 1)  # on a circle: neighbours alone
+    for pair in capacity.all_sets(14):
+        answer = one_vector(flat, pair)
+        assert answer.answerable == ((pair[1] - pair[0]) in (1, 13))
+        assert verified(flat, answer, pair)
+
+
+def test_one_vector_in_the_plane():
+    rng = np.random.default_rng(1)
+    seen = set()
+    for _ in range(40):
+        points, relevant = rng.standard_normal((7, 2)), np.sort(rng.choice(7, 2, replace=False))
+        answer = one_vector(points, relevant)
+        assert verified(points, answer, relevant)
+        assert answer.answerable or not by_angles(points, np.arange(7), relevant)
+        seen.add(answer.answerable)
+    assert seen == {True, False}
 
 
 def test_documents_far_from_the_relevant_ones_are_checked_too(monkeypatch):
@@ -74,8 +100,13 @@ def test_domination_when_maxima_are_weighted_by_salience():
             scores, _, _ = maxima(tokens, owners, query, salience=salience, query_salience=weights)
             assert scores.argmax() != 0
     for part in (0, 1):  # with uneven saliences, some query favours document 0, or nothing is shown
-        other = np.where(owners == part, uneven, of_documents)
-        assert sum_of_maxima(tokens, owners, [0], salience=other).answerable is not False
+        answer = sum_of_maxima(tokens, owners, [0], salience=np.where(owners == part, uneven, of_documents))
+        assert answer.answerable is not False
+        if answer.answerable:
+            scores, _, _ = maxima(
+                tokens, owners, answer.query, salience=np.where(owners == part, uneven, of_documents)
+            )
+            assert scores.argmax() == 0
     with pytest.raises(ValueError, match="salience"):
         sum_of_maxima(tokens, owners, [0], salience=-salience)
 
@@ -89,6 +120,37 @@ def test_two_query_tokens_answer_what_one_does_not():
     assert answer.answerable is True
     scores, _, _ = maxima(tokens, owners, answer.query)
     assert scores.argmax() == 0
+
+
+def test_the_two_bounds_of_several_tokens_nearly_meet():
+    rng, decided = np.random.default_rng(4), []
+    for _ in range(25):
+        tokens, owners = rng.standard_normal((15, 2)) * 0.5, np.repeat(np.arange(5), 3)
+        tokens[:3] *= 0.6
+        decided.append(sum_of_maxima(tokens, owners, [0], query_tokens=5).answerable)
+    assert {True, False} <= set(decided)
+    assert decided.count(None) <= 3
+
+
+def test_query_tokens_that_see_one_kind_are_one_vector_over_all_choices():
+    """Σ_kinds max_i ⟨q, d_i⟩ is the maximum of one long vector over all choices of a token of each kind."""
+    rng, seen = np.random.default_rng(6), []
+    kinds, owners = np.tile([-1, -1, 7], 6), np.repeat(np.arange(6), 3)
+    for _ in range(30):
+        tokens = rng.standard_normal((18, 2))
+        long = np.array([np.append(tokens[3 * d + i], tokens[3 * d + 2]) for d in range(6) for i in (0, 1)])
+        answer = sum_of_maxima(tokens, owners, [0], kinds=kinds, asked=[-1, 7])
+        expected = max_over_tokens(long, np.repeat(np.arange(6), 2), [0]).answerable
+        # One vector: the hull of a document's long vectors within that of the rivals' is the reverse.
+        assert answer.answerable in (expected, None)
+        if answer.answerable:
+            scores, _, _ = maxima(tokens, owners, answer.query, kinds, np.array([-1, 7]))
+            assert scores.argmax() == 0
+        seen.append(answer.answerable)
+    assert {True, False} <= set(seen)
+    assert seen.count(None) <= 6
+    with pytest.raises(ValueError, match="a token of each asked kind"):
+        sum_of_maxima(tokens, owners, [0], kinds=kinds, asked=[-1, 8])
 
 
 def test_a_false_claim_is_not_verified():

@@ -1,18 +1,23 @@
 """Examples in files are those in memory, in every order, and training with them is the same."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 
 from paradigms.train import stored
+from paradigms.train.contrastive import Contrastive
+from paradigms.train.loop import Paused, TrainingSettings, train
 from paradigms.train.losses import candidate_count
 from paradigms.train.order import step_batches
 from paradigms.train.rows import examples_from_rows
 from paradigms.train.stored import stored_rows
 from tests.tiny import WORDS
+from tests.train.test_loop import build, history
 
 
 def pairs(count: int, negatives: int = 0, seed: int = 0) -> list[dict]:
@@ -54,6 +59,24 @@ def test_bad_rows_are_named_and_leave_no_files(tmp_path: Path):
     with pytest.raises(TypeError, match="rows are read twice"):
         stored_rows(iter(rows), tmp_path / "stored")
     assert not list(tmp_path.iterdir())
+
+
+def test_training_from_files_is_training_from_memory_and_resumes(tiny_bert: Path, tmp_path: Path):
+    rows = pairs(40)
+    for name in ("memory", "files"):
+        texts, examples = (
+            examples_from_rows(rows) if name == "memory" else stored_rows(rows, tmp_path / "rows")
+        )
+        settings = TrainingSettings(steps=4, batch_size=4, save_every=2, log_every=1, learning_rate=1e-3)
+        for minutes in (1e-9, 0.0) if name == "files" else (0.0,):
+            model = build(tiny_bert, "dpr")
+            objective = Contrastive(model, texts, examples)
+            try:
+                more = {"accelerator": Accelerator(cpu=True), "progress": False}
+                train(model, objective, replace(settings, minutes=minutes), tmp_path / name, **more)
+            except Paused:
+                continue
+    assert history(tmp_path / "files") == history(tmp_path / "memory")
 
 
 def test_a_permutation_is_that_of_64_bits(monkeypatch):
