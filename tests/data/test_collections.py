@@ -56,9 +56,13 @@ def miracl(root: Path, corpus: str = "miracl/miracl-v1.0-sw", ending: str = "jso
 
 
 @pytest.mark.parametrize(
-    "corpus", ["miracl/miracl-v1.0-sw", "miracl/miracl-corpus-v1.0-sw", "miracl-corpus/miracl-corpus-v1.0-sw"]
+    ("corpus", "ending"),
+    [
+        ("miracl/miracl-v1.0-sw", "jsonl.gz"),
+        ("miracl/miracl-corpus-v1.0-sw", "jsonl"),
+        ("miracl-corpus/miracl-corpus-v1.0-sw", "jsonl.gz"),
+    ],
 )
-@pytest.mark.parametrize("ending", ["jsonl.gz", "jsonl"])
 def test_a_language_of_miracl(tmp_path, corpus, ending):
     collection = load_collection(miracl(tmp_path, corpus, ending))
     assert collection.name == "miracl-v1.0-sw"
@@ -93,7 +97,7 @@ def marco(root: Path) -> Path:
     return folder
 
 
-def test_nq320k(tmp_path):
+def test_nq320k_and_ms_marco(tmp_path):
     collection = load_collection(nq320k(tmp_path / "nq320k"))
     assert collection.name == "nq320k"
     assert list(collection.corpus) == ["Cats cats sleep", "Dogs dogs bark", "fish swim"]
@@ -101,25 +105,6 @@ def test_nq320k(tmp_path):
     assert collection.split("train").queries == {"0": "do cats sleep", "2": "who barks"}
     assert collection.split("train").judgements == {"0": {"7": 1}, "2": {"8": 1}}
     assert collection.split("test").judgements == {"1": {"9": 1}}, "dev, on which papers report"
-
-
-def test_what_follows_a_tab_is_text(tmp_path):
-    """Without titles, all after the first tab is text; with titles, all up to the last tab is."""
-    folder = nq320k(tmp_path / "plain")
-    put(folder / "collection.tsv", "7\tcats sleep\n8\tdogs\tbark\n9\tfish\tswim\tfar\n")
-    put(folder / "queries.all.tsv", "0\tdo cats\tsleep\n1\twho swims\n2\twho barks\n")
-    collection = load_collection(folder)
-    assert list(collection.corpus) == ["cats sleep", "dogs\tbark", "fish\tswim\tfar"]
-    assert list(collection.corpus.titles) == ["", "", ""]
-    assert collection.split("train").queries == {"0": "do cats\tsleep", "2": "who barks"}
-    put(folder / "collection.tsv", "7\tcats sleep\tCats\n8\tdogs\tbark\tDogs\n9\tfish swim\n")
-    titled = load_collection(folder).corpus
-    assert list(titled) == ["Cats cats sleep", "Dogs dogs\tbark", "fish swim"]
-    assert list(titled.titles) == ["Cats", "Dogs", ""]
-    assert not collection.problems
-
-
-def test_ms_marco(tmp_path):
     collection = load_collection(marco(tmp_path))
     assert {name: of.judgements for name, of in collection.splits.items()} == {
         "dev": {"1": {"9": 1}},
@@ -127,6 +112,19 @@ def test_ms_marco(tmp_path):
         "train": {"0": {"8": 1}},  # the triples do not count beside judgements
     }
     assert collection.split("dev").queries == {"1": "who swims"}
+
+
+def test_what_follows_a_tab_is_text(tmp_path):
+    """Without titles, all after the first tab is text; with titles, all up to the last tab is."""
+    folder = nq320k(tmp_path / "plain")
+    for cells, texts, titles in (
+        ("cats sleep|dogs\tbark|fish\tswim\tfar", ["cats sleep", "dogs\tbark", "fish\tswim\tfar"], [""] * 3),
+        ("cats sleep\tCats|dogs\tbark\tDogs", ["Cats cats sleep", "Dogs dogs\tbark"], ["Cats", "Dogs"]),
+    ):
+        lines = (f"{id}\t{cell}\n" for id, cell in zip((7, 8, 9), cells.split("|"), strict=False))
+        put(folder / "collection.tsv", "".join(lines))
+        corpus = load_collection(folder).corpus
+        assert (list(corpus), list(corpus.titles)) == (texts, titles)
 
 
 def lotte(root: Path) -> Path:
@@ -208,17 +206,11 @@ def test_questions_over_wikipedia(tmp_path, passages):
     assert collection.problems.counts == {"empty answer (left out)": 1}
     with pytest.raises(ValueError, match="wikipedia has answers"):
         write_folder(collection, tmp_path / "beir")
-
-
-def test_answers_and_groups_are_part_of_the_fingerprint(tmp_path):
-    first = load_collection(questions(tmp_path / "a")).fingerprint
-    assert load_collection(questions(tmp_path / "b")).fingerprint == first
-    changed = "who was a prophet\t['Aaron']\nwhere is kiel\t['x']\n"
-    put(tmp_path / "a" / "wikipedia" / "nq-test.qa.csv", changed)
-    assert load_collection(tmp_path / "a" / "wikipedia").fingerprint != first
-    both = tmp_path / "b" / "wikipedia" / "dataset" / "test"
-    (both / "P36.test.json").rename(both / "P35.test.json")
-    assert load_collection(tmp_path / "b" / "wikipedia").fingerprint != first
+    for file in ("nq-test.qa.csv", "dataset/test/P36.test.json"):  # answers and groups
+        before = load_collection(tmp_path / "wikipedia").fingerprint
+        data = (tmp_path / "wikipedia" / file).read_text()
+        put(tmp_path / "wikipedia" / file, data.replace("Aaron", "Kiel").replace("Lisbon", "Kiel"))
+        assert load_collection(tmp_path / "wikipedia").fingerprint != before
 
 
 HEADERS = {
@@ -271,25 +263,20 @@ LACKS = {
     ],
     marco: [
         ("qrels.test.tsv", "5\t0\t7\t1\n", r"judges no query that has a text.*queries\.dev\.small.*\.train"),
-        ("qrels.test.tsv", "3\t0\n", r"qrels\.test\.tsv, line 1: 2 columns instead of 4"),
         ("[qt]r*", None, r"holds no qrels\.<split>\.tsv"),
     ],
     lotte: [
         ("qas.forum.jsonl", jsonl({"qid": 0, "answer_pids": 1}), "line 1: answer_pids=1; it must be list"),
-        ("qas.forum.jsonl", None, r"qas\.forum\.jsonl: no such file"),
         ("collection.tsv", "0\tcats\n\n1 dogs\n", r"collection\.tsv, line 3: not 2 columns"),
         ("questions.*", None, r"holds no questions\.<split>\.tsv"),
     ],
     questions: [
         ("nq-test.qa.csv", "where\t['x']\nwhere\n", r"nq-test\.qa\.csv, line 2: not 2 columns"),
         ("nq-test.qa.csv", "where\tx\n", "line 1: the answers are not a Python list"),
-        ("nq-test.qa.csv", "where\t[1969]\n", r"nq-test\.qa\.csv, line 1: answers\[0\]=1969; it must be str"),
         ("squad1-test.jsonl", '{"question": "a"}\n', "squad1.* line 1: answers=None; it must be list"),
         ("squad1-test.jsonl", "{\n", r"squad1-test\.jsonl, line 1: bad JSON"),
-        ("dev/P17.dev.json", "[{}]", r"P17\.dev\.json, question 0: question=None; it must be str"),
         ("dev/P17.dev.json", "{}", r"P17\.dev\.json: questions={}; it must be list"),
         ("test/P17.test.json", "[]", r"two question files have one name: .*P17\.test\.json and .*P17"),
-        ("psgs_w100.tsv", "1\tx\ty\n\tx\ty\n", r"psgs_w100\.tsv, line 2: not 3 columns"),
         ("psgs_w100.tsv", '1\t"x\ty"\n', r"psgs_w100\.tsv, line 1: not 3 columns"),
     ],
 }
@@ -307,15 +294,6 @@ def test_what_a_folder_lacks_is_named(tmp_path, make, file, text, message):
         found.unlink()
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         load_collection(folder)
-
-
-def test_passages_without_questions_and_unknown_layouts_are_named(tmp_path):
-    put(tmp_path / "wikipedia" / "psgs_w100.tsv", WIKIPEDIA)
-    with pytest.raises(FileNotFoundError, match="holds passages, but no file of questions"):
-        load_collection(tmp_path / "wikipedia")
-    names = r"has none of the layouts BEIR .* MIRACL .* MS MARCO .* LoTTE .* DPR"
-    with pytest.raises(FileNotFoundError, match=names):
-        load_collection(tmp_path)
 
 
 def test_what_is_measured_trains_nothing(tmp_path):
