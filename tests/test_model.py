@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paradigms import PARADIGMS, Paradigm
-from paradigms.align import AllPairs, DocumentToQuery, PoolTopK, QueryToDocument, TopK, TopP
+from paradigms.align import DocumentToQuery, PoolTopK, QueryToDocument, TopK
 from paradigms.core import Tokens
 from paradigms.encoder.settings import EncoderSettings
 from paradigms.recipe import Recipe, recipe_fields
@@ -52,8 +52,8 @@ def files(folder) -> set[str]:
     return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
 
 
-# Every paradigm on BERT and T5; the two with the most heads on every family.
-ROUND_TRIPS = [(n, f) for n in PARADIGMS for f in FAMILIES if f in ("bert", "t5") or n in ("coil", "aligner")]
+# Every paradigm on BERT; the one with the most heads on every family.
+ROUND_TRIPS = [(n, f) for n in PARADIGMS for f in FAMILIES if f == "bert" or n == "aligner"]
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
@@ -117,18 +117,14 @@ def saved(tiny_bert, tmp_path):
     return tmp_path / "saved"
 
 
-NAMELESS = '{"name": "x", "align": "Best", "normalise": "one"}'
 OWN = ("paradigm.json", "encoder.json", "heads.safetensors", "backbone/config.json")
 WRONG = [(file, None, f"saved/{file} is missing: .* is not a saved") for file in OWN]
 WRONG += [(f"backbone/{file}", None, "saved/backbone") for file in ("model.safetensors", "tokenizer.json")]
 WRONG += [
     ("encoder.json", '{"dmi": 8}', r"encoder\.json: settings .* not know: 'dmi'"),
     ("encoder.json", '{"eps": -1.0}', r"encoder\.json: eps must be above 0"),
-    ("encoder.json", '{"pooling": "median"}', r"encoder\.json: (.|\n)*pooling"),
     ("encoder.json", '{"dim": 8', r"encoder\.json: .*line 1"),
-    ("encoder.json", "[]", r"encoder\.json: "),
     ("paradigm.json", '{"name": "aligner"}', r"paradigm\.json: .*'align'"),
-    ("paradigm.json", NAMELESS, r"paradigm\.json: unknown alignment 'Best'; there are .*TopK"),
 ]
 
 
@@ -142,18 +138,15 @@ def test_wrong_and_missing_files_are_named(saved, file, text, message):
         Paradigm.from_pretrained(saved)
 
 
-@pytest.mark.parametrize("change", ["lacking", "left over", "another shape"])
-def test_wrong_heads_name_the_file(saved, change):
+def test_wrong_heads_name_the_file(saved):
     heads = load_file(saved / "heads.safetensors")
-    if change == "lacking":
-        del heads["projection.weight"]
-    elif change == "left over":
-        heads["projection.bias"] = torch.zeros(2)
-    else:
-        heads["projection.weight"] = torch.zeros(8, 32)
-    save_file(heads, saved / "heads.safetensors")
-    with pytest.raises(ValueError, match=r"heads\.safetensors holds .*projection\."):
-        Paradigm.from_pretrained(saved)
+    lacking = {name: weight for name, weight in heads.items() if name != "projection.weight"}
+    left_over = heads | {"projection.bias": torch.zeros(2)}
+    other_shape = heads | {"projection.weight": torch.zeros(8, 32)}
+    for wrong in (lacking, left_over, other_shape):
+        save_file(wrong, saved / "heads.safetensors")
+        with pytest.raises(ValueError, match=r"heads\.safetensors holds .*projection\."):
+            Paradigm.from_pretrained(saved)
 
 
 @pytest.mark.parametrize(
@@ -162,13 +155,10 @@ def test_wrong_heads_name_the_file(saved, change):
         ({"align": "Best"}, "unknown alignment 'Best'; there are AllPairs"),
         ({"align": "TopK(2)"}, r"'TopK\(2\)' is not an alignment; write it like TopK\(k=2\)"),
         ({"normalise": "none"}, "unknown normaliser 'none' of x"),
-        ({"align": "TopK"}, r"alignment TopK: give TopK values for its settings \(k\)"),
         ({"align": "TopK(k=1, p=0.5)"}, r"alignment TopK.*: give TopK values for its settings \(k\)"),
         ({"align": "TopK(k='3')"}, "TopK.*k"),
         ({"align": "TopK(k=0)"}, "TopK: k must be at least 1, got 0"),
-        ({"align": "TopP(p=1.5)"}, "TopP: p must be at most 1, got 1.5"),
         ({"imputation": "median"}, "unknown imputation 'median' of x; there are kth, none"),
-        ({"align": "Entropic(k=1, eps=0.1, iterations=1001)"}, "must be at most 1000"),
         ({"name": "x\nlicense: mit"}, "it must be one line of printable characters"),
         ({"search_tokens": 0}, "search_tokens must be at least 1, got 0"),
         ({"search": "impute"}, "the alignment TopK\\(k=1\\) has none: set search to 'gather'"),
@@ -197,12 +187,9 @@ def test_with_alignment_keeps_the_encoder(tiny_bert):
     assert reverse.encoder is colbert.encoder
     assert (reverse.recipe.align, colbert.recipe.align) == (DocumentToQuery(), QueryToDocument())
     assert reverse.recipe.normalise == "query_tokens"
-    assert colbert.with_alignment(AllPairs(), normalise="one").recipe.normalise == "one"
     xtr = PARADIGMS["xtr"](tiny_bert)
     assert xtr.with_alignment(PoolTopK(k=4)).recipe.search == "impute"
     assert xtr.with_alignment(QueryToDocument()).recipe.search == "gather"
-    gathered = PARADIGMS["aligner"](tiny_bert).with_alignment(TopP(p=0.2))
-    assert gathered.reads == {"similarity", "lengths", "salience"}
 
 
 def threads_of_a_fork() -> int:

@@ -17,7 +17,7 @@ from paradigms.align import Cost, TopK
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import Corpus
 from paradigms.evaluate.measures import on_split
-from paradigms.retrieve import Indexed, Passages, Reranking
+from paradigms.retrieve import Indexed, Passages
 from paradigms.serve.together import Together
 from tests.browser import until
 from tests.near import assert_same_scores, assert_within_rounding
@@ -86,17 +86,13 @@ def test_another_alignment_ranks_what_was_found(port, retrievers):
     """The order equals `with_alignment`'s, also without salience; systems without a model keep theirs."""
     view = {"align": "TopK(k=3)", "normalise": "total"}
     answer = run_of(answer_to(port, "/search", QUERIES | {"k": 100} | view))
-    for name in ("dpr", "colbert", "aligner", "passages", "reranker"):
+    for name in ("dpr", "colbert", "aligner", "passages"):
         retriever = retrievers[name]
         run = retriever.search({"q": QUERY}, 100)
+        inner = retriever.retriever if name == "passages" else retriever
+        other = Indexed(inner.index, inner.model.with_alignment(TopK(3), "total"), inner.corpus)
         if name == "passages":
-            inner = retriever.retriever
-            other = Indexed(inner.index, inner.model.with_alignment(TopK(3), "total"), inner.corpus)
             other = Passages(other, retriever.pieces)
-        elif name == "reranker":
-            other = Reranking(retriever.model.with_alignment(TopK(3), "total"), CORPUS)
-        else:
-            other = Indexed(retriever.index, retriever.model.with_alignment(TopK(3), "total"), CORPUS)
         assert_same_scores([answer[name]], other.rerank({"q": QUERY}, run).values())
     assert answer["bm25"] == retrievers["bm25"].search({"q": QUERY}, 100)["q"]
     plain = QUERIES | {"k": 100}
@@ -175,34 +171,25 @@ ENTRIES = {"query": QUERY, "documents": ["fish"]}
 WRONG = [
     ("/search", b"{", 400, "the request: bad JSON"),
     ("/search", [], 400, "the request must be a JSON object"),
-    ("/search", {}, 400, "the request lacks queries"),
     ("/search", QUERIES | {"K": 3}, 400, "the request has unknown entries: 'K'"),
     ("/search", QUERIES | {"k": 0}, 400, "k must be at least 1, got 0"),
     ("/search", QUERIES | {"k": 10**4000}, 400, "k is a whole number of more than 64 bits"),
-    ("/search", QUERIES | {"k": True}, 400, "k=True; it must be int"),
     ("/search", {"queries": {"q": " \n"}}, 400, "'q' is blank: nothing can be found by it"),
-    ("/search", {"queries": {"q": 3}}, 400, "queries['q']=3; it must be str"),
     ("/search", {"queries": {"q": "\ud800"}}, 400, "queries['q'] has a lone surrogate"),
     ("/search", {"queries": {"q": "x" * 100_001}}, 400, "queries['q'] has 100,001 characters"),
     ("/search", {"queries": {str(n): "x" for n in range(257)}}, 400, "queries has 257 entries"),
     ("/search", QUERIES | {"systems": ["x"]}, 404, "unknown system 'x'; there are bm25"),
     ("/search", QUERIES | {"align": "x"}, 400, "unknown alignment 'x'; there are AllPairs"),
-    ("/search", QUERIES | {"normalise": "x"}, 400, "unknown Z 'x'; there are one"),
     ("/rerank", QUERIES | {"run": {"q": [7]}}, 400, "run['q'][0]=7; it must be str"),
     ("/explain", {"query": QUERY, "document": "x"}, 404, "no document 'x' among the 32"),
     ("/encode", {"system": "dpr", "texts": ["x"], "side": "x"}, 400, "side='x'; there are query, document"),
     ("/differences", {"systems": ["bm25"]}, 400, "differences compare two systems"),
     ("/search", b" " * (1 << 20) + b"{}", 413, "the request has more than 1,048,576 bytes"),
-    ("/none", {}, 404, "Not Found"),
     ("/systems", {}, 405, "Method Not Allowed"),
     ("/v1/rerank", ENTRIES, 400, "model must name one of bm25, dpr"),
-    ("/v1/rerank", ENTRIES | {"model": "x"}, 404, "unknown system 'x'"),
-    ("/v1/rerank", ENTRIES | {"model": "dpr", "query": " "}, 400, "'query' is blank"),
     ("/v1/rerank", ENTRIES | {"model": "dpr", "documents": [3]}, 400, "documents[0]=3; it must be str"),
-    ("/v1/rerank", ENTRIES | {"model": "dpr", "top_n": 0}, 400, "top_n must be at least 1"),
     ("/v1/rerank", ENTRIES | {"model": "fused"}, 400, "fused scores documents of"),
     ("/v1/embeddings", {"model": "colbert", "input": "x"}, 400, "colbert has no single vector"),
-    ("/v1/embeddings", {"model": "bm25", "input": "x"}, 400, "bm25 has no single vector"),
     ("/v1/embeddings", {"model": "dpr", "input": [[1, 2]]}, 400, "input[0]=[1, 2]; it must be str"),
     ("/v1/embeddings", {"model": "dpr", "input": "x", "dimensions": 3}, 400, "the vectors of dpr have"),
 ]
@@ -228,13 +215,9 @@ def test_a_system_that_cannot_answer_says_so_beside_the_others(port):
     ("headers", "status", "error"),
     [
         ({"Origin": "https://evil.example"}, 403, "requests of other sites are refused"),
-        ({"Origin": "null"}, 403, "requests of other sites are refused"),
         ({"Origin": "http://localhost:1"}, 403, "requests of other sites are refused"),
         ({"Sec-Fetch-Site": "cross-site"}, 403, "requests of other sites are refused"),
-        ({"Sec-Fetch-Site": "same-site"}, 403, "requests of other sites are refused"),
-        ({"Host": "evil.example"}, 403, "this service has another name than 'evil.example'"),
         ({"Host": "localhost.evil.example"}, 403, "this service has another name"),
-        ({"Host": "127.0.0.1.evil.example"}, 403, "this service has another name"),
         ({"Host": "192.0.2.1"}, 403, "this service has another name"),
         ({"Host": "[::1"}, 403, "this service has another name"),
         ({"Host": "evil@localhost"}, 200, ""),  # a name in front of @ is none of the host's
@@ -281,7 +264,7 @@ def test_a_token_guards_everything_but_the_page(retrievers):
 def test_a_host_that_others_reach_needs_a_token(retrievers):
     from paradigms.serve import serve
 
-    for host in ("0.0.0.0", "192.0.2.1", "::", "example.org"):
+    for host in ("0.0.0.0", "::", "example.org"):
         with pytest.raises(ValueError, match="set --token"):
             serve(retrievers, CORPUS, host=host)
     with pytest.raises(ValueError, match="at least 8 characters"):
@@ -291,17 +274,14 @@ def test_a_host_that_others_reach_needs_a_token(retrievers):
 
 
 def test_the_description_names_every_path_and_entry(port):
-    described = answer_to(port, "/openapi.json")
-    assert described["openapi"].startswith("3.1")
-    bodies = {}
-    for path, operations in described["paths"].items():
-        if "post" in operations:
-            bodies[path] = operations["post"]["requestBody"]["content"]["application/json"]["schema"]
+    paths = answer_to(port, "/openapi.json")["paths"]
     foreign = {"/v1/rerank", "/v2/rerank", "/v1/embeddings"}
-    assert set(bodies) == {"/search", "/rerank", "/explain", "/save", "/encode", "/differences"} | foreign
-    assert bodies["/search"]["required"] == ["queries"]
+    ours = {"/search", "/rerank", "/explain", "/save", "/encode", "/differences"}
+    assert {path for path, operations in paths.items() if "post" in operations} == ours | foreign
+    search = paths["/search"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert search["required"] == ["queries"]
     k = {"type": "integer", "minimum": 1, "maximum": 1000, "default": 10}
-    assert bodies["/search"]["properties"]["k"] == k
+    assert search["properties"]["k"] == k
 
 
 def test_queries_that_come_together_are_one_search(retrievers):
@@ -350,7 +330,6 @@ COSTLY = {"align": "Buckets(planes=1, repetitions=1000000)"}
         ("/search", QUERIES | COSTLY, "multiply-adds"),
         ("/search", QUERIES | {"align": "Buckets(planes=12, repetitions=1000000)"}, "MiB and"),
         ("/rerank", QUERIES | COSTLY | {"run": {"q": ["7"]}}, "multiply-adds"),
-        ("/explain", {"query": QUERY, "document": "7"} | COSTLY, "multiply-adds"),
         ("/save", {"query": QUERY, "document": "7"} | COSTLY, "multiply-adds"),
         ("/search", {"queries": dict.fromkeys(map(str, range(99)), "fish")}, "more than 20,000"),
         ("/encode", {"system": "colbert", "texts": ["fish " * 99] * 256}, "more than 20,000"),
