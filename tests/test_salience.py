@@ -21,7 +21,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "entropic": {"salience": "entropic"},
     "Eq. 5": {"salience": "entropic", "iterations": 5},
     "hard": {"salience": "hard"},
-    "relu": {"salience": "relu"},
     "L1": {"salience": "relu", "salience_l1": 1.0},
 }
 EVERY = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
@@ -94,10 +93,9 @@ def test_texts_without_salience_train_and_search(tiny_bert, tmp_path, variant, a
     else:  # about half of the documents lie below 0 altogether
         tokens = paradigm.encode_documents(list(CORPUS))
         with torch.no_grad():
-            scores = heads["document"](tokens.vectors)[0, ..., 0].masked_fill(~tokens.mask[0], -torch.inf)
-            middle = scores.amax(-1).median() + 1e-3
-            heads["document"].bias.sub_(middle)
-        dead = [d for d, silenced in zip(CORPUS.ids, scores.amax(-1) < middle, strict=True) if silenced]
+            best = heads["document"](tokens.vectors)[0, ..., 0].masked_fill(~tokens.mask[0], -1e9).amax(-1)
+            heads["document"].bias.sub_(best.median() + 1e-3)
+        dead = [CORPUS.ids[n] for n in (best <= best.median()).nonzero()]
         assert 4 < len(dead) < 12
     loss, gradients = batch_gradients(paradigm)
     assert torch.tensor(loss).isfinite()
@@ -117,7 +115,6 @@ def test_the_l1_term_is_the_mean_salience_of_texts_of_any_length(tiny_bert):
     salience = torch.tensor([[[1.0, 3, 9, 9], [1, 1, 1, 1], [5, 5, 5, 5]]])
     tokens = Tokens(torch.zeros(1, 3, 4, 2), mask, None, salience)
     assert mean_salience(tokens).item() == pytest.approx((2 + 1 + 0) / 3)
-    assert mean_salience(Tokens(tokens.vectors, mask)).item() == 0
     paradigms = [build(tiny_bert, salience="relu", salience_l1=gamma).double() for gamma in (0.0, 0.5)]
     for paradigm in paradigms:
         torch.manual_seed(1)
