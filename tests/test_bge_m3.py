@@ -31,6 +31,7 @@ DOCUMENTS = [
     "fire",
 ]
 W = {"dense_weight": 0.4, "sparse_weight": 0.2, "token_weight": 0.7}
+SHARES = {"dense": (1.0, 0.4), "sparse": (0.1, 0.2), "tokens": (1.0, 0.7)}  # λ and w
 
 
 def write_m3(folder: Path, family: str = "bert") -> Path:
@@ -49,16 +50,12 @@ def write_m3(folder: Path, family: str = "bert") -> Path:
 
 def by_the_paper(folder: Path, w: dict[str, float] = W) -> Tensor:
     """s = w₁ s_dense + w₂ s_lex + w₃ s_mul (Chen et al. 2024, §3.3), in float64, pair by pair."""
-    model, tokenizer = (
-        AutoModel.from_pretrained(folder).eval().double(),
-        AutoTokenizer.from_pretrained(folder),
-    )
-    heads = {
-        name: torch.load(folder / f"{name}_linear.pt", weights_only=True) for name in ("colbert", "sparse")
-    }
+    model = AutoModel.from_pretrained(folder).eval().double()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
 
     def linear(name: str, x: Tensor) -> Tensor:
-        return x @ heads[name]["weight"].double().T + heads[name]["bias"].double()
+        head = torch.load(folder / f"{name}_linear.pt", weights_only=True)
+        return nn.functional.linear(x, head["weight"].double(), head["bias"].double())
 
     @torch.no_grad()
     def readouts(text: str) -> tuple[Tensor, dict[int, float], Tensor]:
@@ -162,8 +159,7 @@ def test_the_loss_is_that_of_the_sum_and_of_each_part(model):
         return nn.functional.cross_entropy(scores / tau, target)
 
     expected = of(rel(D, Q, model.align, model.normalise))
-    shares = {"dense": (1.0, 0.4), "sparse": (0.1, 0.2), "tokens": (1.0, 0.7)}  # λ and w
-    for part, (share, w) in shares.items():
+    for part, (share, w) in SHARES.items():
         recipe = PARTS[part]
         scores = rel(part_of(D, part), part_of(Q, part), recipe.align, recipe.normalise_function)
         expected = expected + share * of(scores / w)
@@ -190,7 +186,7 @@ def test_the_sum_teaches_each_part(model, in_batch):
     tau = model.recipe.temperature
     teacher = rel(D, Q, model.align, model.normalise).detach() / tau
     learned = 0.0
-    for part, (share, w) in {"dense": (1.0, 0.4), "sparse": (0.1, 0.2), "tokens": (1.0, 0.7)}.items():
+    for part, (share, w) in SHARES.items():
         recipe = PARTS[part]
         scores = rel(part_of(D, part), part_of(Q, part), recipe.align, recipe.normalise_function) / w / tau
         for n, places in enumerate(candidates):

@@ -67,8 +67,7 @@ def test_a_saved_paradigm_loads_bit_for_bit(checkpoints, tmp_path, name, family,
     shutil.move(tmp_path / "saved", tmp_path / "moved")  # what is saved stands for itself
     torch.manual_seed(99)
     loaded = Paradigm.from_pretrained(tmp_path / "moved")
-    assert loaded.recipe == paradigm.recipe
-    assert loaded.encoder.settings == paradigm.encoder.settings
+    assert loaded.description() == paradigm.description()
     assert all(same(a, b) for a, b in zip(expected, tokens(loaded), strict=True))
     assert torch.equal(loaded.score(*reversed(tokens(loaded))), paradigm.score(*reversed(expected)))
     trainable = [{n for n, p in m.named_parameters() if p.requires_grad} for m in (paradigm, loaded)]
@@ -101,13 +100,10 @@ def test_saving_replaces_what_was_there_or_leaves_it(tiny_bert, checkpoints, tmp
     other = trained("dpr", checkpoints["t5"])
     other.save_pretrained(folder)
     assert "old.safetensors" not in files(folder)
-    full = lambda *_: (_ for _ in ()).throw(OSError("disk full"))  # noqa: E731
-    monkeypatch.setattr("paradigms.encoder.text.save_file", full)
-    with pytest.raises(OSError, match="disk full"):
+    monkeypatch.setattr("paradigms.encoder.text.save_file", None)
+    with pytest.raises(TypeError):
         trained("colbert", tiny_bert).save_pretrained(folder)
-    loaded = Paradigm.from_pretrained(folder)
-    assert loaded.recipe.name == "dpr"
-    assert same(tokens(loaded)[1], tokens(other)[1])
+    assert same(tokens(Paradigm.from_pretrained(folder))[1], tokens(other)[1])
     assert [p.name for p in tmp_path.iterdir()] == ["saved"]
 
 
@@ -173,7 +169,6 @@ def test_settings_are_keywords_that_help_shows(tiny_bert):
     """help() lists all settings of the encoder with the paradigm's defaults, and the knobs of its recipe."""
     shown = signature(PARADIGMS["xtr"]).parameters
     assert (shown["k_train"].default, shown["dim"].default) == (0.005, None)
-    assert signature(PARADIGMS["dpr"]).parameters["query_vectors"].default == "pooled"
     for name, build in PARADIGMS.items():
         assert next(iter(signature(build).parameters)) == "backbone", name
         assert {f.name for f in fields(EncoderSettings)} <= set(signature(build).parameters)
@@ -234,14 +229,11 @@ def test_encoding_has_no_dropout_and_restores_the_mode(tiny_bert):
     paradigm = PARADIGMS["dpr"](tiny_bert).train()
     assert same(paradigm.encode_documents(DOCUMENTS), paradigm.encode_documents(DOCUMENTS))
     assert paradigm.training
-    other = paradigm.eval().with_alignment(TopK(k=2))  # shares the encoder
-    other.encode_documents(DOCUMENTS)
-    assert same(paradigm.encode_documents(DOCUMENTS), paradigm.encode_documents(DOCUMENTS))
-    assert not paradigm.encoder.training
-    paradigm.train()
     batch = paradigm.encoder.tokenize(DOCUMENTS, "document")
     assert not same(paradigm.encoder(batch, "document"), paradigm.encoder(batch, "document"))
-    paradigm.eval()
+    other = paradigm.eval().with_alignment(TopK(k=2))  # shares the encoder
+    other.encode_documents(DOCUMENTS)
+    assert not paradigm.encoder.training
     with pytest.raises(KeyError), paradigm.evaluating():
         raise KeyError
     assert not paradigm.training

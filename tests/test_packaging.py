@@ -78,8 +78,4 @@ def test_a_wheel_holds_all_that_the_command_needs(tmp_path: Path):
     assert not [name for name in names if name.startswith(("experiments", "tests"))]
     command = "import sys; from paradigms.cli.arguments import main; sys.exit(main(['search', '--help']))"
     environment = {"PYTHONPATH": str(tmp_path / "installed"), "PATH": ""}
-    ran = subprocess.run(
-        [sys.executable, "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert "usage: " in ran.stdout
+    subprocess.run([sys.executable, "-c", command], cwd=tmp_path, env=environment, check=True)

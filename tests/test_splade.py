@@ -46,10 +46,8 @@ def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def by_transformers(folder: Path, texts: list[str]) -> Tensor:
     """max over tokens of log(1 + relu(logits)), [x, v]; 0 of an empty text."""
-    tokenizer, model = (
-        AutoTokenizer.from_pretrained(folder),
-        AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float64),
-    )
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float64)
     rows = tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
     with torch.inference_mode():
         weights = model.eval()(**rows).logits.relu().log1p() * rows["attention_mask"][..., None]
@@ -155,9 +153,8 @@ def test_bm25_is_equal_ids_with_its_weights() -> None:
     bm25 = BM25(dict(zip("abcd", DOCUMENTS, strict=True)))
     counts = torch.zeros(len(QUERIES), len(bm25.vocabulary))
     for row, text in zip(counts, QUERIES, strict=True):
-        for term in bm25.terms(text):
-            if term in bm25.vocabulary:
-                row[bm25.vocabulary[term]] += 1
+        for term in bm25.vocabulary.keys() & {*bm25.terms(text)}:
+            row[bm25.vocabulary[term]] = bm25.terms(text).count(term)
     found = rel(*sides(torch.from_numpy(bm25.matrix().toarray()), counts), EqualIds(), one)
     run = bm25.search({text: text for text in QUERIES}, 4)
     expected = torch.tensor([[run[text].get(id, 0.0) for id in "abcd"] for text in QUERIES])
