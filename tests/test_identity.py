@@ -41,9 +41,7 @@ def test_a_saved_model_has_the_identity_of_the_model(family, tmp_path):
     whole = identity(model.encoder)
     model.save_pretrained(tmp_path / "saved")
     for options in ({}, {"for_search": True}):
-        again = identity(load(tmp_path / "saved", **options).encoder)
-        assert not differing(whole, again)
-        assert len(whole["configuration"].keys() & again["configuration"].keys()) > 10
+        assert not differing(whole, identity(load(tmp_path / "saved", **options).encoder))
 
 
 def test_settings_of_queries_and_readouts_leave_the_identity(tiny_bert):
@@ -93,7 +91,7 @@ def test_the_start_of_a_training_is_what_files_hold(tiny_bert, tmp_path):
     def start(model):
         return start_of(model, tmp_path)
 
-    drawn = [PARADIGMS["colbert"](tiny_bert, dim=8, lora_rank=2, **LENGTHS) for _ in range(2)]
+    drawn = [PARADIGMS["colbert"](tiny_bert, dim=8, lora_rank=2) for _ in range(2)]
     assert start(drawn[0]) == start(drawn[1])
     for n, model in enumerate(drawn):
         model.save_pretrained(tmp_path / str(n))

@@ -211,7 +211,7 @@ class OnDisk(Kept):
 
 
 class Compressed(OnDisk):
-    """An index of codes, whose centroids are those of its first documents: it does not grow here."""
+    """Of codes, whose centroids are those of its first documents: it does not grow here."""
 
     kind = "compressed"
 

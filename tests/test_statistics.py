@@ -92,7 +92,6 @@ def test_floors_are_counted_searched_and_kept(model, tmp_path):
     assert float(counted.floors[fish]) == pytest.approx(float(floor), abs=1e-5)
     snow = model.encoder.tokenizer.get_vocab()["snow"]
     assert counted.floors[snow] == counted.floors[-1] != counted.floors[fish], "no occurrence: the mean"
-
     ranked = model.with_alignment(TableExcess(statistics=counted.name)).double()
     check_search(ranked)
     ranked.save_pretrained(tmp_path / "saved")

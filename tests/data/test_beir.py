@@ -74,6 +74,7 @@ def test_a_folder_in_beir_layout(tmp_path, packed):
     assert not collection.problems
     with pytest.raises(ValueError, match="tiny has no split 'dev'; it has train, test"):
         collection.split("dev")
+    assert list(pickle.loads(pickle.dumps(collection.corpus)).titles) == TITLES  # by a worker process
 
 
 def test_a_plain_corpus_stays_on_disk(tmp_path):
@@ -88,9 +89,7 @@ def test_a_plain_corpus_stays_on_disk(tmp_path):
         corpus.position("zzz")
     with pytest.raises(IndexError):
         corpus[4]
-    received = pickle.loads(pickle.dumps(corpus))  # by a worker process
-    assert list(received) == TEXTS
-    assert list(received.titles) == TITLES
+    assert list(pickle.loads(pickle.dumps(corpus))) == TEXTS
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -116,12 +115,9 @@ def test_problems_are_counted_with_examples(tmp_path):
         "dev": "".join(f"q1\tabsent{i}\t1\n" for i in range(9)),
     }
     collection = load_collection(beir(tmp_path / "tiny", documents, queries, qrels))
-    assert collection.corpus[collection.corpus.position("a")] == TEXTS[0]
-    assert collection.corpus[-1] == ""
+    assert list(collection.corpus) == [*TEXTS, ""]
     test = collection.split("test")
-    assert test.queries == {"q1": "one", "q4": ""}
-    assert test.judgements == {"q1": {"b": 1}, "q4": {"e": 1}}
-    assert collection.split("dev").queries == {}
+    assert (test.queries, test.judgements) == ({"q1": "one", "q4": ""}, {"q1": {"b": 1}, "q4": {"e": 1}})
     assert collection.problems.counts == {
         "duplicate document id (first one kept)": 1,
         "document with empty text (kept)": 1,
@@ -135,27 +131,23 @@ def test_problems_are_counted_with_examples(tmp_path):
     shown = str(collection.problems)
     assert "judgement for an absent document (left out): 10, e.g. dev: q1 -> absent0" in shown
     assert "absent5" not in shown
-    assert "test.tsv, line 6: 'q1 c 1'" in shown
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_half_characters_are_replaced_and_counted(tmp_path, packed):
     """JSON can spell lone surrogates, which tokenizers reject; a pair of surrogates is one character."""
-    documents = [
-        {"_id": "a", "title": "half \ud83d", "text": "of one \ude00, and a whole \U0001f600"},
-        {"_id": "b", "text": "sound"},
-    ]
-    queries = [{"_id": "q1", "text": "end \ud83d"}, {"_id": "q2", "text": "one"}]
-    qrels = {"test": "q1\ta\t1\nq2\tb\t1\n"}
+    documents = [{"_id": "a", "title": "half \ud83d", "text": "of one \ude00, and a whole \U0001f600"}]
+    queries = [{"_id": "q1", "text": "end \ud83d"}]
+    qrels = {"test": "q1\ta\t1\n"}
     collection = load_collection(beir(tmp_path / "broken", documents, queries, qrels, packed=packed))
     assert collection.problems.counts == {
         "document with lone surrogates (each replaced by U+FFFD)": 1,
         "query with lone surrogates (each replaced by U+FFFD)": 1,
     }
     corpus = pickle.loads(pickle.dumps(collection.corpus))
-    assert list(corpus) == corpus[:] == ["half \ufffd of one \ufffd, and a whole \U0001f600", "sound"]
-    assert list(corpus.titles) == ["half \ufffd", ""]
-    assert collection.split("test").queries == {"q1": "end \ufffd", "q2": "one"}
+    assert list(corpus) == corpus[:] == ["half \ufffd of one \ufffd, and a whole \U0001f600"]
+    assert list(corpus.titles) == ["half \ufffd"]
+    assert collection.split("test").queries == {"q1": "end \ufffd"}
 
 
 @pytest.mark.parametrize(
@@ -217,21 +209,17 @@ def test_the_fingerprint_follows_the_content(tmp_path):
 
 def test_write_folder_keeps_titles_and_what_they_are_part_of(tmp_path):
     texts = ["One body", "One  body", "One", "Onebody", "body"]
-    titles = ["One", "One", "One", "One", "One"]
-    corpus = Corpus([f"d{i}" for i in range(5)], texts, titles)
+    corpus = Corpus([f"d{i}" for i in range(5)], texts, ["One"] * 5)
     folder = beir(tmp_path / "tiny", qrels={"test": QRELS["test"]})
-    collection = replace(load_collection(folder), corpus=corpus)
-    written = replace(collection, splits={"test": Split({"q": "x"}, {"q": {"d1": 1}})})
+    split = Split({"q": "x"}, {"q": {"d1": 1}})
+    written = replace(load_collection(folder), corpus=corpus, splits={"test": split})
     for _ in range(2):
         write_folder(written, tmp_path / "copy")
     (tmp_path / "copy" / "annotations.xlsx").write_text("mine")
     with pytest.raises(FileExistsError, match=r"copy would be replaced, but holds annotations\.xlsx"):
         write_folder(written, tmp_path / "copy")
     again = load_collection(tmp_path / "copy").corpus
-    assert list(again) == texts
-    assert list(again.titles) == titles
-    rows = [json.loads(line) for line in (tmp_path / "copy" / "corpus.jsonl").read_text().splitlines()]
-    assert [row.get("title") for row in rows] == ["One", "One", None, None, None]
+    assert (list(again), list(again.titles)) == (texts, ["One"] * 5)
 
 
 WORDS = st.text(st.characters(blacklist_categories=("Z", "C")), min_size=1, max_size=5)

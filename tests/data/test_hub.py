@@ -7,8 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from paradigms.data import Collection, load_collection
-from paradigms.data.hub import Rows
+from paradigms.data import Collection, Split, load_collection
 
 DOCUMENTS = [{"_id": "1", "title": "Title", "text": "text"}, {"_id": "2", "title": "", "text": "other"}]
 QUERIES = [{"_id": "q1", "text": "one"}, {"_id": "q2", "text": "two"}]
@@ -40,14 +39,10 @@ def _own_cache(monkeypatch, tmp_path):
 
 
 def check(collection: Collection) -> None:
-    assert collection.corpus.ids == ["1", "2"]
     assert list(collection.corpus) == ["Title text", "other"] == [collection.corpus[0], collection.corpus[-1]]
     assert list(collection.corpus.titles) == ["Title", ""]
-    assert isinstance(collection.corpus._texts, Rows)
-    assert isinstance(collection.corpus.titles, Rows)
     assert collection.corpus._texts._dataset.cache_files  # Arrow files that are mapped, not read
-    assert collection.split("test").judgements == {"q1": {"2": 2}}
-    assert collection.split("test").queries == {"q1": "one"}
+    assert collection.split("test") == Split({"q1": "one"}, {"q1": {"2": 2}})
     assert collection.split("dev").judgements == {"q2": {"1": 1}}
     assert not collection.problems
 
@@ -150,7 +145,6 @@ def test_identifiers_of_ir_datasets():
     both = load_collection("irds:tiny")
     assert list(both.splits) == ["dev", "test"]
     assert both.split("dev").queries == {"q2": "two"}
-    assert both.split("test").queries == {"q1": "one"}
     assert list(load_collection("irds:tiny/2019").splits) == ["test"]
 
 
