@@ -15,12 +15,10 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import (
+    AutoModel,
     BertConfig,
-    BertModel,
     LlamaConfig,
-    LlamaModel,
     ModernBertConfig,
-    ModernBertModel,
     MT5Config,
     MT5EncoderModel,
     MT5ForConditionalGeneration,
@@ -28,7 +26,6 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Tokenizer,
     Qwen3Config,
-    Qwen3Model,
     T5Config,
     T5EncoderModel,
     T5ForConditionalGeneration,
@@ -149,16 +146,15 @@ def _save(
 
 def _model(family: str, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
     if family == "bert":
-        return BertModel(BertConfig(**_size(tokenizer)))
+        return AutoModel.from_config(BertConfig(**_size(tokenizer)))
     if family == "modernbert":
         ends = {"bos_token_id": tokenizer.cls_token_id, "eos_token_id": tokenizer.sep_token_id}
         ends |= {name: getattr(tokenizer, name) for name in ("pad_token_id", "cls_token_id", "sep_token_id")}
-        return ModernBertModel(ModernBertConfig(**_size(tokenizer), **ends, local_attention=8))
+        return AutoModel.from_config(ModernBertConfig(**_size(tokenizer), **ends, local_attention=8))
     if family in DECODERS:
         size = _size(tokenizer) | {"num_key_value_heads": 1, "head_dim": 8} | LONG
-        if family == "llama":
-            return LlamaModel(LlamaConfig(**size))
-        return Qwen3Model(Qwen3Config(**size, max_window_layers=LAYERS))
+        config = LlamaConfig(**size) if family == "llama" else Qwen3Config(**size, max_window_layers=LAYERS)
+        return AutoModel.from_config(config)
     config, model = {"t5": (T5Config, T5EncoderModel), "mt5": (MT5Config, MT5EncoderModel)}[family]
     return model(config(**_t5_size(tokenizer), feed_forward_proj="gated-gelu"))
 

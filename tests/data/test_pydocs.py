@@ -175,19 +175,6 @@ def test_the_relevant_documents_of_a_parameter_are_those_that_hold_its_words(nam
         assert others.isdisjoint(split.judgements[query])  # so that no training query is a test query
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("x : array\n    The first of the two arrays. More.\n", ["The first of the two arrays."]),
-        ("Args:\n  x (int): How many there are of them\n    now.\n", ["How many there are of them now."]),
-        (":param x: how many of them there are", ["how many of them there are"]),
-        ("x : array\n    too short\n", []),
-    ],
-)
-def test_sentences_about_parameters(text, expected):
-    assert pydocs.parameters(text) == expected
-
-
 def group(id: str) -> str:
     module = id.partition(":")[0].split(".")
     return ".".join(module[:2]) if module[0] in pydocs.PACKAGES else module[0]

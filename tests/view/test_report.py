@@ -7,6 +7,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import product
 from pathlib import Path
+from urllib.parse import parse_qs, quote
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from paradigms.view.report import (
     write_pictures,
     write_report,
 )
+from tests import browser
 
 HOSTILE = [
     "</script><script>window.broken = 1</script>",
@@ -201,3 +203,29 @@ def test_broken_alignments_are_named(tmp_path):
     with pytest.raises(ValueError, match="system 'S': a number is not finite"):
         write_report(tmp_path / "report.html", Report("t", "s", alignments=[example]))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@browser.needed
+def test_a_page_makes_a_link_that_restores_what_was_chosen_shown_and_held(tab, tmp_path):
+    tokens = ["[CLS]", "fish", "in", "seas"]
+    links = [(1, 0, 0.9, 1.0), (3, 1, 0.1, 1.0)]
+    systems = [
+        Explanation(name, "S", ["fish", "sea"], tokens, links, 2.0, 0.5) for name in ("colbert", "dpr")
+    ]
+    examples = [AlignmentExample("q 1", id, "a & b", id, True, systems) for id in ("one", "two & three")]
+    write_report(tmp_path / "report.html", Report("t", "s", alignments=examples))
+    address = (tmp_path / "report.html").as_uri()
+    tab.open(address)
+    tab.wait("location.hash")
+    assert parse_qs(tab.script("location.hash").partition("?")[2]) == {"query": ["q 1"], "document": ["one"]}
+    assert tab.texts("#systems .card h3") == ["colbert", "dpr"]
+    chosen = {"query": "q 1", "document": "two & three", "without": "colbert", "hold": "query sea 0"}
+    tab.open(f"{address}#alignment?" + "&".join(f"{name}={quote(value)}" for name, value in chosen.items()))
+    tab.wait("document.querySelectorAll('#systems .card').length")
+    link = tab.script("document.querySelector('#state').hash")
+    assert parse_qs(link.partition("?")[2]) == {name: [value] for name, value in chosen.items()}
+    assert tab.texts("#systems .card h3") == ["dpr"]
+    assert tab.text("#document-text") == "two & three"
+    assert tab.text("#systems .linked").startswith("sea ↔ seas 100%")
+    assert tab.errors == []
