@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -184,12 +184,10 @@ class InMemory(Kept):
 
 
 class OnDisk(Kept):
-    """An index in a folder."""
-
-    kind: ClassVar[str] = "exact"
+    """An exact index in a folder."""
 
     def make(self) -> None:
-        Indexed.build(self.world.model, self.texts, self.folder, kind=self.kind)
+        Indexed.build(self.world.model, self.texts, self.folder)
 
     def answer(self) -> Any:
         return Indexed.open(self.folder, self.world.model).search(QUERIES)
@@ -197,7 +195,7 @@ class OnDisk(Kept):
     def anew(self) -> Any:
         model = self.world.anew()
         dim = min(model.encoder.dim, self.store().dim)
-        return Indexed.build(model, self.texts, dim=dim, kind=self.kind).search(QUERIES)
+        return Indexed.build(model, self.texts, dim=dim).search(QUERIES)
 
     def store(self) -> Store:
         return open_index(self.folder).store
@@ -208,12 +206,6 @@ class OnDisk(Kept):
     def delete(self, id: str) -> None:
         self.store().delete([id]).compact()
         del self.texts[id]
-
-
-class Compressed(OnDisk):
-    """Of codes, whose centroids are those of its first documents: it does not grow here."""
-
-    kind = "compressed"
 
 
 class States(Kept):
@@ -243,7 +235,6 @@ class Read(States):
 
 KINDS: dict[str, type[Kept]] = {
     "index": OnDisk,
-    "compressed index": Compressed,
     "states": States,
     "states being read": Read,
 }

@@ -208,11 +208,9 @@ def test_broken_alignments_are_named(tmp_path):
 @pytest.mark.slow
 @browser.needed
 def test_a_page_makes_a_link_that_restores_what_was_chosen_shown_and_held(tab, tmp_path):
-    tokens = ["[CLS]", "fish", "in", "seas"]
+    query, tokens = ["fish", "sea"], ["[CLS]", "fish", "in", "seas"]
     links = [(1, 0, 0.9, 1.0), (3, 1, 0.1, 1.0)]
-    systems = [
-        Explanation(name, "S", ["fish", "sea"], tokens, links, 2.0, 0.5) for name in ("colbert", "dpr")
-    ]
+    systems = [Explanation(name, "S", query, tokens, links, 2.0, 0.5) for name in ("colbert", "dpr")]
     examples = [AlignmentExample("q 1", id, "a & b", id, True, systems) for id in ("one", "two & three")]
     write_report(tmp_path / "report.html", Report("t", "s", alignments=examples))
     address = (tmp_path / "report.html").as_uri()
