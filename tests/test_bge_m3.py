@@ -102,6 +102,14 @@ def sides(model: Paradigm) -> tuple[Tokens, Tokens]:
     return wide.encode_documents(DOCUMENTS), wide.encode_queries(QUERIES)
 
 
+def part_scores(D: Tokens, Q: Tokens) -> dict[str, Tensor]:
+    """The scores of each part alone."""
+    return {
+        part: rel(part_of(D, part), part_of(Q, part), recipe.align, recipe.normalise_function)
+        for part, recipe in PARTS.items()
+    }
+
+
 @pytest.mark.parametrize("family", ["bert", "xlm-roberta"])
 def test_a_checkpoint_of_its_layout_scores_as_the_paper_says(tmp_path, family):
     folder = write_m3(tmp_path / family, family)
@@ -117,10 +125,7 @@ def test_rel_is_the_sum_of_its_parts_and_A_is_block_diagonal(model):
     """The law: one rel, three blocks, which padding and the other parts do not change."""
     D, Q = sides(model)
     whole = model.score(D, Q)
-    parts = [
-        rel(part_of(D, part), part_of(Q, part), recipe.align, recipe.normalise_function)
-        for part, recipe in PARTS.items()
-    ]
+    parts = part_scores(D, Q).values()
     assert_same(sum(parts), whole)
     assert all(part.abs().max() > 0 for part in parts)
     made = interact(D, Q, model.align, model.normalise)
@@ -155,9 +160,8 @@ def test_the_loss_is_that_of_the_sum_and_of_each_part(model):
         return nn.functional.cross_entropy(scores / tau, target)
 
     expected = of(rel(D, Q, model.align, model.normalise))
-    for part, (share, w) in SHARES.items():
-        recipe = PARTS[part]
-        scores = rel(part_of(D, part), part_of(Q, part), recipe.align, recipe.normalise_function)
+    for part, scores in part_scores(D, Q).items():
+        share, w = SHARES[part]
         expected = expected + share * of(scores / w)
     assert_same(loss, expected / 4)
     loss.backward()
@@ -182,12 +186,11 @@ def test_the_sum_teaches_each_part(model, in_batch):
     tau = model.recipe.temperature
     teacher = rel(D, Q, model.align, model.normalise).detach() / tau
     learned = 0.0
-    for part, (share, w) in SHARES.items():
-        recipe = PARTS[part]
-        scores = rel(part_of(D, part), part_of(Q, part), recipe.align, recipe.normalise_function) / w / tau
+    for part, scores in part_scores(D, Q).items():
+        share, w = SHARES[part]
         for n, places in enumerate(candidates):
             p = teacher[n, places].softmax(0)
-            cross_entropy = nn.functional.cross_entropy(scores[n, places], p)
+            cross_entropy = nn.functional.cross_entropy(scores[n, places] / w / tau, p)
             learned = learned + share * (cross_entropy + (p * p.log()).sum()) / 2
     expected = (supervised + learned / 3) / 2
     assert_same(loss, expected)

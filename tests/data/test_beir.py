@@ -154,6 +154,7 @@ def test_half_characters_are_replaced_and_counted(tmp_path, packed):
     ("line", "message"),
     [
         ('{"_id": "x", "text": ', "bad JSON"),
+        ('["x"]', "bad JSON"),
         ("[" * 100_000, "bad JSON"),
         ('{"_id": null, "text": "no id"}', "no usable id"),
         ('{"_id": "x", "text": 5}', "'text' is not a string but 5"),
@@ -177,6 +178,8 @@ def test_unusable_collections_and_names(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"qrels/<split>\.tsv"):
         load_collection(beir(tmp_path / "3", qrels={}))
     folder = beir(tmp_path / "4", packed=True)
+    with pytest.raises(ValueError, match="is for load"):
+        load_collection(folder, documents=2)
     corpus = folder / "corpus.jsonl.gz"
     corpus.write_bytes(corpus.read_bytes()[:-12])
     with pytest.raises(ValueError, match=r"corpus\.jsonl\.gz: not a whole gzip file"):
@@ -188,6 +191,8 @@ def test_unusable_collections_and_names(tmp_path):
         load_collection("nothing")
     with pytest.raises(ValueError, match="must be unique"):
         Corpus(["a", "a"], ["x", "y"])
+    with pytest.raises(ValueError, match="2 texts, 1 titles"):
+        Corpus(["a", "b"], ["x", "y"], ["X"])
 
 
 def test_the_fingerprint_follows_the_content(tmp_path):

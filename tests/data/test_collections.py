@@ -285,6 +285,14 @@ def test_what_a_folder_lacks_is_named(tmp_path, make, file, text, message):
         load_collection(folder)
 
 
+def test_passages_without_questions_and_unknown_layouts_are_named(tmp_path):
+    put(tmp_path / "wikipedia" / "psgs_w100.tsv", WIKIPEDIA)
+    with pytest.raises(FileNotFoundError, match="holds passages, but no file of questions"):
+        load_collection(tmp_path / "wikipedia")
+    with pytest.raises(FileNotFoundError, match=r"none of the layouts BEIR .* MIRACL .* MS MARCO .* DPR"):
+        load_collection(tmp_path)
+
+
 def test_what_is_measured_trains_nothing(tmp_path):
     collection = load_collection(miracl(tmp_path))
     train, dev = training_splits(collection, 0, "dev")

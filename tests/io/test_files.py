@@ -97,17 +97,18 @@ def test_a_folder_replaces_a_folder_and_what_a_link_points_to(tmp_path):
     assert names(tmp_path) + names(tmp_path / "deep") == ["deep", "link", "folder"]
 
 
-def test_a_failure_between_the_two_renames_puts_the_old_folder_back(tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "I/O error"), KeyboardInterrupt()])
+def test_a_failure_between_the_two_renames_puts_the_old_folder_back(tmp_path, monkeypatch, error):
     fill(tmp_path / "folder", "old")
     replace = os.replace
 
     def failing(source: Path, target: Path) -> None:
         if Path(source).name == "fresh" and not Path(target).exists():
-            raise KeyboardInterrupt
+            raise error
         replace(source, target)
 
     monkeypatch.setattr(files.os, "replace", failing)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(type(error)):
         fill(tmp_path / "folder", "new")
     assert names(tmp_path) == ["folder"]
     assert (tmp_path / "folder" / "content").read_text() == "old"

@@ -165,6 +165,8 @@ ENTRIES = {"query": QUERY, "documents": ["fish"]}
 WRONG = [
     ("/search", b"{", 400, "the request: bad JSON"),
     ("/search", [], 400, "the request must be a JSON object"),
+    ("/search", {}, 400, "the request lacks queries"),
+    ("/search", QUERIES | {"normalise": "x"}, 400, "unknown Z 'x'; there are one"),
     ("/search", QUERIES | {"K": 3}, 400, "the request has unknown entries: 'K'"),
     ("/search", QUERIES | {"k": 0}, 400, "k must be at least 1, got 0"),
     ("/search", QUERIES | {"k": 10**4000}, 400, "k is a whole number of more than 64 bits"),
