@@ -258,7 +258,7 @@ class World(RuleBasedStateMachine):
     @initialize(
         name=st.sampled_from(NAMES),
         precision=st.sampled_from(["no", "bf16"]),
-        whats=st.lists(st.sampled_from(list(KINDS)), min_size=1, max_size=4, unique=True),
+        whats=st.lists(st.sampled_from(list(KINDS)), min_size=1, max_size=3, unique=True),
     )
     def start(self, name: str, precision: str, whats: list[str]) -> None:
         self.precision = precision

@@ -16,19 +16,18 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import (
     AutoModel,
+    AutoModelForSeq2SeqLM,
     BertConfig,
     LlamaConfig,
     ModernBertConfig,
     MT5Config,
     MT5EncoderModel,
-    MT5ForConditionalGeneration,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Tokenizer,
     Qwen3Config,
     T5Config,
     T5EncoderModel,
-    T5ForConditionalGeneration,
 )
 
 from paradigms import PARADIGMS, Paradigm
@@ -118,14 +117,11 @@ def write_seq2seq(family: str, folder: Path, seed: int = 0) -> Path:
     torch.manual_seed(seed)
     size = _t5_size(tokenizer) | {"decoder_start_token_id": 0}
     if family == "t5":
-        model: Any = T5ForConditionalGeneration(T5Config(**size, feed_forward_proj="relu"))
+        model = AutoModelForSeq2SeqLM.from_config(T5Config(**size, feed_forward_proj="relu"))
     else:
-        kinds: dict[str, Any] = {
-            "t5-v1.1": (T5Config, T5ForConditionalGeneration),
-            "mt5": (MT5Config, MT5ForConditionalGeneration),
-        }
-        config, kind = kinds[family]
-        model = kind(config(**size, feed_forward_proj="gated-gelu", tie_word_embeddings=False))
+        kind = MT5Config if family == "mt5" else T5Config
+        config = kind(**size, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+        model = AutoModelForSeq2SeqLM.from_config(config)
         model.config.tie_word_embeddings = False
         model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.shared.weight))
     return _save(model, tokenizer, folder, torch.float32)
