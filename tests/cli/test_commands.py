@@ -18,7 +18,7 @@ from paradigms import PARADIGMS, load
 from paradigms.baselines.bm25 import BM25
 from paradigms.baselines.cross_attention import cross_attention
 from paradigms.cli import indexing, show
-from paradigms.cli.arguments import main
+from paradigms.cli.arguments import main, program
 from paradigms.cli.indexed import open_folder
 from paradigms.cli.oracle import question_of, stored
 from paradigms.cli.queries import from_file
@@ -173,6 +173,8 @@ ERRORS = {
     "index notes --paradigm bm25": "there is no paradigm 'bm25'; there are dpr, me_bert, colbert",
     "index notes --paradigm dpr --model {dpr} --model-layout plain": "--paradigm makes a model of an encoder",
     "index void --model {dpr}": "void holds no document",
+    "index notes --engine-options [1]": "must be a JSON object",
+    "index notes --engine-options '{{\"a\": 1}}'": "add --engine",
     "search {dsi} --split test": "--split needs an index of a collection",
     "explain notes.index fish --document x": "no document 'x'",
     "search notes.index ' '": "query 1 is blank",
@@ -180,6 +182,7 @@ ERRORS = {
     "compare notes.index": "no query",
     "compare notes.index -q x --split test": "one place",
     "compare notes.index notes.index -q x": "folders need different names",
+    "rerank notes": "no query",
     "export {dpr} notes": "notes would be replaced",
     "dimensions notes": "no query has 10 documents",
     "dimensions nowhere": "no such folder",
@@ -192,6 +195,20 @@ def test_wrong_arguments_are_told(indexed, source, models):
         assert message.format(**models) in refused(*shlex.split(command.format(**models))), command
     assert {file.name for file in source.iterdir()} == set(TEXTS)
     assert not (source.parent / "void.index").exists()
+
+
+def test_arguments_that_cannot_be_parsed_are_told(capsys):
+    for wrong, message in {
+        "search nowhere x -k 0": "at least 1",
+        "compare nowhere -q snow other.index": "unrecognized arguments: other.index",
+    }.items():
+        assert refused(*wrong.split()) == "2"
+        assert message in capsys.readouterr().err
+
+
+def test_printed_commands_are_called_as_this_program_was(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/a b/paradigms"])
+    assert program() == "'/a b/paradigms'"
 
 
 @pytest.mark.parametrize("kind", ["faiss", "compressed"])
