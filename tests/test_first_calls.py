@@ -212,6 +212,8 @@ def test_calls_of_other_libraries_say_what_to_write(model, index):
     refused(lambda: Paradigm.from_pretrained("offline"), "load", FileNotFoundError)
     refused(lambda: Index(model, LIST), "Index.build")
     refused(lambda: index.search(np.eye(8)), "a string is needed")
+    documents = model.encode_documents(LIST)
+    refused(lambda: index.index.search_tokens(model.recipe, documents), "queries need axes", ValueError)
     tried = {"model": model, "index": index, "bm25": BM25(LIST)}
     for name, remedy in ATTRIBUTES.items():
         of, attribute = name.split(".")

@@ -130,6 +130,13 @@ def test_core_imports_torch_and_jaxtyping_only():
     assert {name.split(".")[0] for name in names} <= allowed
 
 
+def test_tokenizers_are_called_in_one_place():
+    """Under its lock, as each call sets the tokenizer's truncation and padding."""
+    calls = re.compile(r"(?<!\w)(?<!def )tokenizer\([^)]")
+    files = {file.name for file in modules("paradigms") if calls.search(file.read_text(encoding="utf-8"))}
+    assert files == {"tokenizing.py"}
+
+
 def test_losses_see_no_encoder():
     assert not any("encode" in name for name in imports(ROOT / "paradigms" / "train" / "losses.py"))
 
@@ -194,10 +201,9 @@ def test_only_the_table_of_rooms_imports_by_name():
         r"\bAuto\w+\.from_": "paradigms/encoder/backbone.py",
         r"\btorch\.load\(": "paradigms/saving/hub.py",  # of weights alone, on request
         r"\bimport (pickle|dill|joblib|marshal)\b": "nowhere",
-        r"(?<!\w)(?<!def )tokenizer\([^)]": "paradigms/encoder/tokenizing.py",  # under its lock
     }.items(),
 )
-def test_what_comes_from_strangers_or_needs_a_lock_has_one_door(call: str, door: str):
+def test_what_comes_from_strangers_has_one_door(call: str, door: str):
     files = [*modules("paradigms"), *modules("experiments")]
     found = {str(f.relative_to(ROOT)) for f in files if re.search(call, f.read_text(encoding="utf-8"))}
     assert found <= {door}

@@ -120,6 +120,7 @@ WRONG += [
     ("encoder.json", '{"dmi": 8}', r"encoder\.json: settings .* not know: 'dmi'"),
     ("encoder.json", '{"eps": -1.0}', r"encoder\.json: eps must be above 0"),
     ("encoder.json", '{"dim": 8', r"encoder\.json: .*line 1"),
+    ("encoder.json", "[]", r"encoder\.json: "),
     ("paradigm.json", '{"name": "aligner"}', r"paradigm\.json: .*'align'"),
 ]
 
@@ -154,6 +155,7 @@ def test_wrong_heads_name_the_file(saved):
         ({"align": "TopK(k=1, p=0.5)"}, r"alignment TopK.*: give TopK values for its settings \(k\)"),
         ({"align": "TopK(k='3')"}, "TopK.*k"),
         ({"align": "TopK(k=0)"}, "TopK: k must be at least 1, got 0"),
+        ({"align": "TopP(p=1.5)"}, "TopP: p must be at most 1, got 1.5"),
         ({"imputation": "median"}, "unknown imputation 'median' of x; there are kth, none"),
         ({"name": "x\nlicense: mit"}, "it must be one line of printable characters"),
         ({"search_tokens": 0}, "search_tokens must be at least 1, got 0"),

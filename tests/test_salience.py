@@ -115,6 +115,7 @@ def test_the_l1_term_is_the_mean_salience_of_texts_of_any_length(tiny_bert):
     salience = torch.tensor([[[1.0, 3, 9, 9], [1, 1, 1, 1], [5, 5, 5, 5]]])
     tokens = Tokens(torch.zeros(1, 3, 4, 2), mask, None, salience)
     assert mean_salience(tokens).item() == pytest.approx((2 + 1 + 0) / 3)
+    assert mean_salience(Tokens(tokens.vectors, mask)).item() == 0
     paradigms = [build(tiny_bert, salience="relu", salience_l1=gamma).double() for gamma in (0.0, 0.5)]
     for paradigm in paradigms:
         torch.manual_seed(1)

@@ -132,3 +132,8 @@ def test_another_vocabulary_is_refused(model, tmp_path):
     wrong.save_pretrained(tmp_path / "wrong")
     with pytest.raises(ValueError, match="counts 3 tokens, and the model has"):
         paradigms.load(tmp_path / "wrong")
+    tokens = model.encode_queries([QUERY])
+    with pytest.raises(ValueError, match="needs the ids of query tokens"):
+        wrong.score(model.encode_documents(TEXTS), type(tokens)(tokens.vectors, tokens.mask))
+    with pytest.raises(ValueError, match="floors must be 3 finite numbers"):
+        Statistics(4, 20, torch.tensor([1, 2, 3]), torch.tensor([0.1, 0.2]))
