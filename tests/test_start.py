@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from paradigms import PARADIGMS
 from paradigms.cli import arguments
 from paradigms.find import INDEXES
@@ -77,11 +75,8 @@ def test_help_imports_nothing_slow():
 
 
 def test_the_package_imports_torch_when_it_is_used():
-    first, second = answers(
-        ("code", "import paradigms, paradigms.io.command_line, paradigms.data"),
-        ("code", "from paradigms import PARADIGMS, load"),
-    )
-    assert (first[1], second[1]) == (set(), {"torch"})
+    commands = ("import paradigms, paradigms.io.command_line, paradigms.data", "from paradigms import load")
+    assert [slow for _, slow in answers(*(("code", code) for code in commands))] == [set(), {"torch"}]
 
 
 def test_names_written_out_for_help_are_all_there_are():
@@ -91,8 +86,7 @@ def test_names_written_out_for_help_are_all_there_are():
     compare, serving = map(importlib.import_module, ("compare", "serving_costs"))
     without = "splade", "bge_m3"  # whose heads the default encoder lacks
     named = [name for name in PARADIGMS if name not in without]
-    assert compare.Settings().systems == named
-    assert serving.Settings().paradigms == named
+    assert compare.Settings().systems == serving.Settings().paradigms == named
 
 
 def test_no_module_of_the_current_folder_is_imported(tmp_path):
@@ -101,14 +95,10 @@ def test_no_module_of_the_current_folder_is_imported(tmp_path):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     (tmp_path / "notes.txt").write_text("a bird over the sea")
     for command in ("search nowhere bird", "index notes.txt --model nowhere"):
-        done = subprocess.run(
-            [sys.executable, "-m", "paradigms", *command.split()],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
-        assert "nowhere" in done.stderr
-        assert "Traceback" not in done.stderr
+        called = [sys.executable, "-m", "paradigms", *command.split()]
+        said = subprocess.run(called, cwd=tmp_path, capture_output=True, text=True).stderr
+        assert "nowhere" in said
+        assert "Traceback" not in said
     assert not (tmp_path / "ran").exists()
 
 
@@ -116,18 +106,14 @@ ONE_VECTOR = """
 import sys
 from paradigms import PARADIGMS
 from paradigms.retrieve import Indexed
-model = PARADIGMS[sys.argv[1]]("offline")
+model = PARADIGMS["dpr"]("offline")
 texts = ["one", "another text", "the third"]
 index = Indexed.build(model, dict(zip("abc", texts)))
 assert len(index.search({"q": "another text"}, 2)["q"]) == 2
 assert index.rerank({"q": "another text"}, {"q": {"a": 0.0, "b": 0.0}})["q"]
-print("numba" in sys.modules)
+assert "numba" not in sys.modules
 """
 
 
-@pytest.mark.parametrize(("name", "loads"), [("dpr", False), ("colbert", True)])
-def test_one_vector_a_document_loads_no_kernel(name: str, loads: bool) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", ONE_VECTOR, name], capture_output=True, text=True, check=True
-    )
-    assert ended.stdout == f"{loads}\n"
+def test_one_vector_a_document_loads_no_kernel() -> None:
+    subprocess.run([sys.executable, "-c", ONE_VECTOR], check=True)

@@ -77,21 +77,16 @@ def test_the_power_law_is_found_and_extrapolated_to_the_middle_of_what_is_missin
     assert_same(whole, retrieved[:, -1])
 
 
-@pytest.mark.parametrize("row", [[0.3, -0.1], [-0.2, -0.5], [0.4]], ids=["k'-th < 0", "none > 0", "one"])
+@pytest.mark.parametrize("row", [[0.3, -0.1], [-0.2, -0.5], [0.4]])
 def test_without_a_power_law_the_bound_stands(row):
     assert IMPUTATIONS["power_law"](torch.tensor([row]), 100).tolist() == [pytest.approx(min(row))]
 
 
 @given(st.integers(0, 2**31 - 1), st.integers(1, 30), st.sampled_from([-1.0, 0.0, 2.0]))
-def test_imputations_lie_where_they_say(seed, k, shift):
+def test_imputations_read_the_best_in_any_order(seed, k, shift):
     retrieved, corpus = random(4, k, seed=seed) + shift, 10 * k
-    kth = retrieved.min(1).values
     m = {name: impute(retrieved, corpus) for name, impute in IMPUTATIONS.items()}
-    assert torch.equal(m["kth"], kth)
-    for name in ("tail_mean", "percentile"):
-        assert (m[name] >= kth - 1e-12).all()
-        assert (m[name] <= retrieved.max(1).values + 1e-12).all()
-    assert (m["power_law"] <= kth).all()
+    assert (m["power_law"] <= retrieved.min(1).values).all()
     # The k best of 2k in any order, where the other k were not found, are the k best alone.
     order = torch.randperm(2 * k, generator=torch.Generator().manual_seed(seed))
     padded = torch.cat([retrieved, torch.full_like(retrieved, -torch.inf)], 1)[:, order]
@@ -159,8 +154,8 @@ def similarities(P: Tensor, documents: int) -> tuple[Tensor, Tensor]:
 
 
 @given(st.integers(0, 2**31 - 1), st.integers(1, 25), st.sampled_from([0.05, 1.0]))
-def test_gradients_are_appendix_a_and_their_mass_knows_no_normaliser(seed, k, temperature):
-    """−(1−P⁺)/(Z⁺τ) on the positive's retrieved maxima, P⁻/(Z⁻τ) on a negative's; masses 1−P⁺ and P⁻."""
+def test_gradients_are_appendix_a(seed, k, temperature):
+    """−(1−P⁺)/(Z⁺τ) on the positive's retrieved maxima, P⁻/(Z⁻τ) on a negative's."""
     P, owners = random(3, 20, seed=seed), np.repeat(np.arange(5), 4)
     for cut, expected in (
         (None, theory.colbert_gradient(P.numpy(), owners, 2, temperature)),
@@ -170,9 +165,3 @@ def test_gradients_are_appendix_a_and_their_mass_knows_no_normaliser(seed, k, te
         in_batch_loss(D, Q, cut, torch.tensor([2]), temperature).backward()
         found = D.grad.reshape(20, 3).T.numpy()
         assert_same(found, expected)
-    f = theory.xtr_scores(P.numpy(), owners, k)
-    share = np.exp((f - f.max()) / temperature)
-    mass = share / share.sum()
-    mass[2] = 1 - mass[2]
-    mass[~theory.candidates(P.numpy(), owners, k)] = 0
-    assert_same(theory.gradient_mass(found, owners), mass / temperature)

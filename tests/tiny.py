@@ -15,23 +15,19 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import (
+    AutoModel,
+    AutoModelForSeq2SeqLM,
     BertConfig,
-    BertModel,
     LlamaConfig,
-    LlamaModel,
     ModernBertConfig,
-    ModernBertModel,
     MT5Config,
     MT5EncoderModel,
-    MT5ForConditionalGeneration,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Tokenizer,
     Qwen3Config,
-    Qwen3Model,
     T5Config,
     T5EncoderModel,
-    T5ForConditionalGeneration,
 )
 
 from paradigms import PARADIGMS, Paradigm
@@ -121,14 +117,11 @@ def write_seq2seq(family: str, folder: Path, seed: int = 0) -> Path:
     torch.manual_seed(seed)
     size = _t5_size(tokenizer) | {"decoder_start_token_id": 0}
     if family == "t5":
-        model: Any = T5ForConditionalGeneration(T5Config(**size, feed_forward_proj="relu"))
+        model = AutoModelForSeq2SeqLM.from_config(T5Config(**size, feed_forward_proj="relu"))
     else:
-        kinds: dict[str, Any] = {
-            "t5-v1.1": (T5Config, T5ForConditionalGeneration),
-            "mt5": (MT5Config, MT5ForConditionalGeneration),
-        }
-        config, kind = kinds[family]
-        model = kind(config(**size, feed_forward_proj="gated-gelu", tie_word_embeddings=False))
+        kind = MT5Config if family == "mt5" else T5Config
+        config = kind(**size, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+        model = AutoModelForSeq2SeqLM.from_config(config)
         model.config.tie_word_embeddings = False
         model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.shared.weight))
     return _save(model, tokenizer, folder, torch.float32)
@@ -149,16 +142,15 @@ def _save(
 
 def _model(family: str, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
     if family == "bert":
-        return BertModel(BertConfig(**_size(tokenizer)))
+        return AutoModel.from_config(BertConfig(**_size(tokenizer)))
     if family == "modernbert":
         ends = {"bos_token_id": tokenizer.cls_token_id, "eos_token_id": tokenizer.sep_token_id}
         ends |= {name: getattr(tokenizer, name) for name in ("pad_token_id", "cls_token_id", "sep_token_id")}
-        return ModernBertModel(ModernBertConfig(**_size(tokenizer), **ends, local_attention=8))
+        return AutoModel.from_config(ModernBertConfig(**_size(tokenizer), **ends, local_attention=8))
     if family in DECODERS:
         size = _size(tokenizer) | {"num_key_value_heads": 1, "head_dim": 8} | LONG
-        if family == "llama":
-            return LlamaModel(LlamaConfig(**size))
-        return Qwen3Model(Qwen3Config(**size, max_window_layers=LAYERS))
+        config = LlamaConfig(**size) if family == "llama" else Qwen3Config(**size, max_window_layers=LAYERS)
+        return AutoModel.from_config(config)
     config, model = {"t5": (T5Config, T5EncoderModel), "mt5": (MT5Config, MT5EncoderModel)}[family]
     return model(config(**_t5_size(tokenizer), feed_forward_proj="gated-gelu"))
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from paradigms.data import (
     Corpus,
-    Problems,
     Split,
     load_collection,
     read_judgements,
@@ -75,27 +74,22 @@ def test_a_folder_in_beir_layout(tmp_path, packed):
     assert not collection.problems
     with pytest.raises(ValueError, match="tiny has no split 'dev'; it has train, test"):
         collection.split("dev")
+    assert list(pickle.loads(pickle.dumps(collection.corpus)).titles) == TITLES  # by a worker process
 
 
 def test_a_plain_corpus_stays_on_disk(tmp_path):
-    corpus = load_collection(beir(tmp_path / "tiny")).corpus
+    """Lines end in any way, and blank ones are none."""
+    folder = beir(tmp_path / "tiny")
+    path = folder / "corpus.jsonl"
+    path.write_bytes(b"\n" + path.read_bytes().replace(b"\n", b"\r\n\n").rstrip())
+    corpus = load_collection(folder).corpus
     assert [corpus[i] for i in (3, 0, -1, np.int64(1))] == [TEXTS[3], TEXTS[0], TEXTS[3], TEXTS[1]]
     assert corpus[1:3] == TEXTS[1:3]
-    assert corpus[corpus.position("c")] == "empty title"
     with pytest.raises(KeyError, match="no document 'zzz'"):
         corpus.position("zzz")
     with pytest.raises(IndexError):
         corpus[4]
-    received = pickle.loads(pickle.dumps(corpus))  # by a worker process
-    assert list(received) == TEXTS
-    assert list(received.titles) == TITLES
-
-
-def test_a_line_without_a_line_end_is_a_line(tmp_path):
-    folder = beir(tmp_path / "tiny")
-    path = folder / "corpus.jsonl"
-    path.write_bytes(b"\n" + path.read_bytes().replace(b"\n", b"\r\n\n").rstrip())
-    assert list(load_collection(folder).corpus) == TEXTS
+    assert list(pickle.loads(pickle.dumps(corpus))) == TEXTS
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -106,19 +100,11 @@ def test_titles_stay_with_their_documents(tmp_path, packed):
         {"_id": "a", "title": "Another", "text": "one"},
         {"_id": "b", "text": "two", "metadata": {"title": "Beside the text"}},
         {"_id": "c", "title": "Both", "text": "three", "metadata": {"title": "Not this"}},
-        {"_id": "d", "text": "four", "metadata": {"url": "x"}},
     ]
     qrels = {"test": "q1\ta\t1\n"}
     corpus = load_collection(beir(tmp_path / "tiny", documents, qrels=qrels, packed=packed)).corpus
-    assert list(corpus.titles) == ["A title", "Beside the text", "Both", ""]
-    assert list(corpus) == ["A title  one", "two", "Both three", "four"]
-
-
-def test_corpus_refuses_repeated_ids_and_missing_texts():
-    with pytest.raises(ValueError, match="must be unique"):
-        Corpus(["a", "a"], ["x", "y"])
-    with pytest.raises(ValueError, match="2 texts, 1 titles"):
-        Corpus(["a", "b"], ["x", "y"], ["X"])
+    assert list(corpus.titles) == ["A title", "Beside the text", "Both"]
+    assert list(corpus) == ["A title  one", "two", "Both three"]
 
 
 def test_problems_are_counted_with_examples(tmp_path):
@@ -129,12 +115,9 @@ def test_problems_are_counted_with_examples(tmp_path):
         "dev": "".join(f"q1\tabsent{i}\t1\n" for i in range(9)),
     }
     collection = load_collection(beir(tmp_path / "tiny", documents, queries, qrels))
-    assert collection.corpus[collection.corpus.position("a")] == TEXTS[0]
-    assert collection.corpus[-1] == ""
+    assert list(collection.corpus) == [*TEXTS, ""]
     test = collection.split("test")
-    assert test.queries == {"q1": "one", "q4": ""}
-    assert test.judgements == {"q1": {"b": 1}, "q4": {"e": 1}}
-    assert collection.split("dev").queries == {}
+    assert (test.queries, test.judgements) == ({"q1": "one", "q4": ""}, {"q1": {"b": 1}, "q4": {"e": 1}})
     assert collection.problems.counts == {
         "duplicate document id (first one kept)": 1,
         "document with empty text (kept)": 1,
@@ -148,32 +131,23 @@ def test_problems_are_counted_with_examples(tmp_path):
     shown = str(collection.problems)
     assert "judgement for an absent document (left out): 10, e.g. dev: q1 -> absent0" in shown
     assert "absent5" not in shown
-    assert "test.tsv, line 6: 'q1 c 1'" in shown
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_half_characters_are_replaced_and_counted(tmp_path, packed):
     """JSON can spell lone surrogates, which tokenizers reject; a pair of surrogates is one character."""
-    documents = [
-        {"_id": "a", "title": "half \ud83d", "text": "of one \ude00, and a whole \U0001f600"},
-        {"_id": "b", "text": "sound"},
-    ]
-    queries = [{"_id": "q1", "text": "end \ud83d"}, {"_id": "q2", "text": "one"}]
-    qrels = {"test": "q1\ta\t1\nq2\tb\t1\n"}
+    documents = [{"_id": "a", "title": "half \ud83d", "text": "of one \ude00, and a whole \U0001f600"}]
+    queries = [{"_id": "q1", "text": "end \ud83d"}]
+    qrels = {"test": "q1\ta\t1\n"}
     collection = load_collection(beir(tmp_path / "broken", documents, queries, qrels, packed=packed))
     assert collection.problems.counts == {
         "document with lone surrogates (each replaced by U+FFFD)": 1,
         "query with lone surrogates (each replaced by U+FFFD)": 1,
     }
     corpus = pickle.loads(pickle.dumps(collection.corpus))
-    assert list(corpus) == corpus[:] == ["half \ufffd of one \ufffd, and a whole \U0001f600", "sound"]
-    assert list(corpus.titles) == ["half \ufffd", ""]
-    assert collection.split("test").queries == {"q1": "end \ufffd", "q2": "one"}
-    write_folder(collection, tmp_path / "mended")
-    again = load_collection(tmp_path / "mended")
-    assert not again.problems
-    assert again.fingerprint == collection.fingerprint
-    assert again.splits == collection.splits
+    assert list(corpus) == corpus[:] == ["half \ufffd of one \ufffd, and a whole \U0001f600"]
+    assert list(corpus.titles) == ["half \ufffd"]
+    assert collection.split("test").queries == {"q1": "end \ufffd"}
 
 
 @pytest.mark.parametrize(
@@ -196,35 +170,29 @@ def test_a_bad_line_stops_with_file_and_number(tmp_path, line, message, file):
             load_collection(folder)
 
 
-@pytest.mark.parametrize("missing", ["corpus.jsonl", "queries.jsonl", "qrels/test.tsv"])
-def test_a_missing_file_stops_and_is_named(tmp_path, missing):
-    folder = beir(tmp_path / "tiny", qrels={"test": QRELS["test"]})
-    (folder / missing).unlink()
-    with pytest.raises(FileNotFoundError, match=r"qrels/<split>\.tsv" if "qrels" in missing else missing):
-        load_collection(folder)
-
-
-def test_broken_gzip_and_broken_text_are_named(tmp_path):
-    folder = beir(tmp_path / "tiny", packed=True)
-    corpus = folder / "corpus.jsonl.gz"
-    corpus.write_bytes(corpus.read_bytes()[:-12])
-    with pytest.raises(ValueError, match=r"corpus\.jsonl\.gz: not a whole gzip file"):
-        load_collection(folder)
-    run = tmp_path / "run.txt"
-    run.write_bytes(b"q Q0 d 1 1.0 t\n\xff\xfe\n")
-    with pytest.raises(ValueError, match=r"run\.txt, line 2: not UTF-8"):
-        read_run(run)
-
-
 def test_unusable_collections_and_names(tmp_path):
     with pytest.raises(ValueError, match="holds no document"):
         load_collection(beir(tmp_path / "1", documents=[]))
     with pytest.raises(ValueError, match=r"no split holds a judged query\njudgement for an absent document"):
         load_collection(beir(tmp_path / "2", qrels={"test": "q1\tnowhere\t1\n"}))
+    with pytest.raises(FileNotFoundError, match=r"qrels/<split>\.tsv"):
+        load_collection(beir(tmp_path / "3", qrels={}))
+    folder = beir(tmp_path / "4", packed=True)
+    with pytest.raises(ValueError, match="is for load"):
+        load_collection(folder, documents=2)
+    corpus = folder / "corpus.jsonl.gz"
+    corpus.write_bytes(corpus.read_bytes()[:-12])
+    with pytest.raises(ValueError, match=r"corpus\.jsonl\.gz: not a whole gzip file"):
+        load_collection(folder)
+    corpus.unlink()
+    with pytest.raises(FileNotFoundError, match=r"corpus\.jsonl"):
+        load_collection(folder)
     with pytest.raises(FileNotFoundError, match="no collection 'nothing': expected 'pydocs'"):
         load_collection("nothing")
-    with pytest.raises(ValueError, match="is for load"):
-        load_collection(beir(tmp_path / "3"), documents=2)
+    with pytest.raises(ValueError, match="must be unique"):
+        Corpus(["a", "a"], ["x", "y"])
+    with pytest.raises(ValueError, match="2 texts, 1 titles"):
+        Corpus(["a", "b"], ["x", "y"], ["X"])
 
 
 def test_the_fingerprint_follows_the_content(tmp_path):
@@ -240,29 +208,23 @@ def test_the_fingerprint_follows_the_content(tmp_path):
         {"qrels": {**QRELS, "test": "q2\ta\t1\nq1\tb\t1\nq1\tc\t0\n"}},
         {"qrels": {"dev": QRELS["test"], "train": QRELS["train"]}},
     ]
-    others = set()
-    for i, change in enumerate(changed):
-        others.add(load_collection(beir(tmp_path / f"x{i}", **change)).fingerprint)
+    others = {load_collection(beir(tmp_path / f"x{i}", **of)).fingerprint for i, of in enumerate(changed)}
     assert len(others | {first}) == 6
 
 
 def test_write_folder_keeps_titles_and_what_they_are_part_of(tmp_path):
     texts = ["One body", "One  body", "One", "Onebody", "body"]
-    titles = ["One", "One", "One", "One", "One"]
-    corpus = Corpus([f"d{i}" for i in range(5)], texts, titles)
+    corpus = Corpus([f"d{i}" for i in range(5)], texts, ["One"] * 5)
     folder = beir(tmp_path / "tiny", qrels={"test": QRELS["test"]})
-    collection = replace(load_collection(folder), corpus=corpus)
-    written = replace(collection, splits={"test": Split({"q": "x"}, {"q": {"d1": 1}})})
+    split = Split({"q": "x"}, {"q": {"d1": 1}})
+    written = replace(load_collection(folder), corpus=corpus, splits={"test": split})
     for _ in range(2):
         write_folder(written, tmp_path / "copy")
     (tmp_path / "copy" / "annotations.xlsx").write_text("mine")
     with pytest.raises(FileExistsError, match=r"copy would be replaced, but holds annotations\.xlsx"):
         write_folder(written, tmp_path / "copy")
     again = load_collection(tmp_path / "copy").corpus
-    assert list(again) == texts
-    assert list(again.titles) == titles
-    rows = [json.loads(line) for line in (tmp_path / "copy" / "corpus.jsonl").read_text().splitlines()]
-    assert [row.get("title") for row in rows] == ["One", "One", None, None, None]
+    assert (list(again), list(again.titles)) == (texts, ["One"] * 5)
 
 
 WORDS = st.text(st.characters(blacklist_categories=("Z", "C")), min_size=1, max_size=5)
@@ -291,20 +253,18 @@ def test_a_run_survives_its_file(tmp_path_factory, run):
     assert read_run(path) == read  # nothing moves further
 
 
-def test_runs_are_written_by_score_and_then_by_id(tmp_path):
+def test_runs_and_judgements_are_written_in_order(tmp_path):
+    """A run by score and then by id, in single precision; judgements as they are."""
     path = tmp_path / "deep" / "run.txt"
     write_run(path, {"q": {"b": 0.1, "c": np.float32(0.1).item(), "a": 0.1, "d": math.inf}}, tag="bm25")
     assert path.read_text() == (
         "q Q0 d 1 inf bm25\nq Q0 c 2 0.10000001639127731 bm25\nq Q0 a 3 0.10000000894069672 bm25\n"
         "q Q0 b 4 0.1 bm25\n"
     )
-
-
-def test_judgements_survive_their_file(tmp_path):
     judgements = {"q1": {"b": 1, "a": 0}, "q2": {"c": 3, "d": -1}}
-    write_judgements(tmp_path / "qrels.txt", judgements)
-    assert read_judgements(tmp_path / "qrels.txt") == judgements
-    assert (tmp_path / "qrels.txt").read_text() == "q1 0 b 1\nq1 0 a 0\nq2 0 c 3\nq2 0 d -1\n"
+    write_judgements(path, judgements)
+    assert path.read_text() == "q1 0 b 1\nq1 0 a 0\nq2 0 c 3\nq2 0 d -1\n"
+    assert read_judgements(path) == judgements
 
 
 @pytest.mark.parametrize(
@@ -313,15 +273,15 @@ def test_judgements_survive_their_file(tmp_path):
         (read_run, "q Q0 a 1 1.0 tag", "q Q0 d 1", "4 columns instead of 6"),
         (read_run, "q Q0 a 1 1.0 tag", "q Q0 d 1 high tag", "score 'high' is not a number"),
         (read_run, "q Q0 a 1 1.0 tag", "q Q0 d 1 nan tag", "NaN"),
+        (read_run, "q Q0 a 1 1.0 tag", "\udcff\udcfe", "not UTF-8"),
         (read_judgements, "q 0 a 1", "q 0 d", "3 columns instead of 4"),
-        (read_judgements, "q 0 a 1", "q 0 d x", "grade 'x' is not an integer"),
         (read_judgements, "q 0 a 1", "q 0 d inf", "grade 'inf' is not an integer"),
         (read_judgements, "q 0 a 1", "q 0 d 9223372036854775808", "is not an integer of 32 bits"),
     ],
 )
 def test_bad_lines_are_named(tmp_path, read, first, line, message):
     path = tmp_path / "file.txt"
-    path.write_text(f"{first}\n\n{line}\n")
+    path.write_bytes(f"{first}\n\n{line}\n".encode(errors="surrogateescape"))
     with pytest.raises(ValueError, match=rf"file\.txt, line 3: .*{message}"):
         read(path)
     with pytest.raises(FileNotFoundError, match="absent"):
@@ -341,26 +301,16 @@ def test_comments_headers_and_tags_of_trec_files_are_passed_over(tmp_path):
             assert read(read_run, first + rows) == run
     for first in ("", "query-id\titer\tcorpus-id\tscore\n", comments):
         assert read(read_judgements, first + "q Q0 a 2\n#q 0 b 1\n") == {"q": {"a": 2}, "#q": {"b": 1}}
-    for cut in ("q0\n", "query docid\n", "q0 Q0\n"):  # no header: columns are missing
-        with pytest.raises(ValueError, match=r"line 1: \d columns instead of"):
-            read(read_run, cut + "q Q0 a 1 2.5\n")
+    with pytest.raises(ValueError, match=r"line 1: 2 columns instead of"):  # no header: columns are missing
+        read(read_run, "query docid\nq Q0 a 1 2.5\n")
 
 
-@pytest.mark.parametrize(
-    ("read", "lines", "kept"),
-    [
-        (read_run, "q Q0 a 1 2.0 x\nq Q0 b 2 1.5 x\nq Q0 a 3 1.0 x\n", {"a": 2.0, "b": 1.5}),
-        (read_judgements, "q 0 a 1\nq 0 a 1\nq 0 a 0\n", {"a": 1}),
-    ],
-)
-def test_repeated_documents_of_trec_files_are_counted(tmp_path, read, lines, kept):
-    path, problems = tmp_path / "file.txt", Problems()
-    path.write_text(lines)
-    assert read(path, problems) == {"q": kept}
-    (count,) = problems.counts.values()
-    assert count == len(lines.splitlines()) - len(kept)
-    with pytest.warns(UserWarning, match=rf"file\.txt: repeated document .*: {count}, e\.g\. q -> a"):
-        assert read(path) == {"q": kept}
+@pytest.mark.parametrize(("read", "line"), [(read_run, "q Q0 a 1 {} x\n"), (read_judgements, "q 0 a {}\n")])
+def test_repeated_documents_of_trec_files_are_counted(tmp_path, read, line):
+    path = tmp_path / "file.txt"
+    path.write_text(line.format(2) + line.format(2) + line.format(1))
+    with pytest.warns(UserWarning, match=r"file\.txt: repeated document .*: 2, e\.g\. q -> a"):
+        assert read(path) == {"q": {"a": 2}}
 
 
 def test_what_trec_cannot_hold_is_not_written(tmp_path):
@@ -369,9 +319,8 @@ def test_what_trec_cannot_hold_is_not_written(tmp_path):
     for run in ({"q 1": {"a": 1.0}}, {"q": {"a": 1.0, "b c": 0.5}}, {"": {"a": 1.0}}, {"q": {"a": math.nan}}):
         with pytest.raises(ValueError, match=r"a TREC file cannot hold|NaN"):
             write_run(path, run)
-        with pytest.raises(ValueError, match="a TREC file cannot hold"):
-            write_judgements(path, {"q": {"a\tb": 1}})
+    with pytest.raises(ValueError, match="a TREC file cannot hold"):
+        write_judgements(path, {"q": {"a\tb": 1}})
     assert path.read_text() == "old"
-    assert [file.name for file in tmp_path.iterdir()] == ["run.txt"]
     write_run(path, {"q": {"a": 1.0}}, tag="my model")
     assert path.read_text() == "q Q0 a 1 1.0 my-model\n"

@@ -56,20 +56,22 @@ def miracl(root: Path, corpus: str = "miracl/miracl-v1.0-sw", ending: str = "jso
 
 
 @pytest.mark.parametrize(
-    "corpus", ["miracl/miracl-v1.0-sw", "miracl/miracl-corpus-v1.0-sw", "miracl-corpus/miracl-corpus-v1.0-sw"]
+    ("corpus", "ending"),
+    [
+        ("miracl/miracl-v1.0-sw", "jsonl.gz"),
+        ("miracl/miracl-corpus-v1.0-sw", "jsonl"),
+        ("miracl-corpus/miracl-corpus-v1.0-sw", "jsonl.gz"),
+    ],
 )
-@pytest.mark.parametrize("ending", ["jsonl.gz", "jsonl"])
 def test_a_language_of_miracl(tmp_path, corpus, ending):
     collection = load_collection(miracl(tmp_path, corpus, ending))
     assert collection.name == "miracl-v1.0-sw"
     assert collection.measures == ("nDCG@10", "R@100")
     assert collection.corpus.ids == [id for id, _, _ in PASSAGES]
     assert list(collection.corpus) == [f"{title} {text}".strip() for _, title, text in PASSAGES]
-    assert list(collection.corpus.titles) == [title for _, title, _ in PASSAGES]
     assert list(collection.splits) == ["train", "dev"]  # test-b has no judgements
     assert collection.split("train").queries == {"0#1": "ziwa gani?", "1": "mlima gani?"}
     assert collection.split("dev").queries == {"1": "mto \tgani?", "2": "哪个湖？"}  # 1 is another one here
-    assert collection.split("train").judgements == {"0#1": {"12#0": 1}, "1": {"7#0": 1, "9#0": 0}}
     assert collection.split("dev").judgements == {"1": {"9#0": 1}, "2": {"12#1": 1}}
     assert not collection.problems
     assert isinstance(collection.corpus._texts, Lines) is (ending == "jsonl")
@@ -93,33 +95,12 @@ def marco(root: Path) -> Path:
     return folder
 
 
-def test_nq320k(tmp_path):
+def test_nq320k_and_ms_marco(tmp_path):
     collection = load_collection(nq320k(tmp_path / "nq320k"))
-    assert collection.name == "nq320k"
     assert list(collection.corpus) == ["Cats cats sleep", "Dogs dogs bark", "fish swim"]
-    assert list(collection.corpus.titles) == ["Cats", "Dogs", ""]
     assert collection.split("train").queries == {"0": "do cats sleep", "2": "who barks"}
     assert collection.split("train").judgements == {"0": {"7": 1}, "2": {"8": 1}}
     assert collection.split("test").judgements == {"1": {"9": 1}}, "dev, on which papers report"
-
-
-def test_what_follows_a_tab_is_text(tmp_path):
-    """Without titles, all after the first tab is text; with titles, all up to the last tab is."""
-    folder = nq320k(tmp_path / "plain")
-    put(folder / "collection.tsv", "7\tcats sleep\n8\tdogs\tbark\n9\tfish\tswim\tfar\n")
-    put(folder / "queries.all.tsv", "0\tdo cats\tsleep\n1\twho swims\n2\twho barks\n")
-    collection = load_collection(folder)
-    assert list(collection.corpus) == ["cats sleep", "dogs\tbark", "fish\tswim\tfar"]
-    assert list(collection.corpus.titles) == ["", "", ""]
-    assert collection.split("train").queries == {"0": "do cats\tsleep", "2": "who barks"}
-    put(folder / "collection.tsv", "7\tcats sleep\tCats\n8\tdogs\tbark\tDogs\n9\tfish swim\n")
-    titled = load_collection(folder).corpus
-    assert list(titled) == ["Cats cats sleep", "Dogs dogs\tbark", "fish swim"]
-    assert list(titled.titles) == ["Cats", "Dogs", ""]
-    assert not collection.problems
-
-
-def test_ms_marco(tmp_path):
     collection = load_collection(marco(tmp_path))
     assert {name: of.judgements for name, of in collection.splits.items()} == {
         "dev": {"1": {"9": 1}},
@@ -127,6 +108,19 @@ def test_ms_marco(tmp_path):
         "train": {"0": {"8": 1}},  # the triples do not count beside judgements
     }
     assert collection.split("dev").queries == {"1": "who swims"}
+
+
+def test_what_follows_a_tab_is_text(tmp_path):
+    """Without titles, all after the first tab is text; with titles, all up to the last tab is."""
+    folder = nq320k(tmp_path / "plain")
+    for cells, texts, titles in (
+        ("cats sleep|dogs\tbark|fish\tswim\tfar", ["cats sleep", "dogs\tbark", "fish\tswim\tfar"], [""] * 3),
+        ("cats sleep\tCats|dogs\tbark\tDogs", ["Cats cats sleep", "Dogs dogs\tbark"], ["Cats", "Dogs"]),
+    ):
+        lines = (f"{id}\t{cell}\n" for id, cell in zip((7, 8, 9), cells.split("|"), strict=False))
+        put(folder / "collection.tsv", "".join(lines))
+        corpus = load_collection(folder).corpus
+        assert (list(corpus), list(corpus.titles)) == (texts, titles)
 
 
 def lotte(root: Path) -> Path:
@@ -148,11 +142,9 @@ def test_a_domain_of_lotte(tmp_path):
     assert collection.name == folder_name(str(folder)) == "lifestyle-test"
     assert collection.measures == ("Success@5",)
     assert list(collection.corpus) == ["cats sleep\ta lot", "dogs bark", "fish — swim", "birds fly"]
-    assert isinstance(collection.corpus._texts, Lines)
     assert list(collection.splits) == ["search", "forum"]
     assert collection.split("search").queries == {"0": "do cats sleep", "1": "who swims"}
     assert collection.split("search").judgements == {"0": {"0": 1}, "1": {"2": 1, "1": 1}}
-    assert collection.split("forum").queries == {"0": "why do dogs bark?"}
     assert collection.split("forum").judgements == {"0": {"1": 1}}
     with pytest.raises(ValueError, match="two splits have different queries with the id '0'"):
         write_folder(collection, tmp_path / "beir")
@@ -189,7 +181,6 @@ def questions(root: Path, passages: str = "psgs_w100.tsv") -> Path:
 def test_questions_over_wikipedia(tmp_path, passages):
     collection = load_collection(questions(tmp_path, passages))
     assert collection.measures[:2] == ("Success@20", "Success@100")
-    assert collection.corpus.ids == ["1", "2", "3", "4"]
     assert list(collection.corpus.titles) == ["Aaron", "Kiel", "Lisbon", "Porto"]
     assert collection.corpus[0] == 'Aaron Aaron ( or ; "Ahärôn") is a prophet, high priest'
     assert isinstance(collection.corpus._texts, Lines) is not passages.endswith(".gz")
@@ -197,28 +188,19 @@ def test_questions_over_wikipedia(tmp_path, passages):
     nq = collection.split("nq-test")
     assert nq.queries == {"nq-test-0": "who was a prophet", "nq-test-1": "where is kiel"}
     assert nq.answers == {"nq-test-0": ["Aaron", "Ahärôn"], "nq-test-1": ["Baltic Sea"]}
-    assert nq.judgements == {"nq-test-0": {}, "nq-test-1": {}}
-    assert nq.groups == {}
-    assert collection.split("trivia-test").queries == {"trivia-test-0": 'what is the "capital"'}
+    assert (nq.judgements, nq.groups) == ({"nq-test-0": {}, "nq-test-1": {}}, {})
     assert collection.split("trivia-test").answers == {"trivia-test-0": ["Lisbon", "Lisboa"]}
     assert collection.split("squad1-test").answers == {"squad1-test-0": ["the Baltic Sea"]}
     entity = collection.split("test")
     assert entity.groups == {"P17.test-0": "P17", "P17.test-1": "P17", "P36.test-0": "P36"}
-    assert entity.queries["P17.test-1"] == "Where is Porto?"
     assert collection.problems.counts == {"empty answer (left out)": 1}
     with pytest.raises(ValueError, match="wikipedia has answers"):
         write_folder(collection, tmp_path / "beir")
-
-
-def test_answers_and_groups_are_part_of_the_fingerprint(tmp_path):
-    first = load_collection(questions(tmp_path / "a")).fingerprint
-    assert load_collection(questions(tmp_path / "b")).fingerprint == first
-    changed = "who was a prophet\t['Aaron']\nwhere is kiel\t['x']\n"
-    put(tmp_path / "a" / "wikipedia" / "nq-test.qa.csv", changed)
-    assert load_collection(tmp_path / "a" / "wikipedia").fingerprint != first
-    both = tmp_path / "b" / "wikipedia" / "dataset" / "test"
-    (both / "P36.test.json").rename(both / "P35.test.json")
-    assert load_collection(tmp_path / "b" / "wikipedia").fingerprint != first
+    for file in ("nq-test.qa.csv", "dataset/test/P36.test.json"):  # answers and groups
+        before = load_collection(tmp_path / "wikipedia").fingerprint
+        data = (tmp_path / "wikipedia" / file).read_text()
+        put(tmp_path / "wikipedia" / file, data.replace("Aaron", "Kiel").replace("Lisbon", "Kiel"))
+        assert load_collection(tmp_path / "wikipedia").fingerprint != before
 
 
 HEADERS = {
@@ -244,7 +226,6 @@ def test_every_file_of_a_layout_may_be_gzipped_and_have_a_header(tmp_path, make)
         put(file.with_name(f"{file.name.removesuffix('.gz')}.gz"), text)
     packed = load_collection(folder)
     assert packed.fingerprint == plain.fingerprint
-    assert list(packed.corpus) == list(plain.corpus)
     assert packed.problems.counts == plain.problems.counts
 
 
@@ -271,25 +252,20 @@ LACKS = {
     ],
     marco: [
         ("qrels.test.tsv", "5\t0\t7\t1\n", r"judges no query that has a text.*queries\.dev\.small.*\.train"),
-        ("qrels.test.tsv", "3\t0\n", r"qrels\.test\.tsv, line 1: 2 columns instead of 4"),
         ("[qt]r*", None, r"holds no qrels\.<split>\.tsv"),
     ],
     lotte: [
         ("qas.forum.jsonl", jsonl({"qid": 0, "answer_pids": 1}), "line 1: answer_pids=1; it must be list"),
-        ("qas.forum.jsonl", None, r"qas\.forum\.jsonl: no such file"),
         ("collection.tsv", "0\tcats\n\n1 dogs\n", r"collection\.tsv, line 3: not 2 columns"),
         ("questions.*", None, r"holds no questions\.<split>\.tsv"),
     ],
     questions: [
         ("nq-test.qa.csv", "where\t['x']\nwhere\n", r"nq-test\.qa\.csv, line 2: not 2 columns"),
         ("nq-test.qa.csv", "where\tx\n", "line 1: the answers are not a Python list"),
-        ("nq-test.qa.csv", "where\t[1969]\n", r"nq-test\.qa\.csv, line 1: answers\[0\]=1969; it must be str"),
         ("squad1-test.jsonl", '{"question": "a"}\n', "squad1.* line 1: answers=None; it must be list"),
         ("squad1-test.jsonl", "{\n", r"squad1-test\.jsonl, line 1: bad JSON"),
-        ("dev/P17.dev.json", "[{}]", r"P17\.dev\.json, question 0: question=None; it must be str"),
         ("dev/P17.dev.json", "{}", r"P17\.dev\.json: questions={}; it must be list"),
         ("test/P17.test.json", "[]", r"two question files have one name: .*P17\.test\.json and .*P17"),
-        ("psgs_w100.tsv", "1\tx\ty\n\tx\ty\n", r"psgs_w100\.tsv, line 2: not 3 columns"),
         ("psgs_w100.tsv", '1\t"x\ty"\n', r"psgs_w100\.tsv, line 1: not 3 columns"),
     ],
 }
@@ -313,8 +289,7 @@ def test_passages_without_questions_and_unknown_layouts_are_named(tmp_path):
     put(tmp_path / "wikipedia" / "psgs_w100.tsv", WIKIPEDIA)
     with pytest.raises(FileNotFoundError, match="holds passages, but no file of questions"):
         load_collection(tmp_path / "wikipedia")
-    names = r"has none of the layouts BEIR .* MIRACL .* MS MARCO .* LoTTE .* DPR"
-    with pytest.raises(FileNotFoundError, match=names):
+    with pytest.raises(FileNotFoundError, match=r"none of the layouts BEIR .* MIRACL .* MS MARCO .* DPR"):
         load_collection(tmp_path)
 
 
@@ -339,6 +314,3 @@ def test_questions_are_compared_by_accuracy(tmp_path, tiny_bert):
         rows = [row for row in csv.DictReader(file) if row["system"] == "bm25"]
     values = {row["query"]: row["value"] for row in rows if row["measure"] == "Success@1"}
     assert values == {"P17.test-0": "1.0", "P17.test-1": "0.0", "P36.test-0": "1.0"}
-    page = (out / "report.html").read_text()
-    assert "Mean over 2 groups of the means over their queries (3 in all)" in page
-    assert "Recall@k" not in page

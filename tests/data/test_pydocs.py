@@ -13,14 +13,10 @@ from paradigms.data.near import near_copies, words
 REST = " ".join(f"word{i}" for i in range(30))
 
 
-def triples(text: str) -> set[tuple[str, ...]]:
-    found = words(text)
-    return set(zip(found, found[1:], found[2:], strict=False))
-
-
 def similarity(x: str, y: str) -> float:
-    union = triples(x) | triples(y)
-    return len(triples(x) & triples(y)) / len(union) if union else 0.0
+    """Jaccard similarity of the triples of words."""
+    a, b = (set(zip(found, found[1:], found[2:], strict=False)) for found in map(words, (x, y)))
+    return len(a & b) / max(len(a | b), 1)
 
 
 @given(
@@ -45,16 +41,11 @@ def test_near_copies_are_those_that_brute_force_finds(texts, threshold):
     [
         (f"Open the file.\n\n{REST}", ("Open the file.", REST)),
         (f"\n    Open the\n    named file.\n\n      {REST}   \n    ", ("Open the named file.", REST)),
-        (f"Open the file.\n   \n{REST}", ("Open the file.", REST)),
         (f"Open the file.\n\n    {REST}\n\n        more", ("Open the file.", f"{REST}\n\n    more")),
         (f"Open it.\n\n{REST}", None),  # a summary of two words
-        (f"{'word ' * 13}\n\n{REST}", None),
         ("Open the file.\n\n" + " ".join(["word"] * 29), None),
-        ("Open the file.", None),
         (f">>> open the file\n\n{REST}", None),
-        (f"Parameters\n----------\nfile name\n\n{REST}", None),
         (f"Args: the file name\n\n{REST}", None),
-        (f"name (`str`): the file\n\n{REST}", None),
     ],
 )
 def test_a_docstring_divides_into_summary_and_rest(docstring, expected):
@@ -87,8 +78,6 @@ def test_which_definitions_count(tmp_path):
     method = found["numpy.lib.part:Public.method"]
     assert (method.summary, method.rest) == ("Say what number 3 does.", f"{REST} 3")
     assert method.group == "numpy.lib"
-    assert next(pydocs.docstrings("asyncio.part", file)).group == "asyncio"
-    assert next(pydocs.docstrings("numpy", file)).group == "numpy"
     file.write_text("# This file was automatically generated from x\n" + file.read_text())
     assert not list(pydocs.docstrings("x", file))
     file.write_text("def broken(:")
@@ -106,34 +95,21 @@ def small(monkeypatch, tmp_path):
 
 
 def test_the_cache_is_used_checked_and_rebuilt(small, monkeypatch, capfd):
-    builds = Counter[str]()
-    build = pydocs.build
-
-    def counted(sources: dict) -> list[pydocs.Docstring]:
-        builds["all"] += 1
-        return build(sources)
-
-    monkeypatch.setattr(pydocs, "build", counted)
+    builds, build = [], pydocs.build
+    monkeypatch.setattr(pydocs, "build", lambda sources: builds.append(1) or build(sources))
     first = load_collection("pydocs")
-    again = load_collection("pydocs")
-    assert builds["all"] == 1
-    assert again.fingerprint == first.fingerprint
-    assert list(again.corpus) == list(first.corpus)
+    assert load_collection("pydocs").fingerprint == first.fingerprint
+    assert len(builds) == 1
     (folder,) = (path for path in small.iterdir() if path.is_dir())
     content = (folder / "corpus.jsonl").read_text()
     (folder / "corpus.jsonl").write_text(content.replace("event", "EVENT", 1))
     assert load_collection("pydocs").fingerprint == first.fingerprint
     assert (folder / "corpus.jsonl").read_text() == content
-    (folder / "meta.json").unlink()
-    load_collection("pydocs")
-    assert builds["all"] == 3
+    assert len(builds) == 2
 
     versions = {**pydocs.installed_versions(), "numpy": "0.0"}
     monkeypatch.setattr(pydocs, "installed_versions", lambda: versions)
-    other = load_collection("pydocs")
-    assert builds["all"] == 4
-    assert list(other.corpus) == list(first.corpus)
-    assert other.fingerprint != first.fingerprint
+    assert load_collection("pydocs").fingerprint != first.fingerprint
     assert capfd.readouterr() == ("", "")
 
 
@@ -145,7 +121,6 @@ def test_a_subset_is_fixed_and_in_proportion():
     assert len(part.corpus) == 100
     assert part.fingerprint not in (whole.fingerprint, load_collection("pydocs", documents=101).fingerprint)
     assert part.fingerprint == load_collection("pydocs", documents=100).fingerprint
-    assert not part.problems
     for name in pydocs.SHARES:
         split, shrunk = whole.split(name), part.split(name)
         counts = [sum(query.startswith("q:") for query in queries.queries) for queries in (split, shrunk)]
@@ -154,8 +129,6 @@ def test_a_subset_is_fixed_and_in_proportion():
         assert all(split.judgements[query] == grades for query, grades in shrunk.judgements.items())
     rows = whole.corpus.only(part.corpus.ids)
     assert (rows.ids, list(rows), rows.titles) == (part.corpus.ids, [*part.corpus], [*part.corpus.titles])
-    half = load_collection("pydocs", documents=50)
-    assert len(set(half.corpus.ids) - set(part.corpus.ids)) <= len(whole.splits)
     for wrong in (0, len(whole.corpus) + 1):
         with pytest.raises(ValueError, match=f"documents, not {wrong}"):
             load_collection("pydocs", documents=wrong)
@@ -176,15 +149,9 @@ def known_items(whole: Collection) -> list[Split]:
 
 
 def test_every_summary_has_its_own_document_in_one_split(whole):
-    answers = [
-        (query, document)
-        for split in known_items(whole)
-        for query, grades in split.judgements.items()
-        for document in grades
-    ]
-    assert all(query == f"q:{document}" for query, document in answers)
-    assert sorted(document for _, document in answers) == whole.corpus.ids
-    assert not whole.problems
+    judged = [pair for split in known_items(whole) for pair in split.judgements.items()]
+    assert all(query == f"q:{document}" for query, (document,) in judged)
+    assert sorted(query.removeprefix("q:") for query, _ in judged) == whole.corpus.ids
     texts = Counter(" ".join(words(text)) for split in known_items(whole) for text in split.queries.values())
     assert texts.most_common(1)[0][1] == 1
 
@@ -208,20 +175,6 @@ def test_the_relevant_documents_of_a_parameter_are_those_that_hold_its_words(nam
         assert others.isdisjoint(split.judgements[query])  # so that no training query is a test query
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("x : array\n    The first of the two arrays. More.\n", ["The first of the two arrays."]),
-        ("Args:\n  x (int): How many there are of them\n    now.\n", ["How many there are of them now."]),
-        (":param x: how many of them there are", ["how many of them there are"]),
-        ("x : array\n    too short\n", []),
-        ("word " * 71 + "\n:param x: how many of them there are", []),
-    ],
-)
-def test_sentences_about_parameters(text, expected):
-    assert pydocs.parameters(text) == expected
-
-
 def group(id: str) -> str:
     module = id.partition(":")[0].split(".")
     return ".".join(module[:2]) if module[0] in pydocs.PACKAGES else module[0]
@@ -239,7 +192,6 @@ def test_titles_differ_and_none_holds_its_query(whole):
     titles = dict(zip(whole.corpus.ids, whole.corpus.titles, strict=True))
     repeated = Counter(title for title in titles.values() if title)
     assert repeated.most_common(1)[0][1] == 1
-    assert sum(not title for title in titles.values()) < 0.005 * len(titles)
     for split in known_items(whole):
         for query, text in split.queries.items():
             assert f" {' '.join(words(text))} " not in f" {' '.join(words(titles[query[2:]]))} "

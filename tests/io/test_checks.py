@@ -22,15 +22,9 @@ class Settings:
     knobs: Mapping[str, Any] = field(default_factory=dict)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"kind": "b", "whole": np.int64(3), "maybe": 4, "real": 2},
-        {"flag": True, "text": "x", "knobs": {"k": 1}, "maybe": None, "real": np.float32(0.5)},
-    ],
-)
-def test_values_of_their_types_pass(values):
-    check_types(Settings(**values))
+def test_values_of_their_types_pass():
+    check_types(Settings("b", whole=np.int64(3), maybe=4, real=2))
+    check_types(Settings(flag=True, text="x", knobs={"k": 1}, real=np.float32(0.5)))
 
 
 @pytest.mark.parametrize(
@@ -40,7 +34,6 @@ def test_values_of_their_types_pass(values):
         ({"bits": 3}, "bits=3; there are 1, 2, 4"),
         ({"bits": 4.0}, "bits=4.0; there are 1, 2, 4"),
         ({"bits": True}, "bits=True; there are 1, 2, 4"),
-        ({"whole": "64"}, "whole='64'; it must be int"),
         ({"whole": 64.0}, "whole=64.0; it must be int"),
         ({"whole": True}, "whole=True; it must be int"),
         ({"whole": None}, "whole=None; it must be int"),

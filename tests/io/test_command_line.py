@@ -51,32 +51,24 @@ def test_flags_have_dashes_or_underscores(flag: str, capsys: pytest.CaptureFixtu
     values = command_line(Study, "", words)
     assert (values["best_passages"], values["folder"]) == (2, "my_folder")
     with pytest.raises(SystemExit):
-        command_line(Study, "", ["--help"])
+        command_line(Study, "What\nit does.\n\n    script --a \\\n        --b\n\nMore.", ["--help"])
     shown = capsys.readouterr().out
+    assert "\n\nWhat it does.\n\n    script --a \\\n        --b\n\nMore.\n" in shown
     assert "--best-passages" in shown
-    assert "--best_passages" not in shown
     arguments = spelled(["search", "folder", flag, "2"], "-")
     assert parser().parse_args(arguments).best_passages == 2
+    assert spelled(["a_b", "--o_p=x_y", "--", "--a_b"], "-") == ["a_b", "--o-p=x_y", "--", "--a_b"]
 
 
-def test_only_flags_are_spelled_anew() -> None:
-    words = ["search", "--best_passages", "2", "a_b", "--output=x_y-z", "-k", "3", "--", "--a_b"]
-    dashed = ["search", "--best-passages", "2", "a_b", "--output=x_y-z", "-k", "3", "--", "--a_b"]
-    assert spelled(words, "-") == dashed
-    assert spelled(dashed, "_") == words
-
-
-@pytest.mark.parametrize("value", ["[old] x", "{old} x", "[old", "{"])
+@pytest.mark.parametrize("value", ["[old] x", "{"])
 def test_a_string_may_begin_with_a_bracket(value):
     found = command_line(Settings, "", ["--folder", value, f"--out={value}", "--seeds=[1, 2]"])
     assert (found["folder"], str(found["out"]), found["seeds"]) == (value, value, [1, 2])
 
 
-@pytest.mark.parametrize("words", [["--seeds", "1,2"], ["--seeds=1, 2"], ["--seeds", "[1,2]"]])
-def test_a_list_needs_no_brackets(words):
-    assert command_line(Settings, "", [*words, "--also", "a,b"]) | {} == command_line(
-        Settings, "", ["--seeds=[1,2]", "--also=[a, b]"]
-    )
+def test_a_list_needs_no_brackets():
+    found = command_line(Settings, "", ["--seeds=1, 2", "--also", "a,b"])
+    assert (found["seeds"], found["also"]) == ([1, 2], ["a", "b"])
     assert command_line(Settings, "", ["--also", "null"])["also"] is None
 
 
@@ -88,15 +80,15 @@ def test_a_list_chooses_entries_of_a_mapping_in_the_config_file(tmp_path):
     assert command_line(Settings, "", ["--named", "b,c"])["named"] == ["b", "c"]
 
 
-@pytest.mark.parametrize("field", ["seeds", "options", "also"])
+@pytest.mark.parametrize("field", ["seeds", "options"])
 def test_a_broken_list_or_mapping_is_named(field, capsys):
-    for given in ([f"--{field}=[1, 2"], [f"--{field}", "{a: [" * 5000]):
+    for given in ("[1, 2", "{a: [" * 5000):
         with pytest.raises(SystemExit):
-            command_line(Settings, "", given)
+            command_line(Settings, "", [f"--{field}={given}"])
         assert f"--{field}: not JSON or YAML" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("given", ["--steps=-1", "--rate=-0.1", "--seeds=[0, -1]", "--part=-2"])
+@pytest.mark.parametrize("given", ["--steps=-1", "--seeds=[0, -1]", "--part=-2"])
 def test_a_number_below_zero_is_named_as_its_option(given):
     name, _, value = given.removeprefix("--").partition("=")
     with pytest.raises(SystemExit, match=f"{name} must be at least 0, got {re.escape(value)}"):
@@ -111,7 +103,6 @@ def test_a_number_below_zero_is_named_as_its_option(given):
         ("--verbose=maybe", "--verbose: expected true or false, got maybe"),
         ("--margin=x", "--margin: expected a number or null, got x"),
         ("--seeds=[x]", "--seeds: expected a list with each entry an integer, got x"),
-        ("--also=3", "--also: expected a list with each entry text or null, got [3]"),
     ],
 )
 def test_a_value_of_a_wrong_type_is_named_as_its_option(
@@ -120,9 +111,3 @@ def test_a_value_of_a_wrong_type_is_named_as_its_option(
     with pytest.raises(SystemExit):
         command_line(Settings, "", [given])
     assert capsys.readouterr().err.startswith(f"{expected}\n")
-
-
-def test_help_keeps_the_lines_of_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        command_line(Settings, "What\nit does.\n\n    script --a \\\n        --b\n\nMore.", ["--help"])
-    assert "\n\nWhat it does.\n\n    script --a \\\n        --b\n\nMore.\n" in capsys.readouterr().out
