@@ -2,11 +2,14 @@
 
 import gc
 import os
+import re
 from collections import Counter
+from collections.abc import Generator
 from pathlib import Path
 
 import hypothesis
 import jaxtyping
+import psutil
 import pytest
 import torch
 from accelerate.state import AcceleratorState
@@ -28,7 +31,51 @@ SLOW = ("experiments", "attack", "train", "encoder", "generative", "engines", "f
 JOBS = ("cli", "data", "experiments", "serve")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+README = Path(__file__).with_name("README.md")
+PROCESS = psutil.Process()
+CPU = pytest.StashKey[float]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seconds", action="store_true", help="write CPU seconds by room into tests/README.md")
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process, its children and the fork server's."""
+    times = [process.cpu_times() for process in (PROCESS, *PROCESS.children())]
+    return sum(t.user + t.system + t.children_user + t.children_system for t in times)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note at the end of a test the CPU time since the end of the one before, its fixtures' included."""
+    report = yield
+    if call.when == "teardown" and item.config.getoption("seconds"):
+        now = cpu_seconds()
+        report.cpu = now - item.session.stash[CPU]
+        item.session.stash[CPU] = now
+    return report
+
+
+def write_seconds(reports: list[pytest.TestReport]) -> None:
+    """Fill the rows of tests/README.md, each of which begins with a room, with tests and CPU seconds."""
+    rooms: dict[str, list[pytest.TestReport]] = {}
+    for report in reports:
+        folders = report.nodeid.split("::")[0].split("/")[1:-1]
+        rooms.setdefault(folders[0] if folders else "root", []).append(report)
+    text = README.read_text(encoding="utf-8")
+    for room, ended in [*rooms.items(), ("all", reports)]:
+        quick = [report for report in ended if "slow" not in report.keywords]
+        cells = [len(quick), *(f"{sum(r.cpu for r in part):.0f}" for part in (quick, ended))]
+        row = re.compile(rf"^(\| `?{room}`? \| [^|]*\|).*$", re.MULTILINE)
+        text = row.sub(lambda found, cells=cells: f"{found[1]} {' | '.join(map(str, cells))} |", text)
+    README.write_text(text, encoding="utf-8")
+
+
+def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
+    session.stash[CPU] = cpu_seconds()
     order = {room: n for n, room in enumerate(SLOW)}
     items.sort(key=lambda item: order.get(item.path.parent.name, len(SLOW)))
 
@@ -38,7 +85,10 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """A line for each reason to skip."""
+    """A line for each reason to skip; with --seconds, the table of tests/README.md."""
+    if terminalreporter.config.getoption("seconds"):
+        every = [report for reports in terminalreporter.stats.values() for report in reports]
+        write_seconds([report for report in every if getattr(report, "when", "") == "teardown"])
     skipped = Counter(report.longrepr[-1] for report in terminalreporter.stats.get("skipped", []))
     for reason, count in sorted(skipped.items()):
         terminalreporter.write_line(f"{count} skipped: {reason.removeprefix('Skipped: ')}")
