@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -184,18 +184,23 @@ class InMemory(Kept):
 
 
 class OnDisk(Kept):
-    """An exact index in a folder."""
+    """An index in a folder."""
+
+    kind: ClassVar[str] = "exact"
 
     def make(self) -> None:
-        Indexed.build(self.world.model, self.texts, self.folder)
+        Indexed.build(self.world.model, self.texts, self.folder, kind=self.kind)
+
+    def opened(self) -> Indexed:
+        return Indexed.open(self.folder, self.world.model)
 
     def answer(self) -> Any:
-        return Indexed.open(self.folder, self.world.model).search(QUERIES)
+        return self.opened().search(QUERIES)
 
     def anew(self) -> Any:
         model = self.world.anew()
         dim = min(model.encoder.dim, self.store().dim)
-        return Indexed.build(model, self.texts, dim=dim).search(QUERIES)
+        return Indexed.build(model, self.texts, dim=dim, kind=self.kind).search(QUERIES)
 
     def store(self) -> Store:
         return open_index(self.folder).store
@@ -205,6 +210,32 @@ class OnDisk(Kept):
 
     def delete(self, id: str) -> None:
         self.store().delete([id]).compact()
+        del self.texts[id]
+
+
+class Compressed(OnDisk):
+    """An index of codes, whose centroids are those of its first documents: it does not grow here."""
+
+    kind = "compressed"
+
+
+class Unkept(OnDisk):
+    """An index in memory."""
+
+    def make(self) -> None:
+        self.index = Indexed.build(self.world.model, self.texts).index
+
+    def opened(self) -> Indexed:
+        return Indexed(self.index, self.world.model)
+
+    def store(self) -> Store:
+        return self.index.store
+
+    def add(self, id: str, text: str) -> None:
+        self.index = type(self.index)(self.store().add(self.world.model, [id], [text]))
+
+    def delete(self, id: str) -> None:
+        self.index = type(self.index)(self.store().delete([id]))
         del self.texts[id]
 
 
@@ -235,9 +266,12 @@ class Read(States):
 
 KINDS: dict[str, type[Kept]] = {
     "index": OnDisk,
+    "compressed index": Compressed,
+    "index in memory": Unkept,
     "states": States,
     "states being read": Read,
 }
+GROWN = ("index", "index in memory")
 
 
 @cache
@@ -258,7 +292,7 @@ class World(RuleBasedStateMachine):
     @initialize(
         name=st.sampled_from(NAMES),
         precision=st.sampled_from(["no", "bf16"]),
-        whats=st.lists(st.sampled_from(list(KINDS)), min_size=1, max_size=3, unique=True),
+        whats=st.lists(st.sampled_from(list(KINDS)), min_size=1, max_size=4, unique=True),
     )
     def start(self, name: str, precision: str, whats: list[str]) -> None:
         self.precision = precision
@@ -396,10 +430,11 @@ class World(RuleBasedStateMachine):
     def keep(self, what: str) -> None:
         self.kept[what] = KINDS[what](self, self.free())
 
-    @precondition(lambda self: "index" in self.kept)
-    @rule(number=st.integers(6, 9), text=st.sampled_from(TEXTS))
-    def grow(self, number: int, text: str) -> None:
-        kept, id = self.kept["index"], f"d{number}"
+    @precondition(lambda self: any(name in GROWN for name in self.kept))
+    @rule(data=st.data(), number=st.integers(6, 9), text=st.sampled_from(TEXTS))
+    def grow(self, data: st.DataObject, number: int, text: str) -> None:
+        what = data.draw(st.sampled_from([name for name in self.kept if name in GROWN]))
+        kept, id = self.kept[what], f"d{number}"
         if id in kept.texts:
             return
         try:
@@ -411,11 +446,11 @@ class World(RuleBasedStateMachine):
         kept.texts[id] = text
         self.changed("grown")
 
-    @precondition(lambda self: "index" in self.kept)
+    @precondition(lambda self: any(isinstance(kept, OnDisk) for kept in self.kept.values()))
     @rule(data=st.data())
     def cut(self, data: st.DataObject) -> None:
-        kept = self.kept["index"]
-        if len(kept.texts) > 1:
+        kept = self.kept.get(data.draw(st.sampled_from(GROWN)))
+        if kept is not None and len(kept.texts) > 1:
             kept.delete(data.draw(st.sampled_from(list(kept.texts))))
             self.changed("cut")
 
