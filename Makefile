@@ -9,7 +9,7 @@ export PIP_NO_COMPILE ?= 1
 # What is installed here is what was tested.
 INSTALL := $(BIN)/python -m pip install --quiet -c tests/constraints.txt
 
-.PHONY: install compare explore quick test test-all test-cpus gpu attack extras lint bench api site wheel
+.PHONY: install compare explore quick test test-all test-cpus gpu attack extras lint bench api site paper wheel
 
 # All that the commands need, with readers of PDF and of word processors' formats.
 install: .venv/.run
@@ -84,6 +84,12 @@ api: .venv/.test
 # All pages, live examples and functions as one static site with search: build/site/index.html.
 site: api
 	$(BIN)/python experiments/build_site.py $(ARGS)
+
+# The findings, tables and figures of the pages as PDFs: build/paper.pdf, build/imputation.pdf.
+paper: .venv/.test
+	$(INSTALL) -e '.[docs]'
+	$(BIN)/python experiments/build_paper.py $(ARGS)
+	$(BIN)/python experiments/build_paper.py --text imputation
 
 # The wheel, dist/*.whl, installed into a fresh environment, where the command `paradigms` answers.
 wheel: .venv/.run

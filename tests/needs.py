@@ -16,6 +16,7 @@ def module(names: str, title: str, how: str = "make extras") -> pytest.MarkDecor
     return pytest.mark.skipif(missing, reason=f"needs {title}: {how}")
 
 
+typst = module("typst", "Typst")
 mkdocs = module("mkdocs material", "mkdocs-material")
 lancedb = module("lancedb", "LanceDB")
 clickhouse = module("chdb", "ClickHouse as a library")

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import build_paper
 import fewer_bytes
 import generate_queries
 import gpu
@@ -17,7 +18,8 @@ from paradigms.data import load_collection
 from paradigms.io.checks import read_json
 from paradigms.io.command_line import folder_name
 from paradigms.train.losses import contrastive
-from tests.experiments.scripts import published
+from tests import needs
+from tests.experiments.scripts import published, run
 from tests.tiny import WORDS, write_collection
 
 
@@ -55,6 +57,32 @@ def test_the_round_trip_keeps_queries_that_find_their_document(collection: Path)
     good, bad = ("d3", corpus[3]), ("d4", corpus[9])
     settings = generate_queries.Settings(model="", rank=1)
     assert generate_queries.found_again(corpus, [good, bad], settings) == [good]
+
+
+def test_tables_and_findings_of_a_page():
+    page = """# A
+## Findings
+
+| finding | page |
+|---|---|
+| One [better](x.md) than two | [page](y.md#z) |
+
+## B
+
+| a | b |
+|---|---:|
+| `x` | 1\\|2 |
+|  | 3 |
+"""
+    assert build_paper.findings(page) == ["One better than two."]
+    assert build_paper.tables(page)["B"] == [[["a", "b"], ["x", "1|2"], ["", "3"]]]
+
+
+@needs.typst
+@pytest.mark.parametrize("text", ["paper", "imputation"])
+def test_a_paper_is_set(tmp_path, text):
+    run("build_paper", text=text, output=tmp_path / "out" / "paper.pdf")
+    assert (tmp_path / "out" / "paper.pdf").read_bytes().startswith(b"%PDF")
 
 
 CHEAP = {"fp16_scaler": "needs a GPU"} | dict.fromkeys(("in_batch_scores", "dropout_replay"), "passed")
