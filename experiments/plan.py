@@ -1,11 +1,11 @@
-"""Plan the memory of one GPU in a training of ColBERT, and of in-batch scores.
+"""Plan a training and an encoding of ColBERT: memory of a GPU, FLOPs and hours.
 
 Nothing is trained and no weight is read. The encoder runs on tensors without data, which count the
-activations of a text; in-batch scores are counted in the same way. Everything else follows from these counts,
-the number of weights and the settings. The sizes are those of texts of the full length.
+activations of a text and its FLOPs; in-batch scores are counted in the same way. Everything else follows from
+these counts, the number of weights and the settings. The sizes are those of texts of the full length.
 """
 
-from dataclasses import replace
+from dataclasses import field, replace
 from itertools import product
 from typing import Any, Literal
 
@@ -16,12 +16,14 @@ from paradigms.io.command_line import flags
 
 @flags()
 class Settings(Output):
-    """Settings for the encoder and the training."""
+    """Settings for the encoder, the training and the passages."""
 
     model: str = ""
     """folder with an encoder's config.json; offline; or a type of transformers in its default size, such as
     bert or mistral. Empty: the rows of the page"""
     gpus: int = 8
+    pairs: float = 1e7
+    """queries to train on, each with one relevant document"""
     batch: int = 4096
     """queries in a step of all GPUs"""
     negatives: int = 0
@@ -38,6 +40,8 @@ class Settings(Output):
     precision: Literal["no", "bf16"] = "bf16"
     score_bytes: int = 1 << 30
     """bound of the memory for in-batch scores"""
+    passages: list[float] = field(default_factory=lambda: [8.8e6, 1e9])
+    """numbers of passages to encode"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,15 +64,18 @@ ALIGNMENTS: dict[str, Alignment | None] = {
     "XTR": PoolTopK(0.005),
     "all pairs": AllPairs(),
 }
+TERAFLOPS = 150.0  # 10¹² FLOPs that a GPU is assumed to sustain in a second
 IN_PIECES = ["maximum", "k = 2", "XTR"]  # the others are computed again in tiles
 GB = 1e9
 GiB = 1 << 30
 # The rows of the page: name -> what differs from the defaults of the settings.
 CASES: dict[str, dict[str, Any]] = {
-    "MiniLM ColBERT, MS MARCO": {"model": "offline", "gpus": 1, "batch": 256},
-    "7B decoder": {"model": "mistral", "batch": 1024, "chunk": 8, "recompute": True, "shards": True},
-    "BERT-base, 64 GPUs": {"model": "bert", "gpus": 64},
-}
+    "MiniLM ColBERT, MS MARCO": {"model": "offline", "gpus": 1, "pairs": 5e5, "batch": 256,
+                                 "passages": [8.8e6]},
+    "7B decoder": {"model": "mistral", "batch": 1024, "chunk": 8, "recompute": True, "shards": True,
+                   "passages": [8.8e6]},
+    "BERT-base, 10⁹ passages": {"model": "bert", "gpus": 64, "passages": [1e9]},
+}  # fmt: skip
 
 
 def main(settings: Settings) -> None:
@@ -76,23 +83,25 @@ def main(settings: Settings) -> None:
     if not settings.model:
         cases = {name: replace(settings, **changes) for name, changes in CASES.items()}
     memory: Rows = []
+    work: Rows = []
+    encoding: Rows = []
     for name, case in cases.items():
         backbone = built(case.model)
         query = counted(backbone, case.query_length, case)
         document = counted(backbone, case.document_length, case)
         parts = parts_of(case, query, document)
         memory.append({"training": name, "GPUs": case.gpus} | {f"{k}, GB": v / GB for k, v in parts.items()})
+        work.append({"training": name} | effort(case, query, document))
+        encoding += [{"encoder": name} | row for row in encodings(case, document)]
+    text = f"Rate: {TERAFLOPS:g} TFLOP/s for each GPU, which is an assumption and not a measurement."
     publish(
         settings,
         "Plan of a training",
-        "Counted on tensors without data.",
+        text,
         {
-            "memory": Section(
-                "Memory of one GPU",
-                "moments: AdamW's. peak: the largest of the memory in the forward pass, after scoring and in "
-                "the backward pass.",
-                memory,
-            ),
+            "memory": Section("Memory of one GPU", "moments: AdamW's. peak: the largest of the memory in "
+                              "the forward pass, after scoring and in the backward pass.", memory),
+            "work": Section("Training", "", work),
             "scores": Section(
                 "In-batch scores, for batches of one process",
                 f"Counted, for vectors in float32 and a bound of {settings.score_bytes / GiB:g} GiB. "
@@ -101,8 +110,9 @@ def main(settings: Settings) -> None:
                 "peaks, less two copies of D's gradient and three of the scores.",
                 score_rows(settings),
             ),
+            "encoding": Section("Encoding", "Bytes of token vectors in float16 and in 2 bits.", encoding),
         },
-    )
+    )  # fmt: skip
 
 
 def score_rows(settings: Settings) -> Rows:
@@ -168,3 +178,32 @@ def parts_of(settings: Settings, query: Counted, document: Counted) -> dict[str,
         "scores": scores,
         "peak": 3 * part + rest + buckets + max(encoding, scoring, backward),
     }
+
+
+def effort(settings: Settings, query: Counted, document: Counted) -> dict[str, float]:
+    """Return the steps, FLOPs and hours of a training."""
+    s = settings
+    queries, documents = passages_of(s)
+    tokens = queries * s.query_length * documents * s.document_length * s.gpus**2
+    flops = 2 * tokens * s.dim
+    for texts, text in ((queries, query), (documents, document)):
+        # A backward pass is two; parts of a batch but the last are encoded again.
+        passes = 4 + int(s.recompute) - min(1, texts_at_once(texts, s) / texts)
+        flops += passes * s.gpus * texts * text.flops
+    steps = -(-int(s.pairs) // s.batch)
+    hours = flops * steps / (1e12 * TERAFLOPS * s.gpus) / 3600
+    row = {"pairs": int(s.pairs), "batch": s.batch, "steps": steps}
+    return row | {"PFLOP a step": flops / 1e15, "hours": hours}
+
+
+def encodings(settings: Settings, document: Counted) -> Rows:
+    """Return the hours and bytes for each number of passages."""
+    s = settings
+    rows: Rows = []
+    for passages in s.passages:
+        hours = passages * document.flops / (1e12 * TERAFLOPS * s.gpus) / 3600
+        tokens = passages * s.document_length
+        row = {"passages": int(passages), "GPUs": s.gpus, "hours": hours}
+        row["float16, GB"] = tokens * 2 * s.dim / GB
+        rows.append(row | {"2 bits, GB": tokens * (s.dim / 4 + 7) / GB})
+    return rows

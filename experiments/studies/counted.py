@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -139,9 +140,11 @@ class Counted(NamedTuple):
 
     weights: int  # with the rows that fill up shards
     layers: list[int]  # weights of each layer
+    buffers: int  # bytes of tensors that are not trained
     copies: int  # bytes of 16-bit copies of weights, which a pass keeps until its backward pass
     text: int  # bytes of activations for a text
     layer: int  # bytes of one layer's activations for a text
+    flops: int  # of a text's forward pass
 
 
 def built(model: str) -> Any:
@@ -160,7 +163,7 @@ def built(model: str) -> Any:
 
 
 def counted(backbone: Any, length: int, settings: Any) -> Counted:
-    """Count weights and activations with tensors without data. settings: settings of plan.py."""
+    """Count weights, activations and FLOPs with tensors without data. settings: settings of plan.py."""
     layers = [part for part in backbone.modules() if isinstance(part, GradientCheckpointingLayer)]
     with FakeTensorMode():
         exchange(backbone)
@@ -170,6 +173,8 @@ def counted(backbone: Any, length: int, settings: Any) -> Counted:
         if settings.recompute:
             saved, less = (forward(backbone, n, length, settings.precision, layers, True) for n in (2, 1))
             saved -= less
+        with FlopCounterMode(display=False) as flops, torch.no_grad():
+            backbone(**inputs(1, length))
     rows = settings.gpus if settings.shards else 1
 
     def size(module: nn.Module) -> int:
@@ -180,9 +185,11 @@ def counted(backbone: Any, length: int, settings: Any) -> Counted:
     return Counted(
         size(backbone) + -(-settings.dim // rows) * rows * width,
         [size(layer) for layer in layers],
+        sum(buffer.nbytes for buffer in backbone.buffers()),
         0 if settings.recompute else bytes_of[0] - text,
         saved + vectors,
         text // max(1, len(layers)),
+        flops.get_total_flops() + 2 * length * width * settings.dim,
     )
 
 
