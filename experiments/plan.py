@@ -1,4 +1,4 @@
-"""Plan a training and an encoding of ColBERT: memory of a GPU, FLOPs and hours.
+"""Plan a training and an encoding of ColBERT: memory of a GPU, bytes it sends, FLOPs and hours.
 
 Nothing is trained and no weight is read. The encoder runs on tensors without data, which count the
 activations of a text and its FLOPs; in-batch scores are counted in the same way. Everything else follows from
@@ -83,6 +83,7 @@ def main(settings: Settings) -> None:
     if not settings.model:
         cases = {name: replace(settings, **changes) for name, changes in CASES.items()}
     memory: Rows = []
+    sent: Rows = []
     work: Rows = []
     encoding: Rows = []
     for name, case in cases.items():
@@ -91,6 +92,8 @@ def main(settings: Settings) -> None:
         document = counted(backbone, case.document_length, case)
         parts = parts_of(case, query, document)
         memory.append({"training": name, "GPUs": case.gpus} | {f"{k}, GB": v / GB for k, v in parts.items()})
+        for row in collectives(case, query):
+            sent.append({"training": name} | row)
         work.append({"training": name} | effort(case, query, document))
         encoding += [{"encoder": name} | row for row in encodings(case, document)]
     text = f"Rate: {TERAFLOPS:g} TFLOP/s for each GPU, which is an assumption and not a measurement."
@@ -101,6 +104,7 @@ def main(settings: Settings) -> None:
         {
             "memory": Section("Memory of one GPU", "moments: AdamW's. peak: the largest of the memory in "
                               "the forward pass, after scoring and in the backward pass.", memory),
+            "sent": Section("Collectives of a step", "GB sent by each GPU if processes form a ring.", sent),
             "work": Section("Training", "", work),
             "scores": Section(
                 "In-batch scores, for batches of one process",
@@ -180,6 +184,47 @@ def parts_of(settings: Settings, query: Counted, document: Counted) -> dict[str,
     }
 
 
+def collectives(settings: Settings, query: Counted) -> Rows:
+    """List a step's collectives: how many, the bytes of their whole tensors, and the GB that a GPU sends."""
+    s = settings
+    if s.gpus == 1:
+        return []
+    queries, documents = passages_of(s)
+    tokens = s.gpus * documents * s.document_length
+    parts = [-(-texts // texts_at_once(texts, s)) for texts in (queries, documents)]
+    passes = sum(3 * count - 1 for count in parts)  # all parts but the last are encoded again
+    layers = 4 * sum(query.layers)
+    rest = 4 * query.weights - layers
+    share = (s.gpus - 1) / s.gpus
+    rows: Rows = [
+        {"collective": "all-gather of documents", "calls": 5,
+         "bytes": tokens * (4 * s.dim + 9) + s.gpus * (16 + 8 * documents), "times": share},
+        {"collective": "reduce-scatter of documents' gradients", "calls": 1, "bytes": tokens * 4 * s.dim,
+         "times": share},
+    ]  # fmt: skip
+    if s.shards:
+        rows += [
+            {"collective": "all-gather of weights", "calls": passes * len(query.layers) + 1,
+             "bytes": passes * layers + rest, "times": share},
+            {"collective": "reduce-scatter of gradients", "calls": len(query.layers) + 1,
+             "bytes": layers + rest, "times": share},
+        ]  # fmt: skip
+    else:
+        rows += [
+            {"collective": "all-reduce of gradients", "calls": buckets(layers + rest), "bytes": layers + rest,
+             "times": 2 * share},
+            {"collective": "broadcast of buffers", "calls": 1, "bytes": query.buffers, "times": 1},
+        ]  # fmt: skip
+    shown = ("collective", "calls", "bytes")
+    sent = [row["bytes"] * row["times"] / GB for row in rows]
+    return [{k: row[k] for k in shown} | {"GB sent": size} for row, size in zip(rows, sent, strict=True)]
+
+
+def buckets(size: int) -> int:
+    """Estimate the number of buckets in which DistributedDataParallel sums gradients: 1 MiB, then 25 each."""
+    return 1 + max(0, -(-(size - (1 << 20)) // (25 << 20)))
+
+
 def effort(settings: Settings, query: Counted, document: Counted) -> dict[str, float]:
     """Return the steps, FLOPs and hours of a training."""
     s = settings
@@ -187,7 +232,7 @@ def effort(settings: Settings, query: Counted, document: Counted) -> dict[str, f
     tokens = queries * s.query_length * documents * s.document_length * s.gpus**2
     flops = 2 * tokens * s.dim
     for texts, text in ((queries, query), (documents, document)):
-        # A backward pass is two; parts of a batch but the last are encoded again.
+        # A backward pass is two; parts of a batch but the last are encoded again (`collectives`).
         passes = 4 + int(s.recompute) - min(1, texts_at_once(texts, s) / texts)
         flops += passes * s.gpus * texts * text.flops
     steps = -(-int(s.pairs) // s.batch)

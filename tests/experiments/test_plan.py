@@ -1,19 +1,22 @@
-"""A plan's memory is that of a training step as one of many processes."""
+"""A plan's memory and collectives are those of a training step as one of many processes."""
 
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import plan
 import pytest
 import torch
 import torch.distributed as dist
 from studies.counted import Living, score_bytes
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 from transformers import BertConfig, BertModel
 
@@ -28,6 +31,35 @@ from paradigms.train.loop import TrainingSettings
 from tests.tiny import WORDS
 
 SIZES: dict[str, Any] = {"query_length": 16, "document_length": 64, "dim": 16}
+
+
+class Sent(CommDebugMode):
+    """Count the collectives and the bytes of their whole tensors; modules may run twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: Counter[str] = Counter()
+        self.advanced_module_tracker: Any = Unnamed()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            sizes = [leaf.nbytes for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            whole = max(sizes) if "base" in func.__name__ else sum(sizes)
+            if func.__name__ in ("allgather_.default", "reduce_scatter_.default"):
+                world = dist.get_world_size()
+                whole = sum(sizes) * world // (world + 1)  # the own part is listed twice
+            self.bytes[func.__name__.partition(".")[0]] += whole
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class Unnamed:
+    name = ""
+    is_bw = activation_checkpointing = False
+    module_parents_dict: ClassVar[dict[str, list[str]]] = {"": []}
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
 
 
 @pytest.fixture(params=[8, 64])
@@ -69,6 +101,7 @@ def test_a_step_is_as_planned(
     )
     backbone = plan.built(settings.model)
     query, document = (plan.counted(backbone, length, settings) for length in (16, 64))
+    planned = {row["collective"]: row for row in plan.collectives(settings, query)}
     text = WORDS.replace("\n", " ")
     examples = [Example(text, n, (), (n,)) for n in range(8)]
     model = PARADIGMS["colbert"](bert, skip="", **SIZES).train()
@@ -95,9 +128,20 @@ def test_a_step_is_as_planned(
         for step in range(3):
             if step == 1:
                 living.peak = living.now  # the model was whole until it was sharded
-            objective.loss(wrapped, batch).backward()
+            with Sent() as sent:
+                objective.loss(wrapped, batch).backward()
             optimizer.step()
             optimizer.zero_grad()
+    calls = {str(op).removeprefix("c10d."): count for op, count in sent.get_comm_counts().items()}
+    names = {"allgather_": "all-gather of documents"}
+    names["reduce_scatter_"] = "reduce-scatter of documents' gradients"
+    if settings.shards:
+        names["_allgather_base_"] = "all-gather of weights"
+        names["_reduce_scatter_base_"] = "reduce-scatter of gradients"
+    else:
+        names |= {"allreduce_": "all-reduce of gradients", "broadcast_": "broadcast of buffers"}
+    assert calls == {op: planned[name]["calls"] for op, name in names.items()}
+    assert sent.bytes == {op: planned[name]["bytes"] for op, name in names.items()}
     parts = plan.parts_of(settings, query, document)
     copies = 0 if settings.shards else whole  # which `living` ignores
     assert living.peak + copies == pytest.approx(parts["peak"], rel=0.1)
