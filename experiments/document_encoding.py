@@ -18,7 +18,6 @@ arXiv:2212.09744).
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from itertools import permutations
-from pathlib import Path
 from typing import Any
 
 from papers.wu2024.pair_settings import PairSettings
@@ -90,10 +89,9 @@ from dataclasses import replace
 from itertools import islice
 
 import numpy as np
-from matplotlib.figure import Figure
-from papers.wu2024.trained_pairs import DEV_QUERIES, TaskResults, half_ids, run_study, sample, trainings_of
+from papers.wu2024.trained_pairs import DEV_QUERIES, TaskResults, of_added, run_study, sample, trainings_of
 from studies.claims import Study, printed
-from studies.curves import Curves, at_path
+from studies.curves import at_path
 from studies.gains import DEV, LEARNED, unlearned
 from studies.model_runs import StudyData, values_of
 from studies.pages import Measured, Section
@@ -105,7 +103,6 @@ from paradigms.evaluate.claims import UNDECIDED
 from paradigms.generative.ngrams import NGramIndex
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.generative.seal import query_states, seal_scores
-from paradigms.io.checks import read_json
 from paradigms.retrieve import retriever_of
 from paradigms.train.fit import dev_queries
 
@@ -131,11 +128,6 @@ def main(settings: Settings) -> None:
         name = SYSTEMS[system]
         by_keys = name.startswith("seal") and not name.endswith("untrained")
         tasks[system] = (name, f"{name}-untrained") if by_keys else (name,)
-        for file in (Path(settings.output, f"seed-{seed}", f"{system}.json") for seed in settings.seeds):
-            if by_keys and file.is_file() and not read_json(file)["training"][name].get("searched"):
-                raise SystemExit(
-                    f"{file} has dev values of an earlier version: delete it, to measure it again"
-                )
     run_study(settings, "Document encodings", tasks, measure_system, report, half=True)
 
 
@@ -214,41 +206,6 @@ def storage(results: TaskResults, documents: int) -> dict[str, str]:
     }
 
 
-def of_added(results: TaskResults, data: StudyData) -> list[dict[str, Any]]:
-    """Make two rows for each system: one for learned documents and one for added documents.
-
-    The system `HALF` was trained on learned documents and received only the titles of added documents. A
-    query belongs to a row if all of its relevant documents are of that kind.
-    """
-    if HALF not in results:
-        return []
-    learned = {*half_ids(data)}
-    queries = results[BM25][0]["queries"]
-    relevant = [{id for id, grade in data.test.judgements[q].items() if grade > 0} for q in queries]
-    kinds = {
-        "learned": [ids <= learned for ids in relevant],
-        "added": [not ids & learned for ids in relevant],
-    }
-    return [
-        {"system": system, "documents": kind, "queries": sum(which)}
-        | {measure: at_path(seeds, "retrieve", measure)[:, which] for measure in MEASURES}
-        for system, seeds in results.items()
-        for kind, which in kinds.items()
-    ]
-
-
-def draw_picture(results: TaskResults) -> Figure:
-    here = {m: {"here": [at_path(seeds, "retrieve", m) for seeds in results.values()]} for m in RECALLS}
-    printed = {
-        measure: {
-            name: [table[system][n] / 100 if system in table else None for system in results]
-            for name, table in (("NQ320K", NQ320K), ("MS MARCO", MS_MARCO))
-        }
-        for n, measure in enumerate(RECALLS)
-    }
-    return Curves("system", [*results], here, printed=printed, joined=False).draw()
-
-
 def report(data: StudyData, results: TaskResults) -> tuple[str, dict[str, Section]]:
     settings: Settings = data.settings
     study = study_of(results, len(data.collection.corpus)).with_queries(results[BM25][0]["queries"], data)
@@ -291,7 +248,7 @@ def report(data: StudyData, results: TaskResults) -> tuple[str, dict[str, Sectio
         "Documents added without training",
         f"{HALF} was trained on every other document. Queries whose relevant documents are all among "
         "these, or all among the others, are apart: the row of GENRE, trained on all, is the control.",
-        of_added(results, data),
+        of_added(results, data, MEASURES) if HALF in results else (),
     )
     sections["retrieve"] = Section(
         "End to end (Tables 6 to 8)",
@@ -305,7 +262,6 @@ def report(data: StudyData, results: TaskResults) -> tuple[str, dict[str, Sectio
             | {"paper": "/".join(map(str, NQ320K.get(system, ()))) or "–"}
             for system, seeds in results.items()
         ],
-        draw_picture(results),
     )
     return sample(data), sections
 

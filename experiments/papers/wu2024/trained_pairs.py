@@ -18,6 +18,7 @@ from accelerate import Accelerator
 from papers.wu2024.pair_settings import PairSettings
 from rich.console import Console
 from studies import model_runs
+from studies.curves import at_path
 from studies.gains import LEARNED, same_queries, training_section, unlearned
 from studies.model_runs import Job, StudyData, training_of
 from studies.pages import Measured, Section, publish, resampled
@@ -41,6 +42,7 @@ from paradigms.train.parallel import by_main
 from paradigms.train.script import begin, content, keep_settings, lock_output
 from paradigms.train.states import STATES
 
+TaskResults = dict[str, list[Measured]]  # task -> measurements of each seed
 TRAINING = (  # settings of the models; a folder with models of other settings is refused
     *("collection", "documents", "division", "backbone", "second", "decoder_layers", "frozen"),
     *("trained_layers", "steps", "generative_steps", "batch_size"),
@@ -144,6 +146,26 @@ def half_of(data: StudyData) -> StudyData:
     return replace(data, collection=collection, bm25=bm25, **splits)
 
 
+def of_added(results: TaskResults, data: StudyData, measures: Sequence[str]) -> list[dict[str, Any]]:
+    """Make two rows for each task: queries about documents that genre-half learned, and about the others.
+
+    A query belongs to a row if all of its relevant documents are of that kind.
+    """
+    learned = {*half_ids(data)}
+    queries = next(iter(results.values()))[0]["queries"]
+    relevant = [{id for id, grade in data.test.judgements[q].items() if grade > 0} for q in queries]
+    kinds = {
+        "learned": [ids <= learned for ids in relevant],
+        "added": [not ids & learned for ids in relevant],
+    }
+    return [
+        {"system": system, "documents": kind, "queries": sum(which)}
+        | {measure: at_path(seeds, "retrieve", measure)[:, which] for measure in measures}
+        for system, seeds in results.items()
+        for kind, which in kinds.items()
+    ]
+
+
 def training_settings(steps: int, seed: int, settings: PairSettings, **more: Any) -> TrainingSettings:
     names = ("batch_size", "learning_rate", "head_learning_rate")
     chosen = {name: getattr(settings, name) for name in names} | {"warmup": 0.05, "save_every": SAVE_EVERY}
@@ -185,9 +207,6 @@ def pairs_of(model: Generative, data: StudyData, problems: Problems) -> list[Pai
     settings: PairSettings = data.settings
     passages = indexing_pairs(corpus, ids, problems, words=settings.passage_words, passages=settings.passages)
     return retrieval_pairs(data.train, ids) + passages
-
-
-TaskResults = dict[str, list[Measured]]  # task -> measurements of each seed
 
 
 def run_study(
