@@ -17,6 +17,7 @@ from typing import Any, Literal
 from studies.settings import (
     DENSE,
     Backbone,
+    Baseline,
     CollectionName,
     IndexKind,
     Options,
@@ -37,7 +38,7 @@ from paradigms.io.command_line import flags, folder_name
 
 @flags(dev_queries=0, seeds=[0])
 class Settings(
-    Results, CollectionName, StudyTraining, TimeLimit, Backbone, Seeds, Options, IndexKind, Ranking
+    Results, CollectionName, StudyTraining, TimeLimit, Backbone, Baseline, Seeds, Options, IndexKind, Ranking
 ):
     """Settings for the systems to compare, and the training of each paradigm."""
 
@@ -78,6 +79,8 @@ class Settings(
                 trainings.training_settings(system, self, self.seeds[0])
         if self.index not in INDEXES:
             raise SystemExit(f"index must be one of {', '.join(INDEXES)}, got {self.index!r}")
+        if self.baseline not in ["bm25", *self.chosen]:
+            raise SystemExit(f"the baseline {self.baseline!r} is not among the compared systems")
         if self.also is None:
             self.also = ["parameters"] if (self.collection, self.split) == ("pydocs", "test") else []
         split = "" if self.split == "test" else f"-{self.split}"
@@ -92,7 +95,7 @@ from studies import system_runs, systems, trainings
 from studies.comparison_report import make_report, show
 from studies.systems import ComparisonData
 
-from paradigms import PARADIGMS
+from paradigms import GENERATIVE, PARADIGMS
 from paradigms.data import Collection, load_collection
 from paradigms.data.identical import left_out
 from paradigms.encoder.text import ENCODERS
@@ -106,6 +109,12 @@ from paradigms.train.script import begin, content, environment, keep_settings, o
 from paradigms.train.states import STATES, deleted_after
 
 SMALL = 2000  # documents of the subset of pydocs
+# Seconds on two CPU cores with AVX2 and the default encoder: per training pair, document and query of an
+# encoder; the same for a generative paradigm, which encodes passages; and for BM25 and the report.
+ENCODER = (0.042, 0.0085, 0.014)
+GENERATOR = (0.0009, 0.018, 0.035)
+REST = 45.0
+FROZEN = 0.02  # seconds per document of the pass over frozen layers that all encoders share
 
 
 def reopened(folder: Path) -> tuple[Settings, Collection]:
@@ -127,6 +136,7 @@ def main(settings: Settings) -> int:
 
     The status is 0, or 75 (EX_TEMPFAIL) if the time limit (`minutes`) was reached.
     """
+    began = time.perf_counter()
     folder = Path(settings.output)
     accelerator, console = begin(settings)
     # Read this before any process can finish a system, so that all processes agree on the remaining systems.
@@ -140,21 +150,14 @@ def main(settings: Settings) -> int:
                 systems.check(system, collection, settings)
     if small:
         console.print(f"A fixed subset of pydocs, {SMALL:,} documents; --size full takes all of it.")
-    names = []
-    for name, system in settings.chosen.items():
-        training = trainings.training_settings(system, settings, settings.seeds[0])
-        names.append(f"{name} ({training.steps:,} steps of {training.batch_size})" if training else name)
-    console.print(
-        f"BM25 and {', '.join(names)} on {len(collection.corpus):,} documents of {settings.collection}. Each "
-        f"searches the documents and reranks BM25's first {settings.depth}; tests and a report follow. An "
-        "interrupted run resumes."
-    )
-    console.print(f"Results: {settings.output}", soft_wrap=True)
+    queries = collection.splits[settings.split].queries
+    announce(settings, finished, len(collection.corpus), len(queries), console)
     bound_settings = asdict(settings) | {"fingerprint": collection.fingerprint}
     bound_settings |= {"processes": accelerator.num_processes, "precision": accelerator.mixed_precision}
     bound_settings |= content(backbone=settings.backbone)
-    free = {"systems", "seeds", "minutes", "tracker", "baseline", "output"}  # baseline: of older folders
+    free = {"systems", "seeds", "minutes", "tracker", "baseline", "output"}
     by_main(lambda: keep_settings(bound_settings, folder, free), accelerator)
+    resumed = any((folder / run).exists() for run in trainings.training_runs(settings))
     for run, trial in trainings.training_runs(settings).items():
         bound_settings = bound(settings.chosen[trial.system], settings, trial.seed)
         by_main(partial(keep_settings, bound_settings, folder / run, ()), accelerator)
@@ -182,7 +185,8 @@ def main(settings: Settings) -> int:
         accelerator.end_training()
         return os.EX_TEMPFAIL
     if accelerator.is_main_process:
-        report = make_report(data, environment(accelerator))
+        seconds = time.perf_counter() - began
+        report = make_report(data, environment(accelerator), seconds, resumed)
         show(report, data, console)
     accelerator.end_training()
     return 0
@@ -229,6 +233,36 @@ def preview(runs: Names[str], data: ComparisonData) -> Table:
             means.append(f"{on_split(run, judged, [measure]).weighted(measure).mean():.3f}")
         table.add_row(name, *means)
     return table
+
+
+def announce(settings: Settings, finished: set[str], documents: int, queries: int, console: Console) -> None:
+    """Describe the planned work, the approximate duration, and the results folder."""
+    seconds = REST
+    shared = 0.0
+    names = []
+    for name, system in settings.chosen.items():
+        training = trainings.training_settings(system, settings, settings.seeds[0])
+        pairs = training.steps * training.batch_size if training else 0
+        names.append(f"{name} ({training.steps:,} steps of {training.batch_size})" if training else name)
+        runs = {run: t for run, t in trainings.training_runs(settings).items() if t.system == name}
+        trials = [runs[run] for run in runs.keys() - finished if not trainings.twin(runs[run], settings)]
+        for trial in () if system.fuse else trials:
+            pair, document, query = GENERATOR if system.paradigm in GENERATIVE else ENCODER
+            work = document * documents * (not system.index) + query * queries
+            work += 0 if trial.untrained else pair * pairs
+            frozen = training is not None and training.trained_layers
+            seconds += work / 2 if frozen else work
+            shared = FROZEN * documents if frozen else shared
+    console.print(
+        f"BM25 and {', '.join(names)} on {documents:,} documents of {settings.collection}. Each searches the "
+        f"documents and reranks BM25's first {settings.depth}; tests and a report follow."
+    )
+    minutes = max(1, round((seconds + shared) / 60))
+    console.print(
+        f"About {minutes} min on two CPU cores with the default encoder; an interrupted run resumes. "
+        f"Results: {settings.output}",
+        soft_wrap=True,
+    )
 
 
 def bound(system: SystemSettings, settings: Settings, seed: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from studies.systems import CUT, STAGES, ComparisonData, finished
 from studies.trainings import Training, training_runs, training_settings
 
 from paradigms import GENERATIVE, evaluate
-from paradigms.data import read_run
+from paradigms.data import Run, Split, read_run
 from paradigms.data.identical import left_out
 from paradigms.data.within import learned_share
 from paradigms.encoder.sources import original
@@ -38,7 +38,7 @@ COLUMNS = {"retrieve": "whole corpus", "rerank": "reranking"}  # names of stages
 ALIGNED = 6  # test queries in the report's alignment view
 
 
-def make_report(data: ComparisonData, where: dict[str, Any]) -> Report:
+def make_report(data: ComparisonData, where: dict[str, Any], seconds: float, resumed: bool) -> Report:
     """Build the report on a comparison. where: a description of the machine."""
     settings = data.settings
     lexical = ["bm25"] if data.cut is None else ["bm25", CUT]
@@ -90,14 +90,14 @@ def make_report(data: ComparisonData, where: dict[str, Any]) -> Report:
     learned = learning(settings, where["processes"])
     return Report(
         title=f"Retrieval paradigms on {data.collection.name}",
-        summary=summary(data, where),
+        summary=summary(data, where, seconds, resumed),
         tables=list(tables.values()),
         curve=curve,
         curves=curves,
         costs=[{"system": name} | costs_of(folder / name) for name in systems],
         settings=asdict(settings),
         environment=where,
-        notes=[*notes(data, undone, share), *gates(retrievers)],
+        notes=[*notes(data, undone, share), rerankable(candidates, test), *gates(retrievers)],
         alignments=alignments,
         pictures=[
             costs_picture(tables, labels, systems, folder, measures[0]),
@@ -132,7 +132,7 @@ def stage_table(
     return evaluate.result_table(
         titles.get(stage, f"End to end, queries of the split {stage}"),
         trained,
-        baseline="bm25",
+        baseline=labels.get(settings.baseline, settings.baseline),
         primary=(data.collection.measures or MEASURES)[:1],
         untrained=before,
     )
@@ -234,7 +234,7 @@ def show(report: Report, data: ComparisonData, console: Console) -> None:
         run.log({picture.stem: wandb.Image(str(picture)) for picture in pictures})
 
 
-def summary(data: ComparisonData, where: Mapping[str, Any]) -> str:
+def summary(data: ComparisonData, where: Mapping[str, Any], seconds: float, resumed: bool) -> str:
     settings = data.settings
     splits = {settings.split: data.test, **data.others}
     asked_of = " and ".join(f"{len(split.queries):,} {name}" for name, split in splits.items())
@@ -247,7 +247,16 @@ def summary(data: ComparisonData, where: Mapping[str, Any]) -> str:
     return (
         f"{asked_of} queries over {len(data.collection.corpus):,} documents. By default, encoders are "
         f"trained from {original(settings.backbone)} for {settings.steps} steps of "
-        f"{settings.batch_size * where['processes']} queries, with {seeds}{loaded}."
+        f"{settings.batch_size * where['processes']} queries, with {seeds}{loaded}. "
+        f"{'After an interruption, the rest of the job' if resumed else 'The job'} took {seconds:.0f} s."
+    )
+
+
+def rerankable(candidates: Run, test: Split) -> str:
+    count = evaluate.undecided(candidates, test.judgements)
+    return (
+        f"Rerank: for {count} of {len(candidates):,} queries every order of the candidates is as good, since "
+        "none or all of them are relevant."
     )
 
 

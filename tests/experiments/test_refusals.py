@@ -55,7 +55,7 @@ def test_what_cannot_be_run_ends_with_a_line(
         run(script, **known | flags)
     said = capsys.readouterr()
     assert re.search(message, f"{ended.value.code} {said.err}")
-    assert "Results: " not in said.out
+    assert "About " not in said.out
     if {"collection", "backbone"} & flags.keys():
         assert not (tmp_path / "out").exists()
         assert "\n" not in str(ended.value.code)
