@@ -56,7 +56,7 @@ test-cpus: .venv/.test
 
 # Kernels, training and speed on one GPU; ARGS="--device cpu" tries the checks of training at small sizes.
 gpu: .venv/.test
-	$(PYTEST) tests/test_gpu.py
+	CUDA_VISIBLE_DEVICES=$${CUDA_VISIBLE_DEVICES-0} $(PYTEST) tests/test_gpu.py
 	$(BIN)/python experiments/gpu.py $(ARGS)
 
 # Damaged files, strangers' checkpoints, killed writers: 10,000 tries, or ARGS="--tries 100000 --only index".

@@ -173,6 +173,9 @@ def open_tasks(folder: Path) -> list[Task]:
     for model in map(read_json, sorted(folder.glob("*/*/seed-*/values.json"))):
         groups.setdefault((model["collection"], model["trained_with"], model["origin"]), []).append(model)
     for (name, *_), models in groups.items():
+        for key in ("fingerprint", "queries"):
+            if any(model[key] != models[0][key] for model in models):
+                raise SystemExit(f"{folder}: the models of {name} were measured on different {key}")
         if (count := len(models[0]["queries"])) <= SHOTS[0]:
             raise SystemExit(f"{name}: {count} queries are too few for shots {SHOTS}")
     return [Task(models, SHOTS) for models in groups.values()]

@@ -42,7 +42,7 @@ from paradigms.generative.outputs import ScoreName
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.retrieve import Indexed
 
-TASK = "alignment-directions"
+TASK = "directions"
 MEASURES = ("R@1", "R@10", "RR@10")
 PRIMARY = "RR@10"  # the tested measure
 CANDIDATES = "BM25"  # order of the candidates

@@ -51,7 +51,7 @@ class Settings(
     size: Literal["small", "full"] = "small"
     """small: a fixed subset of pydocs; full: the whole collection"""
     systems: list[str] | dict[str, dict[str, Any]] = field(default_factory=lambda: [*DENSE])
-    """paradigms (dpr, me_bert, colbert, coil, aligner, xtr, splade; generative: dsi, ripor, pag, genre,
+    """paradigms (dpr, me_bert, colbert, coil, aligner, xtr, splade; generative: dsi, ripor, genre,
     seal), names of systems in the --config file, or systems by name:
     '{"colbert-32": {"paradigm": "colbert", "options": {"dim": 32}}, "mine": {"checkpoint":
     "results/mine"}}'. Fields of a system: paradigm (default: the system's name); options and training, which

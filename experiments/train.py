@@ -59,7 +59,7 @@ class Settings(LossOptions, RunOptions, Results, OneCollection, EncoderTraining,
     """Settings for the model, the collection and the training."""
 
     paradigm: str = "colbert"
-    """dpr, me_bert, colbert, coil, aligner, xtr or splade; generative: dsi, ripor, pag, genre or seal; a
+    """dpr, me_bert, colbert, coil, aligner, xtr or splade; generative: dsi, ripor, genre or seal; a
     reranker: cross_attention"""
     backbone: str = ""
     """Hugging Face encoder by hub name or folder; offline: all-MiniLM-L6-v2 from the Python package. For

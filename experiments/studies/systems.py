@@ -237,7 +237,7 @@ def untrained(trial: Training, data: ComparisonData) -> Model:
     base = t5_folder(backbone, data.collection, small, trial.seed, accelerator)
     # Each finished beam is an identifier, so each document to retrieve needs one beam.
     defaults |= {} if name == "seal" else {"beams": settings.depth}
-    defaults |= {"embedder": settings.backbone} if name in ("dsi", "ripor", "pag") else {}
+    defaults |= {"embedder": settings.backbone} if name in ("dsi", "ripor") else {}
     defaults |= DSI if name == "dsi" else {}
     with autocast(accelerator.device, accelerator.mixed_precision):
         return GENERATIVE[name](base, data.collection.corpus, **defaults | options)

@@ -17,9 +17,6 @@ from paradigms.baselines.bm25 import BM25
 from paradigms.data import Corpus
 
 Weighting = Literal["bm25", "tfidf", "boolean"]
-Placement = Literal["query", "both", "document"]
-# Exponent of the idf in the query; the document's exponent is 1 minus this.
-PLACEMENTS: dict[Placement, float] = {"query": 1.0, "both": 0.5, "document": 0.0}
 
 
 @dataclass(frozen=True)
@@ -76,17 +73,12 @@ def count_matrix(bm25: BM25, texts: Iterable[str]) -> sparse.csr_array:
     return sparse.coo_array((np.ones(len(rows)), (rows, columns)), shape=shape).tocsr()  # adds up repeats
 
 
-def weigh(
-    counts: Counts, weighting: Weighting = "bm25", placement: Placement = "query"
-) -> tuple[sparse.csr_array, sparse.csr_array]:
+def weigh(counts: Counts, weighting: Weighting = "bm25") -> tuple[sparse.csr_array, sparse.csr_array]:
     """Return vectors (documents [n, v], queries [m, v]) whose inner products are the `weighting` scores.
 
-    placement: the side whose weights include the idf. It does not affect "boolean", which has no idf.
+    The queries' weights include the idf, except that "boolean" has none.
     """
     if weighting == "boolean":
         return counts.documents.sign(), counts.queries.sign()
     documents = counts.saturated if weighting == "bm25" else counts.documents
-    share = PLACEMENTS[placement]
-    in_documents = sparse.diags_array(counts.idf ** (1 - share))
-    in_queries = sparse.diags_array(counts.idf**share)
-    return (documents @ in_documents).tocsr(), (counts.queries @ in_queries).tocsr()
+    return documents, (counts.queries @ sparse.diags_array(counts.idf)).tocsr()

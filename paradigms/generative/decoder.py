@@ -141,7 +141,6 @@ class Memory:
     crossed: list[tuple[Float[Tensor, "b j heads k"], Float[Tensor, "b j heads k"]]]
     past: list[tuple[Float[Tensor, "b n t heads k"], Float[Tensor, "b n t heads k"]]]
     crossing: Float[Tensor, "b n m h"] | None = None  # Σ_h O_h V_h Q α_h of the last layer, newest positions
-    states: Float[Tensor, "b j h"] | None = None  # Q, which the set part of rel reads
     layers: list[Layer] | None = None  # the decoder's, looked up once
     mode: tuple[bool, bool] | None = None  # whether gradients and autocast were on when they were
     bias: Float[Tensor, "1 heads t t"] | None = None  # of positions in self-attention
@@ -172,7 +171,7 @@ def remember(decoder: Any, states: Float[Tensor, "b j h"], mask: Bool[Tensor, "b
     layers = layers_of(decoder)
     crossing = [layer.cross_attention for layer in layers]
     crossed = [(_heads(a.k(states), a), _heads(a.v(states), a)) for a in crossing]
-    return Memory(mask, crossed, [], states=states, layers=layers, mode=_mode())
+    return Memory(mask, crossed, [], layers=layers, mode=_mode())
 
 
 def decode(

@@ -1,4 +1,4 @@
-"""Write a T5 decoder's rel as Σᵢⱼ (DᵀQ ⊙ A)ᵢⱼ + rest: exactly, truncated, or in the paper's form.
+"""Write a T5 decoder's rel as Σᵢⱼ (DᵀQ ⊙ A)ᵢⱼ + rest: exactly, or in the paper's form.
 
 Wu et al. 2024, Eq. 11 to 16, derive rel = sum(ẼᵀQ ⊙ A) for one layer without norms, residuals and
 feed-forward. With norm scales, attention and gates held fixed (`decoder.Trace`), the whole decoder is linear
@@ -23,10 +23,9 @@ from paradigms.generative.identifiers import Targets
 from paradigms.generative.model import PMI, Generative
 from paradigms.generative.outputs import ScoreName
 
-# exact: all paths. direct: the contexts of all layers, through the residual stream only. last: the same for
-# the last layer only. printed: Eq. 11 to 14, the last layer, no norm; D_{hi} = V_hᵀO_hᵀw_{d_i}
-# depends on neither query nor prefix, and the sum is the score `query_part`.
-Form = Literal["exact", "direct", "last", "printed"]
+# exact: all paths. printed: Eq. 11 to 14, the last layer through the residual stream only, no norm;
+# D_{hi} = V_hᵀO_hᵀw_{d_i} depends on neither query nor prefix, and the sum is the score `query_part`.
+Form = Literal["exact", "printed"]
 
 
 def decompose(
@@ -35,7 +34,7 @@ def decompose(
     """Return D [b, n, L·H·M, h], Q [b, 1, N, h] and (S, A, Z, rest) for b queries with n identifiers each.
 
     Document tokens are ordered (layer, head, position); rel is the sum of the model's scores over positions.
-    The exact form computes the rest from the prefix; in the other forms, and for BART (because of biases and
+    The exact form computes the rest from the prefix; in the printed form, and for BART (because of biases and
     positions), the rest is rel minus the sum. For log probabilities, the rest includes −Σᵢ log Σ_v exp
     logit_iv. For pointwise mutual information, it also includes −log p(d | ""). The score query_part always
     has the form "printed".
@@ -61,17 +60,9 @@ def decompose(
         if form == "exact":
             *contexts, prefix = gradients
             rest = (inputs * prefix).sum((-2, -1)) + (rel - parts.sum(-1))
-        else:  # through the residual stream only: ∂rel/∂c^{lh}_i = O_lhᵀ u_i with u_i = g ⊙ ∂rel/∂h_i / rms_i
-            stream = gradients[0]
-            if form != "printed":
-                if trace.scale is None:
-                    raise ValueError(
-                        f"{model.name} normalises after each layer, as BART does: only 'exact' and 'printed' "
-                        "are defined"
-                    )
-                stream = stream * model.decoder.final_layer_norm.weight * trace.scale
-            contexts = [(stream @ a.o.weight).unflatten(-1, (a.heads, -1)) for a in crossing]
-        used = range(len(contexts))[-1:] if form in ("last", "printed") else range(len(contexts))
+        else:  # through the residual stream only: ∂rel/∂c^{lh}_i = O_lhᵀ ∂rel/∂h_i
+            contexts = [(gradients[0] @ a.o.weight).unflatten(-1, (a.heads, -1)) for a in crossing]
+        used = range(len(contexts))[-1:] if form == "printed" else range(len(contexts))
         values = [a.v.weight.unflatten(0, (a.heads, -1)) for a in crossing]
         D = torch.stack([torch.einsum("bnihk,hkd->bnhid", contexts[l], values[l]) for l in used], 2)
         A = torch.stack([trace.attention[l].transpose(2, 3) for l in used], 2)  # [b, n, L, H, i, j]

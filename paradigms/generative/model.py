@@ -31,7 +31,7 @@ from paradigms.generative.decoder import Memory, decode, remember, small_decoder
 from paradigms.generative.identifiers import START, Identifiers, Targets, text, titles
 from paradigms.generative.np_decoding import Clusters, cluster_tokens
 from paradigms.generative.outputs import Outputs, Pawa, ScoreName
-from paradigms.generative.settings import GenerativeSettings, check_places
+from paradigms.generative.settings import GenerativeSettings, check_places, without_sets
 from paradigms.io.checks import naming, read_settings
 from paradigms.io.files import settle, write_json
 from paradigms.rooms import Entry
@@ -430,7 +430,7 @@ class Generative(Trainable):
     def from_pretrained(cls, folder: str | Path) -> Generative:
         folder = Path(folder)
         settle(folder)
-        settings = read_settings(GenerativeSettings, folder / SETTINGS)
+        settings = read_settings(GenerativeSettings, folder / SETTINGS, without_sets)
         clusters = None
         with naming(folder / HEADS), safe_open(folder / HEADS, "pt") as heads:
             if settings.tokens == "clusters":

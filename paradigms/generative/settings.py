@@ -1,5 +1,6 @@
 """Settings for generative paradigms, saved with the backbone and the identifiers."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -51,6 +52,11 @@ class GenerativeSettings:
             raise ValueError("document_length must be at least 2: NP-decoding reads tokens and </s>")
         if self.pawa_rank and self.tokens == "clusters":
             raise ValueError("PAWA and NP-decoding both replace the output vectors: choose one")
+
+
+def without_sets(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out the setting of PAG's sets if it is 0: earlier versions wrote it for every model."""
+    return {name: value for name, value in values.items() if (name, value) != ("set_size", 0)}
 
 
 def check_places(settings: GenerativeSettings, identifiers: Identifiers) -> None:

@@ -32,7 +32,7 @@ REFUSED: list[tuple[str, dict[str, object], str]] = [  # script, flags, what the
     ("train", {"backbone": "/nowhere/at/all"}, "/nowhere/at/all is a path, and this folder does not exist"),
     ("train", {"batch_size": 64}, "batch of 64 .* larger than the 27 training examples"),
     ("train", {"teacher": "x.run", "distil": "kl", "negatives": 1}, "x.run is neither a run, nor a m"),
-    ("train", {"generated": "x.jsonl"}, "generated queries train dsi, genre, seal, ripor, pag, not colbert"),
+    ("train", {"generated": "x.jsonl"}, "generated queries train dsi, genre, seal, ripor, not colbert"),
 ]
 
 

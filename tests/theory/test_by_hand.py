@@ -5,22 +5,9 @@ import pytest
 
 from theory import kernels
 from theory import token_retrieval as xtr
-from theory.buckets import expected_recall
 from theory.collection import Problem, cosine_lost, least_dimension, left_vectors, truncated
 from theory.cosine import cosine_error, cosines, required_cosine_dimension
 from theory.projections import pairwise_error
-
-
-def test_expected_recall_is_that_of_normal_scores() -> None:
-    rng = np.random.default_rng(0)
-    means, variances = rng.standard_normal(30), rng.uniform(0.5, 2, 30)
-    best = np.argsort(-means)[:5]
-    for repetitions, candidates in ((1, 5), (4, 8), (100, 5)):
-        scores = means + rng.standard_normal((20_000, 30)) * np.sqrt(variances / repetitions)
-        first = np.argsort(-scores, 1)[:, :candidates]
-        wanted = np.isin(first, best).sum(1).mean() / 5
-        found = expected_recall(means, variances, repetitions, best, candidates)
-        assert found == pytest.approx(wanted, abs=0.01)
 
 
 def test_relevance_equals_loops():

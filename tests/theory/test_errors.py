@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from theory import answerable, buckets, decoding, entropic, low_rank
+from theory import answerable, decoding, entropic, low_rank
 from theory import capacity as C
 from theory import multivector as M
 from theory import projections as P
@@ -17,7 +17,6 @@ QUERY, BETTER, WORSE = (M.COUNTEREXAMPLE[x] for x in ("query", "better", "worse"
 WRONG: list[tuple[Callable[[], object], str]] = [
     *((lambda R=R: answerable.one_vector(np.eye(3), R), "relevant") for R in ([], [0, 1, 2], [3])),
     (lambda: answerable.max_over_tokens(np.eye(3), [1, 0, 2], [0]), "rising from 0"),
-    (lambda: buckets.expected_recall([1, 0.5], [1, 1], 1, [0], 0), "candidates = 0"),
     (lambda: C.moment_queries(5, [[2, 2]]), "repeats a document"),
     (lambda: C.first_broken_size(np.float32, 10), "loses no pair of up to 10"),
     (lambda: cosine_error(8, 0.9, -0.9, 0.9), "not the cosines of three vectors"),

@@ -76,7 +76,7 @@ def trained(name: str, seed: int, data: StudyData, console: Console) -> Paradigm
     """Load the seed's model, or train it if there is no checkpoint.
 
     name: dpr or colbert, with -second for the second backbone, -pairs for training with only one hard
-    negative from BM25, and -backward for MVDR (q←d) with Z = M; or dsi, ripor, pag, genre or seal, with an
+    negative from BM25, and -backward for MVDR (q←d) with Z = M; or dsi, ripor, genre or seal, with an
     encoding: -pawa, -place (place-specific digits without PAWA), -atomic (one token per document), -np-base
     or -np-async. Every name may end in -untrained. genre-half is trained on every other document (`half_of`),
     and the others are added later.
@@ -92,7 +92,7 @@ def trained(name: str, seed: int, data: StudyData, console: Console) -> Paradigm
     paired = "pairs" in variants
 
     def make() -> Any:
-        if kind in ("dsi", "ripor", "pag"):  # identifiers are clusters of DPR's document vectors
+        if kind in ("dsi", "ripor"):  # identifiers are clusters of DPR's document vectors
             trained("dpr", seed, data, console)
         console.print(f"{data.collection.name}, seed {seed}: {name}")
         torch.manual_seed(seed)
@@ -186,7 +186,7 @@ def build(name: str, seed: int, data: StudyData) -> Generative:
         options["pawa_rank"] = TEXT_RANK
     if identifiers == "seal":
         options["span"] = settings.span
-    if identifiers in ("dsi", "ripor", "pag"):
+    if identifiers in ("dsi", "ripor"):
         embedder = Path(settings.models) / f"seed-{seed}" / "dpr" / "checkpoint" / "backbone"
         options |= {"embedder": str(embedder), "seed": seed}
         if encoding in ("place", "pawa", "atomic"):
