@@ -338,7 +338,7 @@ def measure_engine(
             engine.run(f"SET max_threads = {settings.threads}")
         began = settings.time()
         if kind == "clickhouse" and built.is_file():
-            seconds = read_json(built)
+            seconds = read_json(built)["seconds"]
         else:
             hand_over(base, model, engine)
             if "IVF" in name:
@@ -348,7 +348,7 @@ def measure_engine(
             for table in (engine.tokens, engine.documents) if kind == "clickhouse" else ():
                 engine.run(f"OPTIMIZE TABLE {table} FINAL")
             seconds = settings.time() - began
-            write_json(built, seconds)
+            write_json(built, {"seconds": seconds})
 
         def find(n: int) -> dict[str, float]:
             return dict(hit[:2] for hit in engine.rank(queries[n : n + 1], model.recipe, K))
