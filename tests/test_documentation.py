@@ -236,7 +236,8 @@ def test_sentences_have_the_numbers_of_the_results():
         f"{after[0]['colbert']:.3f} nDCG@10; one vector {after[0]['dpr']:.3f}, BM25 {after[0]['bm25']:.3f}",
         f"{after[2]['bm25']:.3f} in .1 ms; ColBERT, {after[2]['colbert']:.3f}, does",
         f"one vector, {after[2]['dpr']:.3f}, does",
-        f"in 6 kB: {after[0]['me_bert']:.3f}, {after[1]['me_bert']:.3f} and {after[2]['me_bert']:.3f}",
+        f"in 6 kB, by row: {ended[1]['me_bert']:.3f}, {after[0]['me_bert']:.3f}, "
+        f"{after[1]['me_bert']:.3f} and {after[2]['me_bert']:.3f}",
         f"{dsi[0]:.3f} nDCG@10 over all of Debian |",
         f"ColBERT has {debian['colbert'][0]:.3f} on Debian and one vector {debian['dpr'][0]:.3f}",
         f"of BM25 is {after[1]['colbert'] - after[1]['bm25']:.3f} lower on the first",

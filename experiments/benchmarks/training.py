@@ -58,7 +58,7 @@ launch(__name__, Settings, __doc__)  # before the slow imports
 import torch
 from accelerate import Accelerator
 from accelerate.utils import send_to_device
-from parts.measuring import new_process, peak_memory
+from parts.measuring import memory, new_process
 from studies.pages import Rows, Section, publish
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -196,7 +196,7 @@ def measure(settings: Settings, case: Case, pairs: Pairs, changes: Mapping[str, 
     hook.remove()
     rate = settings.batch * settings.steps / (ends[-1] - ends[WARMUP - 1])
     on_gpu = chosen_device().type == "cuda"
-    return Round(rate, loss, torch.cuda.max_memory_allocated() if on_gpu else peak_memory(), last)
+    return Round(rate, loss, torch.cuda.max_memory_allocated() if on_gpu else memory(), last)
 
 
 def seconds() -> float:

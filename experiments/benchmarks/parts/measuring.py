@@ -96,12 +96,12 @@ def medians(
     return [statistics.median(taken[1:]) for taken in seconds]
 
 
-def peak_memory() -> int:
-    """Return this process's peak memory in bytes, with mapped files."""
+def memory(line: str = "VmHWM") -> int:
+    """Read the value of `line` in bytes. VmHWM (peak) and VmRSS include mapped files; RssAnon does not."""
     # getrusage would include the memory of the parent process in the maximum.
-    match = re.search(r"^VmHWM:\s*(\d+)", Path("/proc/self/status").read_text(), re.M)
+    match = re.search(rf"^{line}:\s*(\d+)", Path("/proc/self/status").read_text(), re.M)
     if not match:
-        raise RuntimeError("/proc/self/status has no VmHWM: this benchmark needs Linux")
+        raise RuntimeError(f"/proc/self/status has no {line}: this benchmark needs Linux")
     return 1024 * int(match[1])
 
 

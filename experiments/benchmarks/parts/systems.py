@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 from parts.composed import BLOCK, Composed, by_text
-from parts.measuring import Peak, folder_bytes, peak_memory, timed
+from parts.measuring import Peak, folder_bytes, memory, timed
 
 Ranked = list[list[int]]  # each query's best documents
 REPEATS = 3
@@ -191,7 +191,7 @@ def build(system: System) -> dict[str, Any]:
     return {
         "seconds": seconds - system.spent,
         "wall": wall - system.spent,
-        "memory": peak_memory(),
+        "memory": memory(),
         "peak": max(peak.end(), size),  # a short build may end before the first sample
         "bytes": size,
     }
@@ -216,7 +216,7 @@ def search(system: System) -> dict[str, Any]:
             row["seconds"].append(seconds)
             row["found"].append(ranked)
         rows.append(row)
-    return {"open": index, "memory": peak_memory(), "rows": rows}
+    return {"open": index, "memory": memory(), "rows": rows}
 
 
 def truth(system: Ours) -> dict[str, Any]:
