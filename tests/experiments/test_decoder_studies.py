@@ -49,10 +49,13 @@ def test_the_measures_are_the_theorys_own() -> None:
     best, error = lemma.best_rank_one(A)
     product = kernels.elu(D) @ kernels.elu(Q).T
     others = [product / product.sum(1, keepdims=True), product / np.exp(S).sum(1)[:, None]]
+    printed = lemma.rank_one_as_printed(S)
     expected = {
         "best_error": error,
+        "printed_error": np.linalg.norm(A - printed) / np.linalg.norm(A),
+        "stable_rank": lemma.stable_rank(A),
         "second": np.linalg.norm(A - best, 2),
-        "printed_row_error": lemma.row_norm(A - lemma.rank_one_as_printed(S)),
+        "printed_row_error": lemma.row_norm(A - printed),
         "elu_error": min(abs((S * other).sum() / kernels.relevance(D, Q) - 1) for other in others),
     }
     for key, value in expected.items():
