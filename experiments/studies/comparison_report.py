@@ -19,7 +19,7 @@ from studies.systems import CUT, STAGES, ComparisonData, finished
 from studies.trainings import Training, training_runs, training_settings
 
 from paradigms import GENERATIVE, evaluate
-from paradigms.data import Run, Split, read_run
+from paradigms.data import read_run
 from paradigms.data.identical import left_out
 from paradigms.data.within import learned_share
 from paradigms.encoder.sources import original
@@ -88,6 +88,10 @@ def make_report(data: ComparisonData, where: dict[str, Any], seconds: float, res
         ]
     evaluate.write_per_query(folder / "per_query.csv", by_system)
     learned = learning(settings, where["processes"])
+    equal_orders = (
+        f"Rerank: for {evaluate.undecided(candidates, test.judgements)} of {len(candidates):,} queries every "
+        "order of the candidates is as good, since none or all of them are relevant."
+    )
     return Report(
         title=f"Retrieval paradigms on {data.collection.name}",
         summary=summary(data, where, seconds, resumed),
@@ -97,7 +101,7 @@ def make_report(data: ComparisonData, where: dict[str, Any], seconds: float, res
         costs=[{"system": name} | costs_of(folder / name) for name in systems],
         settings=asdict(settings),
         environment=where,
-        notes=[*notes(data, undone, share), rerankable(candidates, test), *gates(retrievers)],
+        notes=[*notes(data, undone, share), equal_orders, *gates(retrievers)],
         alignments=alignments,
         pictures=[
             costs_picture(tables, labels, systems, folder, measures[0]),
@@ -249,14 +253,6 @@ def summary(data: ComparisonData, where: Mapping[str, Any], seconds: float, resu
         f"trained from {original(settings.backbone)} for {settings.steps} steps of "
         f"{settings.batch_size * where['processes']} queries, with {seeds}{loaded}. "
         f"{'After an interruption, the rest of the job' if resumed else 'The job'} took {seconds:.0f} s."
-    )
-
-
-def rerankable(candidates: Run, test: Split) -> str:
-    count = evaluate.undecided(candidates, test.judgements)
-    return (
-        f"Rerank: for {count} of {len(candidates):,} queries every order of the candidates is as good, since "
-        "none or all of them are relevant."
     )
 
 

@@ -47,3 +47,21 @@ def test_every_paradigm_is_measured_once_on_every_index(
     monkeypatch.setattr(serving_costs, "measure_index", lambda *_, **__: pytest.fail("measured again"))
     serving_costs.main(settings)
     assert json.loads(file.read_text()) == rows
+
+
+def test_an_engine_that_fails_is_named_and_the_others_continue(
+    words: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(name: str, *_: object) -> None:
+        raise OSError(f"{name} is full\nof data")
+
+    monkeypatch.setattr(serving_costs, "engines", lambda model: ["LanceDB", "Qdrant"])
+    monkeypatch.setattr(serving_costs, "measure_engine", fail)
+    settings = serving_costs.Settings(
+        collection=str(words), documents=5, queries=2, backbone=str(tiny_bert), bits=[], rounds=1,
+        threads=1, output=str(tmp_path / "out"), paradigms=["dpr"], **LENGTHS,
+    )  # fmt: skip
+    with pytest.raises(SystemExit, match=r"failed: dpr, LanceDB: LanceDB is full; dpr, Qdrant: .* full$"):
+        serving_costs.main(settings)
+    rows = json.loads((tmp_path / "out" / "costs.json").read_text())
+    assert [row["engine"] for row in rows] == ["exact", "FAISS"]
