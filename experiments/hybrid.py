@@ -166,18 +166,16 @@ def measure(seed: int, data: StudyData, models: dict[tuple[str, str], Any]) -> M
     dev = data.dev_sample
     sparse = dict(zip(SPARSE, (data.bm25, BM25(corpus, ngrams=2)), strict=True))
     dense: dict[str, dict[str, Retriever]] = {system: {} for system in DENSE.values()}
-    runs_of_round: dict[str, dict[str, Run]] = {system: {} for system in dense}
     on_dev: dict[str, Any] = {system: {} for system in dense}
     on_dev |= {name: rr(retriever.search(dev.queries, depth), dev) for name, retriever in sparse.items()}
     for (name, round), model in models.items():
         if name != RERANKER:
             retriever = Indexed.build(model, corpus, precision=precision)
             dense[DENSE[name]][round] = retriever
-            runs_of_round[DENSE[name]][round] = retriever.search(test.queries, depth)
             on_dev[DENSE[name]][round] = rr(retriever.search(dev.queries, depth), dev)
     chosen = {system: max(on_dev[system], key=on_dev[system].__getitem__) for system in dense}
     runs = {name: retriever.search(test.queries, depth) for name, retriever in sparse.items()}
-    runs |= {system: runs_of_round[system][round] for system, round in chosen.items()}
+    runs |= {system: dense[system][round].search(test.queries, depth) for system, round in chosen.items()}
     weights = {}
     for system, round in chosen.items():
         for name, lexical in sparse.items():
@@ -190,10 +188,6 @@ def measure(seed: int, data: StudyData, models: dict[tuple[str, str], Any]) -> M
     measurements: Measured = {"seed": seed, "queries": data.measured_queries}
     measurements |= {"dev": on_dev, "weights": weights}
     measurements["retrieve"] = {system: values_of(run, test, MEASURES) for system, run in runs.items()}
-    measurements["rounds"] = {
-        system: {round: values_of(run, test, MEASURES) for round, run in each.items()}
-        for system, each in runs_of_round.items()
-    }
     measurements["training"] = {
         DENSE.get(name, name): dev_change(name, chosen.get(DENSE.get(name, name), FIRST), seed, settings)
         for name in (*DENSE, RERANKER)

@@ -161,7 +161,8 @@ def rows_of(
             jobs[engine] = partial(measure_engine, engine, base, scored or model, queries, work, settings)
     jobs = {n: job for n, job in jobs.items() if n == "exact" or n.startswith(tuple(settings.only) or "")}
     question = asdict(settings) | {"paradigms": [name], "content": collection.fingerprint}
-    question |= {"output": "", "only": [], "model": base.manifest.get("identity")}
+    question |= {"output": "", "only": [], "bits": [], "engines": True}
+    question |= {"model": base.manifest.get("identity")}
     rows: Rows = []
     failed: list[str] = []
     with progress_bar() as bar:
@@ -286,7 +287,8 @@ def measure_engine(
             began = settings.time()
             fill(name, engine, base, model)
             seconds = settings.time() - began
-            write_json(built, {"seconds": seconds})
+            if kind == "clickhouse":
+                write_json(built, {"seconds": seconds})
 
         def find(n: int) -> dict[str, float]:
             return dict(hit[:2] for hit in engine.rank(queries[n : n + 1], model.recipe, K))

@@ -228,10 +228,11 @@ def trained(
     dev_run = bm25.search(fit.dev_queries(splits[1], settings.dev_queries), DEV_DEPTH)
     mined: Run = {}
     if settings.negatives and settings.run:
-        mine = partial(negatives.mined_run, lambda: load(settings.run))
-        of_model = Path(settings.run).is_dir()
-        corpus = collection.corpus
-        mined = mine(corpus, splits[0], folder, accelerator) if of_model else read_run(settings.run)
+        if Path(settings.run).is_dir():
+            model_of_run = partial(load, settings.run)
+            mined = negatives.mined_run(model_of_run, collection.corpus, splits[0], folder, accelerator)
+        else:
+            mined = read_run(settings.run)
     elif settings.negatives and settings.paradigm not in GENERATIVE:
         mined = bm25.search(splits[0].queries, NEGATIVES_DEPTH)
     torch.manual_seed(settings.seed)

@@ -90,15 +90,20 @@ def start_of(name: str, settings: Any) -> str:
 
 
 def twin(trial: Training, settings: Any) -> str:
-    """Return an earlier run of the same untrained encoder, with the same results; "" if there is none."""
+    """Return an earlier run of the same untrained encoder and seed, with the same results; "" if none.
+
+    Encoders without random weights are measured once for each seed, too.
+    """
+    if not trial.untrained:
+        return ""
 
     def encoder(run: Training) -> tuple[str, int, int]:  # below the trained layers, states are rounded
         training = training_settings(settings.chosen[run.system], settings, run.seed)
         return start_of(run.system, settings), run.seed, training.trained_layers
 
-    untrained = {run: other for run, other in training_runs(settings).items() if other.untrained}
-    same = [run for run, other in untrained.items() if trial.untrained and encoder(other) == encoder(trial)]
-    return same[0] if same and untrained[same[0]] != trial else ""
+    runs = training_runs(settings).items()
+    first, other = next(item for item in runs if item[1].untrained and encoder(item[1]) == encoder(trial))
+    return "" if other == trial else first
 
 
 def built(system: SystemSettings, settings: Any) -> Paradigm:

@@ -37,7 +37,6 @@ def deleted_after(folder: Path, accelerator: Accelerator) -> Iterator[Path]:
     the folder.
     """
     with locked_by_main(folder, accelerator):
-        by_main(lambda: (folder / "paused.txt").unlink(missing_ok=True), accelerator)  # of version 0.1
         paused = False
         try:
             yield folder

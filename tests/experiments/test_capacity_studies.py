@@ -41,7 +41,7 @@ def test_the_numbers_are_those_of_the_saved_models(finished: Callable[[str], Pat
         λ, chosen = measured["weights"][mixture]["λ"], measured["weights"][mixture]["round"]
         index = Indexed.build(load(own / f"{name}-{chosen}" / "checkpoint"), corpus)
         found = index.search(test.queries, 10)
-        assert measured["retrieve"][system] == measured["rounds"][system][chosen] == values(found)
+        assert measured["retrieve"][system] == values(found)
         run: Run = {}
         for query in test.queries:
             candidates = {query: dict.fromkeys([*found[query], *lexical[query]], 0.0)}

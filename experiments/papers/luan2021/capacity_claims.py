@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from papers.luan2021.capacity_tasks import UNI
+from papers.luan2021.capacity_tasks import RR, UNI
 from studies import claims
 from studies.claims import Study, Values
 from studies.curves import Curves
@@ -15,7 +15,6 @@ from theory.collection import Dimension
 
 STAGES = {"rerank": "reranking", "retrieve": "retrieval"}
 FIRST = "Recall@1, retrieval"  # the measure of Figure 1
-RR = "RR@10"
 INIT = "BERT-INIT"
 # Share of BM25-uni's measure at the same length. A system below this share, and below a random projection of
 # the same size, has not learned the task and says nothing about capacity. The paper's smallest is 0.34.

@@ -22,8 +22,8 @@ from theory.collection import Draw, Problem, exact_thresholds, projected_dimensi
 
 UNI = "BM25-uni"
 BI = "BM25-bi"
-NGRAMS = {UNI: 1, BI: 2}
 RR = "RR@10"
+NGRAMS = {UNI: 1, BI: 2}
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ paper leaves open:
   for distractors contain no query.
 - Words are compared in lower case, without the punctuation between them.
 
-Every draw is a hash of the drawn object. Draws are the same in any process and on any machine,
-and do not depend on other queries.
+Every draw is a hash of the drawn object and 0, the seed of all results. Draws are the same in any process and
+on any machine, and do not depend on other queries.
 """
 
 import hashlib
@@ -144,7 +144,7 @@ def occurrences(
 
 
 def hashed(*what: object) -> int:
-    """Hash the seed 0 and the string forms of objects to 64 bits; the hash is the same on every machine."""
+    """Hash 0 and the string forms of objects to 64 bits; the hash is the same on every machine."""
     return int.from_bytes(hashlib.sha256("\n".join(map(str, (0, *what))).encode()).digest()[:8], "big")
 
 
