@@ -116,3 +116,13 @@ def test_autocast_and_half_precision_inputs_are_computed_in_float32():
 def test_refuses(eps, iterations, word):
     with pytest.raises(ValueError, match=word):
         entropic_topk(torch.zeros(3), 1, eps, iterations=iterations)
+
+
+def test_the_hard_gate_at_the_edges():
+    scores = torch.tensor([[0.3, 0.9, 0.1, 0.7], [0.5, 0.5, 0.5, 9.0], [1.0, 2, 3, 4], [1.0, 2, 3, 4]])
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0]]).bool()
+    gates = hard_topk(scores.requires_grad_(), torch.tensor([2, 1, 5, 3]), mask)
+    expected = torch.tensor([[0, 1.0, 0, 1], [1 / 3, 1 / 3, 1 / 3, 0], [1, 1, 0, 0], [0, 0, 0, 0]])
+    assert_within_rounding(gates, expected, torch.float32, 1)
+    assert not gates.requires_grad
+    assert not hard_topk(scores, 0).any()

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, Qwen3Config, Qwen3Model
 
 from paradigms import PARADIGMS
-from paradigms.encoder.frozen import SCALE, LowerStates, scaled
+from paradigms.encoder.frozen import SCALE, LowerStates, keys, scaled
 from paradigms.encoder.text import Side, TextEncoder
 from paradigms.train.states import add_states, deleted_after, keep_states
 from tests.near import assert_same, assert_within_rounding
@@ -204,3 +204,13 @@ def test_what_cannot_be_split_or_kept_is_told(tiny_bert, tmp_path):
     reads.backbone.forward = odd
     with pytest.raises(ValueError, match="cannot be split"):
         reads.freeze(1)
+
+
+def test_augmented_queries_are_not_taken_for_plain_ones(tiny_bert):
+    plain, attended = (
+        build(tiny_bert, query_augmentation=True, attend_augmentation=attend) for attend in (False, True)
+    )
+    a, b = (keys(encoder.tokenize(TEXTS, "query")) for encoder in (plain, attended))
+    c = keys(build(tiny_bert).tokenize(TEXTS, "query"))
+    assert len({*a, *b, *c}) == 3 * len(TEXTS)
+    assert keys(plain.tokenize(TEXTS[:1], "query")) == a[:1]  # whatever stands beside it

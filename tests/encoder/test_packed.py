@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from paradigms.encoder.packed import linears
-from paradigms.encoder.weights import state_of
 from tests.near import assert_within_rounding
 
 WIDTH = 24
@@ -55,15 +54,3 @@ def test_gradients_other_types_and_subclasses_are_torchs_own():
         some[0].register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
         linears(*some)(x)
         assert inputs[0] is x
-
-
-def test_tensors_of_all_kinds_have_a_state():
-    with torch.inference_mode():
-        frozen = torch.zeros(200, dtype=torch.bfloat16)
-    wide = torch.zeros(90, 90)
-    tensors = [frozen, wide[:, ::2], wide[:1].expand(9, -1), torch.tensor(True), torch.empty(0, 3)]
-    before = hash(state_of(tensors))
-    for changed in (lambda: frozen.data.fill_(1), lambda: wide.data.fill_(1), tensors.pop):
-        changed()
-        before, old = hash(state_of(tensors)), before
-        assert before != old

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from paradigms.align import NORMALISERS, EqualIds, PoolTopK, QueryToDocument, TopK
-from paradigms.core import Tokens, rel
+from paradigms.align import NORMALISERS, EqualIds, PoolTopK, QueryToDocument, TopK, retrieved_tokens
+from paradigms.core import Tokens, rel, similarity
 from paradigms.data import best_first
 from paradigms.find import Index, Store, kinds, lists, open_index
+from paradigms.impute import imputed_rel
 from paradigms.recipe import Recipe
 from paradigms.store import build as store_build
 from paradigms.store import residuals, shards, view
@@ -368,3 +369,34 @@ def test_salience_of_queries_that_is_not_finite_is_refused(index, wrong):
     Q.salience[1] *= wrong
     with pytest.raises(ValueError, match="query 1 of 2 has salience values that are not finite"):
         index.search_tokens(COLBERT, Q)
+
+
+@pytest.mark.parametrize("k", [1, 7, 20])
+def test_a_small_k_is_eq_4_of_the_probed_tokens(index, k, monkeypatch):
+    monkeypatch.setattr(lists, "SMALL", k)
+    index = index.with_finder(probes=99)
+    Q, ids = queries(5, 17), with_tokens(index)
+    S, valid = similarity(index.store.tokens_of(ids), Q)
+    retrieved = (retrieved_tokens(S, valid, k).any(-1).any(-1)).tolist()
+    results = index.search_tokens(replace(XTR, search_tokens=k), Q, 100)
+    for row, candidates, scores in zip(imputed_rel(S, valid, k).tolist(), retrieved, results, strict=True):
+        expected = {id: score for id, score, candidate in zip(ids, row, candidates, strict=True) if candidate}
+        assert_within_rounding(scores, expected, **SCORES)
+
+
+def test_token_search_finds_the_nearest_of_the_lists(index):
+    vectors = queries(6).vectors[0, 0]
+    living = np.flatnonzero(np.repeat(index.store.living, np.diff(index.store.offsets)))
+    S = vectors @ torch.from_numpy(index.store.decoded(living)["vectors"]).T
+    index = index.with_finder(probes=99)
+    scores, rows = token_search(index, vectors, 10)
+    assert_within_rounding(scores.sort(descending=True).values, S.topk(10).values, **SCORES)
+    assert all(set(row) <= set(living.tolist()) for row in rows.tolist())
+    index = index.with_finder(probes=1)
+    few, rows = token_search(index, vectors, 10**6)
+    assert few.shape == (6, index.store.offsets[-1])
+    assert torch.equal(few == -torch.inf, rows == -1)
+    for row in rows:
+        assert len(set(index.store.columns["centroids"][row[row >= 0].numpy()].tolist())) == 1
+    with pytest.raises(ValueError, match="a number of lists"):
+        index.with_finder(probes=-1)

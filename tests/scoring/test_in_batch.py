@@ -84,3 +84,9 @@ def test_gradients_are_the_same_in_every_run(recipe: Recipe) -> None:
     torch.set_num_threads(2)
     runs = [gradients(in_batch_rel(*sides, *functions(recipe)), *sides) for _ in range(6)]
     assert all(torch.equal(a, b) for run in runs[1:] for a, b in zip(runs[0], run, strict=True))
+
+
+def test_documents_of_each_query_are_refused() -> None:
+    D, Q = texts()
+    with pytest.raises(ValueError, match=r"axes \[1, n, i, h\], got x = 3"):
+        in_batch_rel(D.map(lambda t: t.expand(3, *t.shape[1:])), Q, *functions(MAXSIM))

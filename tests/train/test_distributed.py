@@ -18,8 +18,9 @@ from paradigms.encoder.text import Side
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
 from paradigms.train.loop import TrainingSettings, train
-from paradigms.train.losses import Distillation, LossSettings
+from paradigms.train.losses import Distillation, LossSettings, digest_of
 from paradigms.train.script import lock_output
+from paradigms.train.state import signature
 from paradigms.train.states import deleted_after, keep_states
 from tests import launch
 from tests.near import assert_same, assert_within_rounding
@@ -113,6 +114,13 @@ def uneven_batches(accelerator: Accelerator, backbone: Path, folder: Path) -> No
         objective.loss(accelerator.prepare(paradigm), objective.collate(mine))
 
 
+def other_examples(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
+    """Processes that were given different examples say so before they train."""
+    settings, mine = {"batch_size": 1}, digest_of(EXAMPLES[accelerator.process_index :])
+    with pytest.raises(ValueError, match="the processes that train dpr have different examples"):
+        signature(build("dpr", backbone), settings, mine, folder, accelerator)
+
+
 def apart(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
     """Folders that the processes do not share are named by both of them, before anything is computed."""
     paradigm, disk = build("dpr", backbone), folder / f"disk{accelerator.process_index}"
@@ -162,6 +170,7 @@ CHECKS = (
     apart,
     stop_together,
     uneven_batches,
+    other_examples,
 )
 
 

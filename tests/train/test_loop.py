@@ -415,6 +415,8 @@ def test_a_checkpoint_of_other_settings_or_data_is_refused(tiny_bert: Path, tmp_
             (text, {"q": {"d1": 2}}, found),
         )
     )
+    changed = Corpus(CORPUS.ids, [f"{text}." for text in CORPUS])
+    others.append(DevMeasure(changed, Split(text, grades), found, 1, "no"))
     fit(tiny_bert, tmp_path / "dev", replace(SETTINGS, steps=2), dev=dev)
     for other in (None, *others):
         with pytest.raises(ValueError, match=r"settings \(dev queries"):
@@ -477,3 +479,42 @@ def test_the_dev_measure_reranks_candidates_and_the_relevant(tiny_bert: Path) ->
     assert values.tolist() == pytest.approx([first, 1])
     assert measure(paradigm).tolist() == values.tolist()
     assert paradigm.training
+
+
+def test_states_are_kept_while_a_run_is_paused(tmp_path: Path) -> None:
+    accelerator, states = Accelerator(cpu=True), tmp_path / "out" / "states"
+
+    def pause() -> None:
+        with states_of.deleted_after(states, accelerator):
+            (states / "0123456789abcdef").mkdir()
+            raise Paused("after 3 of 6 steps")
+
+    with pytest.raises(Paused):
+        pause()
+    assert (states / "0123456789abcdef").is_dir()
+    with states_of.deleted_after(states, accelerator):
+        assert [entry.name for entry in states.iterdir()] == ["0123456789abcdef"]
+    assert not states.exists()
+
+
+def test_dev_queries_are_all_or_drawn_whatever_their_order() -> None:
+    ids = [f"{package}{n}" for package in "abcd" for n in range(50)]
+    queries, judged = dict.fromkeys(ids, "sea"), {id: {"d0": 1} for id in ids}
+    for inputs in (queries, dict(reversed(queries.items()))):
+        drawn, every = (DevMeasure(CORPUS, Split(inputs, judged), {}, n, "no").queries for n in (40, 200))
+        assert every == queries
+        assert len(drawn) == 40
+        assert list(drawn) == list(DevMeasure(CORPUS, Split(queries, judged), {}, 40, "no").queries)
+        assert {id[0] for id in drawn} == set("abcd")
+
+
+def test_the_precision_of_float32_products_is_that_of_the_training_alone(
+    tiny_bert: Path, tmp_path: Path
+) -> None:
+    seen, paradigm, before = set(), build(tiny_bert), torch.get_float32_matmul_precision()
+    paradigm.encoder.register_forward_hook(lambda *_: seen.add(torch.get_float32_matmul_precision()))
+    fit(tiny_bert, tmp_path, replace(SETTINGS, steps=1, matmul_precision="high"), paradigm=paradigm)
+    assert seen == {"high"}
+    assert torch.get_float32_matmul_precision() == before == "highest"
+    with pytest.raises((ValueError, TypeError), match="matmul_precision"):
+        replace(SETTINGS, matmul_precision="tf32")
