@@ -86,7 +86,7 @@ def main(settings: Settings) -> None:
         bind_collection(data, place, measured=list(MEASURED))
         pairs = product(settings.trained_with, settings.seeds)
         jobs = [job(align, seed, place / align / f"seed-{seed}", data) for align, seed in pairs]
-        run_jobs(jobs, accelerator, console)
+        run_jobs(jobs, settings, accelerator, console)
     if accelerator.is_main_process:
         tasks = open_tasks(folder)
         models = ", ".join(f"{len(task.values)} on {task.label}" for task in tasks)

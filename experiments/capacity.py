@@ -117,7 +117,7 @@ def main(settings: Settings) -> None:
         for name in settings.systems
         if seed == settings.seeds[0] or name != INIT  # the same for all seeds
     ]
-    results = run_jobs(jobs, accelerator, console)
+    results = run_jobs(jobs, settings, accelerator, console)
     results += [result for result in results if result["system"] == INIT for _ in settings.seeds[1:]]
     if accelerator.is_main_process:
         results = [lexical(task, settings.depth) for task in tasks for _ in settings.seeds] + results

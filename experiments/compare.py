@@ -93,6 +93,7 @@ from rich.console import Console
 from rich.table import Table
 from studies import system_runs, systems, trainings
 from studies.comparison_report import make_report, show
+from studies.pages import spent
 from studies.systems import ComparisonData
 
 from paradigms import GENERATIVE, PARADIGMS
@@ -216,6 +217,7 @@ def run_all(data: ComparisonData, finished: Names[str], console: Console) -> Non
                 by_main(partial(system_runs.run_fused, trial.system, system, data), accelerator)
             else:
                 system_runs.run_system(run, trial, data, console)
+            by_main(lambda: spent(Path(settings.output)), accelerator)
         if not trial.untrained:
             console.print(preview([run], data))
 

@@ -98,7 +98,7 @@ def main(settings: Settings) -> None:
         file = folder_of(seed, settings) / "measured.json"
         work = partial(trained, seed, data), partial(measure, seed, data)
         jobs.append(Job(f"{data.collection.name}, seed {seed}", file, *work))
-    results = run_jobs(jobs, accelerator, console)
+    results = run_jobs(jobs, settings, accelerator, console)
     if accelerator.is_main_process:
         summary = (
             f"{len(data.test.queries)} test queries over {len(data.collection.corpus):,} documents; seeds "

@@ -84,7 +84,7 @@ def main(settings: Settings) -> None:
             cells = [("untrained", settings.seeds[0]), *product(losses, settings.seeds)]
             jobs = [job(encoder, backbone, *cell, data) for cell in cells]
             systems = results.setdefault((encoder, folder_name(collection)), {})
-            untrained, *trained = run_jobs(jobs, accelerator, console)
+            untrained, *trained = run_jobs(jobs, settings, accelerator, console)
             systems["untrained"] = [untrained]
             for (loss, _), result in zip(cells[1:], trained, strict=True):
                 # Dev values as `encoder_job` names them, of searching all documents by MaxSim.

@@ -39,7 +39,7 @@ class Settings(Results, Training, Backbone, Seed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, relevant=1, distractors=0)
+        at_least(self, documents=3, relevant=1, distractors=0)
         if self.relevant > self.documents / 2:
             raise SystemExit(f"relevant must be at most documents / 2, got {self.relevant}")
 
@@ -126,7 +126,7 @@ def collection(settings: Settings) -> Collection:
         ids += [f"dislikes{n}" for n in range(len(texts))]
         texts += [text.replace(" likes ", " dislikes ") for text in texts]
     order = rng.permutation(len(sets))
-    ends = [0, len(sets) // 10, len(sets) // 2 + len(sets) // 20, len(sets)]
+    ends = [0, max(1, len(sets) // 10), max(2, len(sets) // 2 + len(sets) // 20), len(sets)]
     splits = {}
     for name, start, end in zip(("dev", "train", "test"), ends, ends[1:], strict=False):
         queries = {f"q{i}": f"Who likes {words[i]}?" for i in order[start:end]}

@@ -92,7 +92,7 @@ def main(settings: Settings) -> None:
         if method != "l1":
             models[method] = {"salience": method}
     jobs = [job(*model, seed, data) for seed in settings.seeds for model in models.items()]
-    results = run_jobs(jobs, accelerator, console)
+    results = run_jobs(jobs, settings, accelerator, console)
     if accelerator.is_main_process:
         pruning = PruningStudy(results, tuple(RATIOS.values()), data.lexical(MEASURES))
         summary = (

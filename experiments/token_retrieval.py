@@ -75,7 +75,7 @@ def main(settings: Settings) -> None:
     bound = {"fingerprint": data.collection.fingerprint, "table_tokens": TABLE_TOKENS}
     bind(settings, accelerator, FREE, ("backbone",), **bound)
     jobs = [job(model, data) for model in settings.models()]
-    results = run_jobs(jobs, accelerator, console)
+    results = run_jobs(jobs, settings, accelerator, console)
     if accelerator.is_main_process:
         name = data.collection.name
         lexical = data.lexical(MEASURES)

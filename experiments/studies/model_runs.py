@@ -13,8 +13,8 @@ import torch
 from accelerate import Accelerator, PartialState
 from rich.console import Console
 from studies.gains import DEV
-from studies.pages import Measured
-from studies.settings import EncoderStudy, refusing, training_fields
+from studies.pages import Measured, spent
+from studies.settings import EncoderStudy, Output, refusing, training_fields
 
 from paradigms import Paradigm, load
 from paradigms.baselines.bm25 import BM25, SAVED
@@ -213,8 +213,8 @@ def trained_once(
         accelerator.free_memory()
 
     def clean() -> None:  # also cleans up after a run that was killed
-        for spent in ("checkpoints", "best"):
-            remove_folder(training / spent, TRAINED)
+        for name in ("checkpoints", "best"):
+            remove_folder(training / name, TRAINED)
 
     by_main(clean, accelerator)
     return read(checkpoint).to(accelerator.device).eval()
@@ -254,7 +254,9 @@ class Job:
     states: Path | None = None  # folder that jobs share, deleted at the end
 
 
-def run_jobs(jobs: Sequence[Job], accelerator: Accelerator, console: Console) -> list[Measured]:
+def run_jobs(
+    jobs: Sequence[Job], settings: Output, accelerator: Accelerator, console: Console
+) -> list[Measured]:
     """Run all jobs, and return the results; results of finished jobs are read from files."""
     missing = [job for job in jobs if not job.file.is_file()]
     accelerator.wait_for_everyone()  # all processes find the same missing jobs
@@ -269,6 +271,7 @@ def run_jobs(jobs: Sequence[Job], accelerator: Accelerator, console: Console) ->
                     lambda job=job, prepared_work=prepared: write_json(job.file, job.measure(prepared_work)),
                     accelerator,
                 )
+                by_main(lambda: spent(Path(settings.output)), accelerator)
             accelerator.free_memory()
     return [read_json(job.file) for job in jobs]
 

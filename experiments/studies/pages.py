@@ -33,10 +33,12 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDY = "study.json"
+SPENT = "spent.json"  # the CPU minutes of a study that may not have ended
 VALUES = "values.npz"  # the values behind a study's verdicts: SECTION/NAME -> array
 PATH = re.compile(r"[\w.+~-]*/[\w./+~-]*\w")
 Measured = dict[str, Any]  # measurements of one seed or model, as in JSON
 Rows = list[dict[str, Any]]
+_earlier: dict[Path, float] = {}  # file -> CPU minutes of earlier processes
 
 
 @dataclass
@@ -173,10 +175,10 @@ def study(
 ) -> Measured:
     """Collect everything that a page may quote from a study.
 
-    path: study.json; if it exists, its CPU time is included in the minutes, unless `minutes` is given.
+    path: study.json. minutes: as in `publish`.
     """
     if minutes is None:
-        minutes = json_or_empty(path).get("minutes", 0.0) + sum(os.times()[:4]) / 60
+        minutes = spent(path.parent)
     name = getattr(settings, "collection", "")
     names = [name] if name else getattr(settings, "collections", [])
     return {
@@ -190,6 +192,19 @@ def study(
             name: {"heading": s.heading, "text": s.text, "rows": list(s.rows)} for name, s in sections.items()
         },
     }
+
+
+def spent(folder: Path) -> float:
+    """Record the CPU minutes of all runs that wrote to a folder, and return them; this run's are included.
+
+    A run that was killed counts up to its last call.
+    """
+    file = folder / SPENT
+    if file not in _earlier:
+        _earlier[file] = (json_or_empty(file) or json_or_empty(folder / STUDY)).get("minutes", 0.0)
+    minutes = _earlier[file] + sum(os.times()[:4]) / 60
+    write_json(file, {"minutes": minutes})
+    return minutes
 
 
 def _command(argv: Sequence[str]) -> str:

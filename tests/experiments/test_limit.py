@@ -31,6 +31,11 @@ def test_every_set_is_asked_for_once(dislikes, distractors):
             assert len(liked) == 2 * (1 + dislikes)
 
 
+def test_the_fewest_documents_have_queries_of_each_split():
+    splits = limit.collection(Settings(documents=3, relevant=1)).splits
+    assert {name: len(split.queries) for name, split in splits.items()} == {"dev": 1, "train": 1, "test": 1}
+
+
 def test_a_run_reports(tiny_bert, tmp_path):
     few = {"documents": 6, "steps": 1, "batch_size": 2}
     atomic = {"paradigm": "dsi", "options": {"identifiers": "atomic", "softmax": "place"}}

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from studies import pages
 
 from tests.experiments.scripts import published, run
 from tests.experiments.studies import STUDIES, study_flags
@@ -17,7 +18,12 @@ LONG = ("capacity", "imputation")
     "study", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in STUDIES]
 )
 def test_a_study_publishes_its_tables_and_resumes(
-    study: str, finished: Callable[[str], Path], words: Path, tiny_bert: Path, seq2seq: dict[str, Path]
+    study: str,
+    finished: Callable[[str], Path],
+    words: Path,
+    tiny_bert: Path,
+    seq2seq: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = finished(study)
     results = folder / "results"
@@ -30,8 +36,11 @@ def test_a_study_publishes_its_tables_and_resumes(
     measured = [file for file in measured if file.parent != results and file.name != "config.json"]
     before = {file: file.stat().st_mtime_ns for file in measured}
     assert before
+    monkeypatch.setattr(pages, "_earlier", {})  # as in another process
+    (results / pages.SPENT).write_text('{"minutes": 1000.0}')
     run(study, **study_flags(study, words, tiny_bert, seq2seq, folder))
     assert before == {file: file.stat().st_mtime_ns for file in measured}
+    assert json.loads((results / pages.STUDY).read_text())["minutes"] > 1000
 
 
 @pytest.mark.slow

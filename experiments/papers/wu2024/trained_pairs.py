@@ -262,7 +262,7 @@ def run_study(
         )
 
     jobs = [job(task, seed) for task in tasks for seed in settings.seeds]
-    results = model_runs.run_jobs(jobs, accelerator, console)
+    results = model_runs.run_jobs(jobs, settings, accelerator, console)
     same_queries(results)
     if accelerator.is_main_process:
         count = len(settings.seeds)
