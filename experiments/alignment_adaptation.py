@@ -156,8 +156,8 @@ def measure(
     runs = rerank_strategies(first, test.queries, candidates, strategies, progress=True)
     values = {name: per_query(run, test.judgements, (MEASURE,)) for name, run in runs.items()}
     lengths = torch.from_numpy(np.diff(index.store.offsets))
-    kept = {name: align.kept(lengths) for name, align in strategies.items()}
-    several = {name: (counts > 1).double().mean() for name, counts in kept.items() if counts is not None}
+    aligned = {name: align.kept(lengths) for name, align in strategies.items()}
+    several = {name: (counts > 1).double().mean() for name, counts in aligned.items() if counts is not None}
     return {
         "fingerprint": data.collection.fingerprint,
         "queries": values["k=1"].queries,

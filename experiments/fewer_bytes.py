@@ -196,7 +196,7 @@ def ways(rows: Rows) -> Section:
     all_tokens = next(iter(groups.values()))
     table: Rows = []
     for (kind, way), stored in groups.items():
-        shares = [row[BYTES] / whole[BYTES] for row, whole in zip(stored, all_tokens, strict=True)]
+        shares = [row[BYTES] / everything[BYTES] for row, everything in zip(stored, all_tokens, strict=True)]
         row = {"kind": kind, "way": way, "bytes, of all": f"{np.mean(shares):.0%}"}
         row |= {NDCG: average(stored)}
         row |= {"minus all tokens": "–" if stored is all_tokens else average(stored, all_tokens)}

@@ -138,8 +138,8 @@ def judged_again(file: Path, copies: Mapping[str, bool] | None) -> dict[str, Row
     omitted = {query for query, copy in (copies or {}).items() if copy}
     if copies is not None:
         queries = {name: {*json.loads(str(part[ABOUT]))["queries"]} for name, part in sections.items()}
-        kept = [name for name, of_part in queries.items() if of_part and of_part <= copies.keys()]
-        sections = {name: sections[name] for name in kept}
+        judged = [name for name, of_part in queries.items() if of_part and of_part <= copies.keys()]
+        sections = {name: sections[name] for name in judged}
     return {section: again(of_section, omitted) for section, of_section in sections.items()}
 
 

@@ -63,12 +63,12 @@ def main(settings: Settings) -> None:
     problems = {w: Problem.of(*weigh(counts, w), groups) for w in WEIGHTINGS}
     first = WEIGHTINGS[0]
     problem = problems[first]
-    asked = range(len(counts.query_ids))
-    most = max(len(problem.competitors(-1, query)[1]) for query in asked)
+    query_rows = range(len(counts.query_ids))
+    most = max(len(problem.competitors(-1, query)[1]) for query in query_rows)
     if most < RANK:
         raise SystemExit(f"too few documents: {most} are below a query's best; recall@{RANK} needs {RANK}")
     smallest = {  # each query's margin over all documents; 1 if none scores below the best
-        weighting: np.array([of.margins(-1, query)[2].min(initial=1.0) for query in asked])
+        weighting: np.array([of.margins(-1, query)[2].min(initial=1.0) for query in query_rows])
         for weighting, of in problems.items()
     }
     ranked = ranked_margins(problem)

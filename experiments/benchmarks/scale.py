@@ -134,8 +134,8 @@ def main(settings: Settings) -> None:
     )
     pythons = interpreters(settings.peers)
     prefixes = tuple(settings.systems) or ""
-    known = {name: system for name, system in SYSTEMS.items() if system.system in ("ours", *pythons)}
-    chosen = [name for name, system in known.items() if system.form in forms and name.startswith(prefixes)]
+    present = {name: system for name, system in SYSTEMS.items() if system.system in ("ours", *pythons)}
+    chosen = [name for name, system in present.items() if system.form in forms and name.startswith(prefixes)]
     stages = Stages(settings, vectors, console, pythons, k=K, limit=settings.limit, report=settings.report)
     rows: Rows = []
     for size in sorted(settings.sizes):
@@ -215,9 +215,9 @@ def searched_row(name: str, row: dict[str, Any], search: dict[str, Any]) -> dict
     if row.get("truth"):
         recalls, recall_text = recall(search["found"], row["truth"])
     setting = search["setting"]
-    made = {"system": name, "documents": row["documents"], "setting": described(setting)}
-    made |= {"CPU ms": middle, "10%": low, "90%": high, "recall@10": recall_text}
-    return made | {"_recalls": recalls}
+    cells = {"system": name, "documents": row["documents"], "setting": described(setting)}
+    cells |= {"CPU ms": middle, "10%": low, "90%": high, "recall@10": recall_text}
+    return cells | {"_recalls": recalls}
 
 
 def recall(ranked: Sequence[Sequence[int]], truth: Sequence[Sequence[int]]) -> tuple[np.ndarray, str]:

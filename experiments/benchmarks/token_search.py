@@ -72,8 +72,8 @@ def main(settings: Settings) -> None:
     if "maxsim_cpu" not in pythons:
         console.print("maxsim-cpu is in no environment given, and left out.")
     prefixes = tuple(settings.systems) or ""
-    known = {name: row for name, row in ROWS.items() if row[0] in (OURS, *pythons)}
-    chosen = {name: row for name, row in known.items() if name.startswith(prefixes)}
+    present = {name: row for name, row in ROWS.items() if row[0] in (OURS, *pythons)}
+    chosen = {name: row for name, row in present.items() if name.startswith(prefixes)}
     vectors = prepare(
         PARADIGMS["colbert"]("offline", dim=None, skip="", document_length=LENGTH).eval(),
         {settings.collection: settings.documents},

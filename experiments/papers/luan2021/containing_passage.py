@@ -208,8 +208,8 @@ def _collection(
                 f"query: passages={passages:,} does not lie between"
             )
         others = sorted(set(ids) - golds, key=lambda id: hashed("passage", id))
-        kept = golds | set(others[: passages - len(golds)])
-        ids = [id for id in ids if id in kept]
+        pool = golds | set(others[: passages - len(golds)])
+        ids = [id for id in ids if id in pool]
     changed = _distractors(source, texts, length, hosts, list(query_of.values()), distractors, name)
     return assemble(
         name,
