@@ -70,21 +70,20 @@ class TextEncoder(Encoder):
         self.backbone: Any = self._load_backbone(backbone)
         self.tokenizer = load_tokenizer(backbone, self.backbone.config.vocab_size)
         width: int = self.backbone.config.hidden_size
-        if settings.truncate is not None and settings.truncate > (settings.dim or width):
-            raise ValueError(f"truncate={settings.truncate} is beyond the {settings.dim or width} dimensions")
+        dim = settings.dim or width
+        if settings.truncate is not None and settings.truncate > dim:
+            raise ValueError(f"truncate={settings.truncate} is beyond the {dim} dimensions")
         # Orthonormal rows make a random projection, which keeps the pretrained similarities up to the error
         # that theory/projections.py bounds: training starts from meaningful similarities.
         bias = settings.projection_bias
         self.projection = orthogonal(width, settings.dim, bias) if settings.dim else None
-        self.layer_norm = nn.LayerNorm(settings.dim or width) if settings.layer_norm else None
+        self.layer_norm = nn.LayerNorm(dim) if settings.layer_norm else None
         if settings.pooled_dim is None:
-            dim = settings.dim or width
             self.settings = settings = replace(settings, pooled_dim=max(1, width // dim) * dim)
         pooled = settings.pooled_dim
         self.pooled_projection = orthogonal(width, pooled, bias) if pooled else None
-        self.salience_heads = nn.ModuleDict(
-            {side: salience_head(settings.dim or width) for side in SIDES if settings.weighs}
-        )
+        weighed = SIDES if settings.weighs else ()
+        self.salience_heads = nn.ModuleDict({side: salience_head(dim) for side in weighed})
         learned = [side for side in SIDES if self._vectors(side) == "learned"]
         self.learned_pooling = nn.ModuleDict({side: LearnedPooling(settings.vectors) for side in learned})
         self._layouts = {side: self._layout(side) for side in SIDES}

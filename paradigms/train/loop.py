@@ -374,8 +374,8 @@ class _Run:
 
 def _parameter_groups(paradigm: Trainable, s: TrainingSettings) -> list[dict[str, Any]]:
     heads = s.head_learning_rate or s.learning_rate
-    rates = {"backbone": s.learning_rate, "heads": heads}
-    rates["salience_heads"] = s.salience_learning_rate or heads
+    salience = s.salience_learning_rate or heads
+    rates = {"backbone": s.learning_rate, "heads": heads, "salience_heads": salience}
     groups: dict[str, dict[str, Any]] = {part: {"params": [], "lr": rate} for part, rate in rates.items()}
     for name, parameter in paradigm.named_parameters():
         if parameter.requires_grad:

@@ -120,6 +120,21 @@ def test_untrained_paradigms_share_the_output_of_all_layers_and_trained_ones_do_
     assert not len(dpr.encoder.split.keep_states(tmp_path, outputs=True))
 
 
+@torch.no_grad()
+def test_states_of_other_weights_are_not_read(tiny_bert, tmp_path):
+    encoder = build(tiny_bert).double().eval()
+    encoder.freeze(1)
+    round_states(encoder)
+    store = keep(encoder, tmp_path, TEXTS)
+    before = vectors(encoder, TEXTS)
+    encoder.backbone.encoder.layer[0].attention.self.value.weight.data.mul_(-2)
+    found = vectors(encoder, TEXTS)
+    encoder.split.store = None
+    assert_same(found, vectors(encoder, TEXTS))
+    assert len(store) == len(TEXTS)
+    assert not torch.allclose(found, before)
+
+
 def test_too_many_states_are_computed_anew_and_a_full_disk_is_told(tiny_bert, tmp_path, monkeypatch, capsys):
     encoder, folder = build(tiny_bert).double().eval(), tmp_path / "states"
     encoder.freeze(1)
