@@ -132,7 +132,7 @@ def test_states_of_other_weights_are_not_read(tiny_bert, tmp_path):
     encoder.split.store = None
     assert_same(found, vectors(encoder, TEXTS))
     assert len(store) == len(TEXTS)
-    assert not torch.allclose(found, before)
+    assert float((found - before).abs().max()) > 1e-3
 
 
 def test_too_many_states_are_computed_anew_and_a_full_disk_is_told(tiny_bert, tmp_path, monkeypatch, capsys):
