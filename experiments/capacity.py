@@ -93,10 +93,9 @@ from paradigms.encoder.sources import packaged
 from paradigms.evaluate.tuning import tune_raw
 from paradigms.io.files import remove_folder
 from paradigms.retrieve import Fused, Model, Retriever, fuse, retriever_of
-from paradigms.train.fit import fit
+from paradigms.train.fit import STATES, fit, keep_states
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.script import begin, open_collection
-from paradigms.train.states import STATES, keep_states
 
 SPREAD = 64  # training queries, and evenly spaced passages, for measuring the spread of scores
 BOUND = {"task": "containing", "tokens": 400}  # settings of commit cfb7fa20, in the folders that it began

@@ -104,10 +104,10 @@ from paradigms.evaluate import MEASURES, on_split, with_judgements
 from paradigms.find import INDEXES
 from paradigms.io.checks import read_json
 from paradigms.io.plugins import LOADED, plugin_of
+from paradigms.train.fit import STATES, deleted_after
 from paradigms.train.loop import Paused
 from paradigms.train.parallel import by_main
 from paradigms.train.script import begin, content, environment, keep_settings, open_collection
-from paradigms.train.states import STATES, deleted_after
 
 SMALL = 2000  # documents of the subset of pydocs
 # Seconds on two CPU cores with AVX2 and the default encoder: per training pair, document and query of an

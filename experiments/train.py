@@ -158,7 +158,7 @@ from paradigms.train.losses import Distillation
 from paradigms.train.mixture import Mixture, Part
 from paradigms.train.negatives import NEGATIVES_DEPTH, FalseNegatives, ScorePairs, SharedBM25, pair_scores
 from paradigms.train.parallel import built, by_main, sharded
-from paradigms.train.stored import open_rows, stored_rows
+from paradigms.train.rows import open_rows, stored_rows
 
 # Settings that may change in a results folder: more steps lengthen a training, and processes divide a batch.
 FREE = {*RESUMED, "tracker", "output", "steps", "batch_size"}

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 
 from paradigms.align import AllPairs, EqualIds, QueryToDocument
 from paradigms.core import Tokens
-from paradigms.encoder.layers import orthogonal, salience_head
-from paradigms.encoder.pooling import pool
+from paradigms.encoder.layers import orthogonal, pool, salience_head
 from paradigms.encoder.precision import scores_of
 from paradigms.encoder.settings import FIXED
 from paradigms.encoder.text import ENCODERS, Batch, EncoderSettings, Side, TextEncoder

@@ -22,7 +22,6 @@ from paradigms.encoder.backbone import configuration
 from paradigms.encoder.base import Encoder
 from paradigms.encoder.layers import without_adapters
 from paradigms.encoder.tokenizing import tokenizer_state
-from paradigms.encoder.towers import TwoTowers
 from paradigms.encoder.weights import state_of
 from paradigms.io.checks import differences
 from paradigms.io.files import sha256
@@ -45,7 +44,7 @@ def identity(encoder: Encoder, *, anew: bool = False) -> Identity:
     A model with adapters and its merged copy have the same identity, if processors round products
     identically. anew: read all weights, as before the identity is recorded.
     """
-    document = encoder.of("document") if isinstance(encoder, TwoTowers) else encoder
+    document = encoder.of("document")
     state = state_of(chain(document.parameters(), document.buffers()))
     sketch = _sketch(document.tokenizer)
     computed = _computed.get(document)

@@ -20,11 +20,11 @@ from paradigms.align import ALIGNMENTS, NORMALISERS, Alignment, as_alignment
 from paradigms.core import Interaction, Tokens, interact, join_documents, rel
 from paradigms.encoder.base import Encoder
 from paradigms.encoder.batches import Batch, by_length
-from paradigms.encoder.cut import Cut, count_cut, read_part
 from paradigms.encoder.precision import AUTO, autocast
 from paradigms.encoder.published import as_published
 from paradigms.encoder.settings import EncoderSettings, Side
 from paradigms.encoder.text import ENCODERS, TextEncoder, encoder_class
+from paradigms.encoder.tokenizing import Cut, count_cut, read_part
 from paradigms.encoder.towers import TwoTowers, described
 from paradigms.explanation import Explanation, Result
 from paradigms.impute import IMPUTATIONS

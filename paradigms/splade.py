@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from paradigms.align import EqualIds
 from paradigms.core import Tokens, at_least_float32
 from paradigms.encoder.backbone import load_backbone, load_model, pretrained, without_cache
-from paradigms.encoder.pooling import as_terms
+from paradigms.encoder.layers import as_terms
 from paradigms.encoder.settings import FIXED
 from paradigms.encoder.text import ENCODERS, Batch, EncoderSettings, Side, TextEncoder
 from paradigms.io.checks import Range

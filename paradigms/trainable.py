@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from paradigms.encoder.cut import Cut
+from paradigms.encoder.tokenizing import Cut
 from paradigms.saved import save_pretrained
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from paradigms.encoder.text import ENCODERS
 from paradigms.find import Store, open_index
 from paradigms.io.plugins import load_plugins
 from paradigms.retrieve import Indexed
-from paradigms.train.states import keep_states
+from paradigms.train.fit import keep_states
 from tests.near import assert_within_rounding
 from tests.tiny import write_checkpoint
 

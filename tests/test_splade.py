@@ -26,7 +26,7 @@ from paradigms.align import EqualIds, one
 from paradigms.baselines.bm25 import BM25
 from paradigms.core import Tokens, rel
 from paradigms.data import Corpus
-from paradigms.encoder.pooling import as_terms
+from paradigms.encoder.layers import as_terms
 from paradigms.scoring.in_batch import in_batch_rel
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example

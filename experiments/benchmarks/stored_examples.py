@@ -34,9 +34,8 @@ from parts.measuring import MiB, memory, new_process
 from studies.pages import Section, publish
 
 from paradigms.io.device import processor
-from paradigms.train.order import step_batches
-from paradigms.train.rows import examples_from_rows
-from paradigms.train.stored import stored_rows
+from paradigms.train.order import mixed_batches
+from paradigms.train.rows import examples_from_rows, stored_rows
 
 MOST = 1_000_000  # pairs to hold in memory
 BATCHES = 500
@@ -81,7 +80,7 @@ def measure_way(way: str, file: Path) -> dict[str, Any]:
         texts, examples = stored_rows(file, file.with_suffix(""))
     ready = time.process_time()
     batches = 0 if way == "making files" else BATCHES
-    for positions in step_batches(len(examples), BATCH, batches, seed=0):
+    for positions in mixed_batches([len(examples)], [1.0], BATCH, batches, seed=0):
         batch = [examples[n] for n in positions]
         assert all(texts[example.positive].startswith(example.query) for example in batch)
     read = time.process_time()

@@ -74,7 +74,7 @@ from paradigms.io.files import lock_until_exit
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
 from paradigms.train.loop import TrainingSettings, train
-from paradigms.train.order import step_batches
+from paradigms.train.order import mixed_batches
 
 TEMPERATURES = {"dpr": 0.05, "colbert": 1.0}  # of the softmax over rel; the peer's defaults
 CHECKED = 8  # pairs for the loss that must be equal in all systems
@@ -170,7 +170,7 @@ def padding(settings: Settings, pairs: Pairs) -> str:
     encoder = PARADIGMS["dpr"](settings.backbone, document_length=settings.length).encoder
     size = settings.batch
     tokens = together = parts = 0
-    for batch in step_batches(len(pairs), size, WARMUP + settings.steps, seed=settings.seed):
+    for batch in mixed_batches([len(pairs)], [1.0], size, WARMUP + settings.steps, seed=settings.seed):
         for side in zip(*(pairs[n] for n in batch), strict=True):
             lengths = encoder.tokenize(side, "document").lengths()
             tokens += sum(lengths)
@@ -268,7 +268,7 @@ def sentence_transformers(settings: Settings, case: Case, pairs: Pairs, folder: 
         model = peer.MultiVectorEncoder(modules=list(parts), device=str(chosen_device()))
         loss = MultiVectorMultipleNegativesRankingLoss(model, scale=scale)
     steps = WARMUP + settings.steps
-    batches = step_batches(len(pairs), settings.batch, steps, seed=settings.seed)
+    batches = mixed_batches([len(pairs)], [1.0], settings.batch, steps, seed=settings.seed)
     rows = [{"query": q, "document": d} for batch in batches for q, d in (pairs[n] for n in batch)]
     checked = [{"query": q, "document": d} for q, d in pairs[:CHECKED]]
     trainer = trainer_of(

@@ -27,12 +27,11 @@ from paradigms.io.command_line import folder_name
 from paradigms.io.files import remove_folder, write_json
 from paradigms.retrieve import AllProcesses
 from paradigms.train.checkpoints import TRAINED, dev_values, kept_step, training_seconds
-from paradigms.train.fit import DEV_DEPTH, fit, training_splits
+from paradigms.train.fit import DEV_DEPTH, STATES, deleted_after, fit, keep_states, training_splits
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.negatives import NEGATIVES_DEPTH, SharedBM25
 from paradigms.train.parallel import by_main
 from paradigms.train.script import content, keep_settings, open_collection
-from paradigms.train.states import STATES, deleted_after, keep_states
 
 
 @dataclass(frozen=True)

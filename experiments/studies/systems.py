@@ -28,11 +28,10 @@ from paradigms.io.checks import check_known
 from paradigms.loading import as_paradigm
 from paradigms.recipe import Recipe, recipe_fields
 from paradigms.retrieve import AllProcesses, Indexed, Model, Passages, Retriever, retriever_of
-from paradigms.train.fit import training_splits
+from paradigms.train.fit import STATES, keep_states, training_splits
 from paradigms.train.generative import fit_generative, t5_folder
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.negatives import ScorePairs, scored_once
-from paradigms.train.states import STATES, keep_states
 
 STAGES = ("retrieve", "rerank")  # stages for the queries of `split`
 CUT = "bm25-cut"  # BM25 on truncated texts

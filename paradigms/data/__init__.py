@@ -12,7 +12,7 @@ print(collection.problems)                                  # problems in the da
 from collections.abc import Callable
 from pathlib import Path
 
-from paradigms.data.beir import is_beir, read_folder, write_folder
+from paradigms.data.beir import read_folder, write_folder
 from paradigms.data.collection import (
     Collection,
     Corpus,
@@ -27,30 +27,13 @@ from paradigms.data.collection import (
     hold_out,
 )
 from paradigms.data.hub import read_hub, read_irds
-from paradigms.data.layouts import is_lotte, is_miracl, is_msmarco, read_lotte, read_miracl, read_msmarco
-from paradigms.data.open_qa import is_open_qa, read_open_qa
+from paradigms.data.layouts import LAYOUTS
 from paradigms.data.pydocs import read_pydocs
 from paradigms.data.trec import read_judgements, read_run, write_judgements, write_run
 
-# Name and files of a layout -> (whether a folder has it, its reader).
-LAYOUTS: dict[str, tuple[Callable[[Path], bool], Callable[[Path], Collection]]] = {
-    "BEIR (corpus.jsonl, queries.jsonl, qrels/<split>.tsv)": (is_beir, read_folder),
-    "MIRACL (topics/, qrels/, docs-<n>.jsonl.gz)": (is_miracl, read_miracl),
-    "MS MARCO and NQ320K (collection.tsv, queries.<split>.tsv, qrels.<split>.tsv)": (
-        is_msmarco,
-        read_msmarco,
-    ),
-    "LoTTE (collection.tsv, questions.<split>.tsv, qas.<split>.jsonl)": (is_lotte, read_lotte),
-    "DPR and EntityQuestions (psgs_w100.tsv, questions in .csv or .json)": (is_open_qa, read_open_qa),
-}
-
 
 def load_collection(name: str | Path, *, documents: int | None = None) -> Collection:
-    """Load a collection: "pydocs", "hf:owner/name[:prefix]", "irds:identifier", or a folder.
-
-    documents: size of a fixed subset, for "pydocs" only. Problems that leave the data usable are counted in
-    `collection.problems`.
-    """
+    """Load "pydocs" (or `documents` of it), "hf:owner/name[:prefix]", "irds:identifier", or a folder."""
     if name == "pydocs":
         return read_pydocs(documents)
     if documents is not None:

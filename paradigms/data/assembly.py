@@ -1,10 +1,8 @@
-"""Assemble collections from the streams of documents, queries and judgements that readers of layouts yield.
-
-`assemble` checks the streams, counts their problems and hashes what it keeps.
-"""
+"""Assemble collections from streams of documents, queries and judgements, and count their problems."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -51,13 +49,11 @@ def text_of(row: Mapping[str, Any]) -> str:
 
 def grade(value: Any, where: str = "a judgement") -> int:
     """Convert a grade such as 1, "1" or "1.0" to an integer. Raises ValueError if it is not an integer."""
-    try:
+    with suppress(TypeError, ValueError, OverflowError):
         number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = 0.5
-    if not number.is_integer() or abs(number) >= 1 << 31:
-        raise ValueError(f"{where}: the grade {value!r:.60} is not an integer of 32 bits")
-    return int(number)
+        if number.is_integer() and abs(number) < 1 << 31:
+            return int(number)
+    raise ValueError(f"{where}: the grade {value!r:.60} is not an integer of 32 bits")
 
 
 class Digest:
@@ -65,6 +61,9 @@ class Digest:
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
+
+        self.digest = self._hash.digest
+        self.hexdigest = self._hash.hexdigest
 
     def passing(self, rows: Iterable[Document]) -> Iterator[Document]:
         """Yield the documents, adding each to the digest."""
@@ -76,12 +75,6 @@ class Digest:
         for part in parts:
             data = part.encode("utf-8", "surrogatepass")
             self._hash.update(len(data).to_bytes(8, "little") + data)
-
-    def digest(self) -> bytes:
-        return self._hash.digest()
-
-    def hexdigest(self) -> str:
-        return self._hash.hexdigest()
 
 
 def assemble(
@@ -101,10 +94,8 @@ def assemble(
     documents: (id, title, text). queries: (id, text) for all splits, or split -> stream if splits reuse ids
     for different texts. judgements: split -> (query id, document id, grade). answers: split -> query id ->
     answers; a query with answers needs no judgement. groups: query id -> group. stored: reads documents on
-    demand; without it, titles and texts stay in memory.
-
-    If an id repeats, only its first row is kept. Judgements for absent documents or queries are left out,
-    empty texts are kept, and lone surrogates are replaced. `problems` counts all of these cases.
+    demand; without it, titles and texts stay in memory. `problems` counts repeated ids, absent ids in
+    judgements, empty texts and lone surrogates.
     """
     problems = Problems() if problems is None else problems
     digest = Digest()
@@ -168,10 +159,7 @@ def some_documents(
 def checked(
     kind: str, rows: Iterable[tuple[str, ...]], problems: Problems
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield (position, row) for each row with a new id. rows: (id, title, text) or (id, text).
-
-    Lone surrogates are replaced. `problems` counts them, repeated ids and empty texts.
-    """
+    """Yield (position, row) for each row with a new id. rows: (id, title, text) or (id, text)."""
     seen: set[str] = set()
     for place, (id, *parts) in enumerate(rows):
         if id in seen:

@@ -6,7 +6,7 @@ from collections.abc import Collection as Names
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import accumulate
 from math import isnan
 from typing import Any, overload
 
@@ -26,18 +26,15 @@ Document = tuple[str, str, str]
 """(id, title, text); the text begins with the title."""
 
 
-class Joined(Sequence[str]):
+class Joined(Sequence[Any]):
     """Concatenated sequences, without copying."""
 
-    def __init__(self, parts: Sequence[Sequence[str]]) -> None:
+    def __init__(self, parts: Sequence[Sequence[Any]]) -> None:
         self.parts = parts
         self.ends = list(accumulate(map(len, parts)))
 
     def __len__(self) -> int:
         return self.ends[-1]
-
-    def __iter__(self) -> Iterator[str]:
-        return chain.from_iterable(self.parts)
 
     def __getitem__(self, index: Any) -> Any:
         at = range(len(self))[index]
@@ -69,7 +66,6 @@ class Corpus(Sequence[str]):
 
     @classmethod
     def of(cls, texts: "Texts") -> "Corpus":
-        """Make a corpus from `Texts`."""
         if isinstance(texts, Corpus):
             return texts
         if not isinstance(texts, Mapping):
@@ -99,7 +95,6 @@ class Corpus(Sequence[str]):
         return iter(self._texts)
 
     def has(self, id: str) -> bool:
-        """Return whether a document has this id."""
         return id in self._positions
 
     def position(self, id: str) -> int:
@@ -124,10 +119,7 @@ class Corpus(Sequence[str]):
         return {self.ids[n]: self.ids[first[n]] for n in np.flatnonzero(first < np.arange(len(self)))}
 
     def first(self, id: str) -> int:
-        """Return the position of the first document with the text of document `id`.
-
-        Training compares documents by this position: a copy of a relevant document is relevant.
-        """
+        """Return the position of the first document with the text of document `id`."""
         return self.position(self.copies.get(id, id))
 
     def only(self, ids: Iterable[str]) -> "Corpus":
@@ -145,8 +137,8 @@ Texts = Corpus | Mapping[str, str] | Iterable[str]
 class Split:
     """The queries of one split, and judgements keyed by the same query ids.
 
-    answers: query id -> answers. A document is relevant if it contains an answer; judgements may be empty.
-    groups: query id -> group, for macro-averages over groups; either all queries have a group or none do.
+    answers: query id -> answers. A document is relevant if it contains one; judgements may be empty. groups:
+    query id -> group, for macro-averages; either all queries have a group or none do.
     """
 
     queries: dict[str, str]
@@ -179,7 +171,7 @@ class Problems:
             examples.append(example)
 
     def lines(self) -> list[str]:
-        """Return one line per kind: "judgement for an absent document (left out): 12, e.g. …"."""
+        """Return one line per kind of problem."""
         return [f"{kind}: {n:,}, e.g. {'; '.join(self.examples[kind])}" for kind, n in self.counts.items()]
 
     def __bool__(self) -> bool:

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from paradigms.data import layouts, open_qa
+from paradigms.data import layouts
 from paradigms.data.assembly import assemble, grade, text_of, title_of
+from paradigms.data.beir import SPLITS
 from paradigms.data.collection import Collection, Problems, joined
 from paradigms.data.lines import json_id
 
 PARTS = ("corpus", "queries", "qrels")
-REPORTED = {"miracl": layouts.MIRACL, "lotte": layouts.LOTTE, "dpr-w100": open_qa.MEASURES}
+REPORTED = {"miracl": layouts.MIRACL, "lotte": layouts.LOTTE, "dpr-w100": layouts.OPEN_QA}
 
 
 class Rows(Sequence[str]):
@@ -111,12 +112,11 @@ def read_irds(identifier: str) -> Collection:
 
 def _splits(ir_datasets: Any, identifier: str, dataset: Any) -> dict[str, Any]:
     """Return split -> dataset: the dataset itself if it has judgements, or else what is named below it."""
-    names = ("train", "dev", "test")
     if dataset.has_qrels():
         last = identifier.rsplit("/", 1)[-1]
-        return {last if last in names else "test": dataset}
+        return {last if last in SPLITS else "test": dataset}
     parts = {}
-    for name in names:
+    for name in SPLITS:
         with suppress(KeyError):
             parts[name] = ir_datasets.load(f"{identifier}/{name}")
     return parts
@@ -134,10 +134,7 @@ def _quiet(datasets: Any) -> Iterator[None]:
 
 
 def _configuration(existing: Sequence[str], part: str, prefix: str | None, required: str = "") -> str | None:
-    """Find the configuration for a part of a collection, or return None.
-
-    required: the dataset's name; if given, raise ValueError if the configuration is missing.
-    """
+    """Find a part's configuration, or return None; with the dataset's name `required`, raise ValueError."""
     names = [part, "default"] if part == "qrels" else [part]
     if prefix is not None:
         names = [form for name in names for form in (f"{prefix}-{name}", f"{name}-{prefix}")]

@@ -106,7 +106,7 @@ def read_pydocs(documents: int | None = None) -> Collection:
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of Python and the packages, without build tags (+cpu), which do not affect docstrings."""
+    """Return the versions of Python and the packages, without build tags (+cpu)."""
     versions = {name: importlib.metadata.version(name).partition("+")[0] for name in PACKAGES}
     return {"python": platform.python_version()} | versions
 
@@ -201,10 +201,7 @@ def split_of(group: str) -> str:
 
 
 def subset(collection: Collection, documents: int) -> Collection:
-    """Choose documents by a hash of their ids, with their queries; splits keep their proportions.
-
-    Larger subsets contain smaller ones, up to the rounding of shares to largest remainders.
-    """
+    """Choose documents by a hash of their ids, with their queries; splits keep their proportions."""
     if not 0 < documents <= len(collection.corpus):
         raise ValueError(f"{collection.name} has {len(collection.corpus):,} documents, not {documents:,}")
     pairs: dict[str, list[tuple[str, str]]] = {}  # summaries and their documents
@@ -220,15 +217,12 @@ def subset(collection: Collection, documents: int) -> Collection:
     missing = documents - sum(sizes.values())
     for name in sorted(exact, key=lambda name: sizes[name] - exact[name])[:missing]:
         sizes[name] += 1
-    ids = {document for name, rows in pairs.items() for _, document in rows[: sizes[name]]}
-    chosen = {
-        name: sorted(
-            pairs.get(name, [])[: sizes.get(name, 0)]
-            + [pair for pair in rows if ids.issuperset((pair[0][2:], pair[1]))]
-        )
-        for name, rows in described.items()
-    }
-    judgements = {name: ((q, document, 1) for q, document in rows) for name, rows in chosen.items()}
+    chosen = {name: rows[: sizes[name]] for name, rows in pairs.items()}
+    ids = {document for rows in chosen.values() for _, document in rows}
+    judgements = {}
+    for name, rows in described.items():
+        inside = [pair for pair in rows if ids.issuperset((pair[0][2:], pair[1]))]
+        judgements[name] = [(q, document, 1) for q, document in sorted([*chosen.get(name, []), *inside])]
     return some_documents(collection, collection.name, ids, judgements)
 
 

@@ -1,5 +1,11 @@
-"""Read documents without queries, as (id, title, text), from a folder of files or from JSON lines."""
+"""Read documents without queries, as (id, title, text), from a folder of files or from JSON lines.
 
+The extra `files` installs pypdf, pandoc and charset-normalizer, which guesses encodings; without them, only
+text in UTF-8, UTF-16 and UTF-32 is read.
+"""
+
+import codecs
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -10,7 +16,7 @@ from urllib.parse import quote
 from paradigms.data.assembly import checked
 from paradigms.data.collection import Document, Problems, joined
 from paradigms.data.lines import json_id, json_object
-from paradigms.data.readers import read_parts
+from paradigms.io.checks import is_blank
 from paradigms.io.gzipped import numbered_lines
 
 WORDS = 85  # maximum words per passage: about 128 tokens
@@ -27,6 +33,18 @@ ALONE = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900
 RUN = re.compile(r"\S+")
 WORD = re.compile(rf"[{ALONE}]|(?:(?![{ALONE}])\w)+")
 UNNAMED = re.compile(r"[\s%\ud800-\udfff]")  # characters that ids escape as in URLs
+PANDOC = (".docx", ".epub", ".fb2", ".odt", ".pptx", ".rtf", ".xlsx")
+OTHERS = (".doc", ".ppt", ".xls")  # formats that no library here reads
+# Byte-order marks; that of UTF-32 begins with that of UTF-16.
+MARKS = {
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+RULE = re.compile(r"^[ \t+|=-]+$", re.MULTILINE)  # a line that pandoc draws in a table
+LACKING = "file whose reader is not installed: pip install 'retrieval-paradigms[files]' (left out)"
 
 
 def text_passages(folder: Path, problems: Problems, words: int = WORDS) -> Iterator[Document]:
@@ -50,10 +68,7 @@ def text_passages(folder: Path, problems: Problems, words: int = WORDS) -> Itera
 
 
 def sections(file: Path, name: str, problems: Problems) -> Iterator[tuple[int, str, str]]:
-    """Yield (line, title, text) of each document in JSON lines, of a PDF's pages, or of a whole file.
-
-    A page's line is its number. Invalid JSON lines are counted under the file's name.
-    """
+    """Yield (line, title, text) of documents in JSON lines, of a PDF's pages (by number), or of a file."""
     if file.name.lower().endswith(JSON_LINES):
         try:
             for number, _, title, text in json_rows(file):
@@ -153,16 +168,14 @@ def is_index(folder: Path) -> bool:
 
 
 def visible(folder: Path) -> set[str]:
-    """Return the names of a folder's entries that are not hidden."""
     return {entry.name for entry in folder.iterdir() if not entry.name.startswith(".")}
 
 
 def json_lines(file: Path, problems: Problems) -> Iterator[Document]:
     """Yield a document for each line {"_id", "title", "text"}, plain or .gz; the text begins with its title.
 
-    The id may also be called id, docid or doc_id, and defaults to the line's number; the text may be called
-    contents, content or body. If an id repeats, only its first document is kept. Raises ValueError, with the
-    line, if the JSON is invalid or lacks a usable id or text.
+    Other names are IDS (by default, the line's number) and TEXTS. If an id repeats, only its first document
+    is kept. Raises ValueError, with the line, if the JSON is invalid or lacks a usable id or text.
     """
     rows = ((id, title, text) for _, id, title, text in json_rows(file))
     return ((id, title, text) for _, (id, title, text) in checked("document", rows, problems))
@@ -178,3 +191,75 @@ def json_rows(file: Path) -> Iterator[tuple[int, str, str, str]]:
             raise ValueError(f"{where}: none of {', '.join(TEXTS)} is a string; keys are {', '.join(row)}")
         title = row["title"].strip() if isinstance(row.get("title"), str) else ""
         yield number, json_id(row, where, number), title, joined(title, text)
+
+
+def read_parts(file: Path, name: str, problems: Problems) -> Iterator[tuple[int, str]]:
+    """Yield (number, text) of a PDF's pages, each one line, or (1, text); files without text are counted."""
+    suffix = file.suffix.lower()
+    try:
+        with file.open("rb") as stream:
+            pdf = suffix == ".pdf" or stream.read(5) == b"%PDF-"
+        if pdf:
+            parts = list(_pages(file))
+        elif suffix in PANDOC:
+            parts = [(1, _by_pandoc(file))]
+        else:
+            parts = [(1, _text(file, name, problems))]
+    except ImportError as error:
+        problems.add(LACKING, f"{name} ({error.name})")
+    except NotText as reason:
+        problems.add(f"{reason} (left out)", name)
+    except Exception as error:  # of any class: the libraries meet damaged files
+        kind = f"{suffix.removeprefix('.') or 'pdf'} file that cannot be read (left out)"
+        problems.add(kind, f"{name}: {' '.join(str(error).split())[:200]}")
+    else:
+        if all(is_blank(text) for _, text in parts):
+            scanned = ", such as scanned pages" if suffix == ".pdf" else ""
+            problems.add(f"file without text{scanned} (left out)", name)
+        yield from parts
+
+
+class NotText(Exception):
+    """A file has no text that can be read. The message says what it is."""
+
+
+def _pages(file: Path) -> Iterator[tuple[int, str]]:
+    from pypdf import PdfReader
+
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it tells of every irregular object
+    reader = PdfReader(file)
+    if reader.is_encrypted and not reader.decrypt(""):
+        raise NotText("encrypted PDF")
+    for number, page in enumerate(reader.pages, 1):
+        yield number, " ".join(page.extract_text().split())
+
+
+def _by_pandoc(file: Path) -> str:
+    import pypandoc
+
+    options = {"format": file.suffix.lower()[1:], "sandbox": True, "extra_args": ["--wrap=none"]}
+    return RULE.sub("", str(pypandoc.convert_file(str(file), "plain", **options)))
+
+
+def _text(file: Path, name: str, problems: Problems) -> str:
+    data = file.read_bytes()
+    encoding = next((encoding for mark, encoding in MARKS.items() if data.startswith(mark)), "utf-8")
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" not in text:
+        return text
+    if file.suffix.lower() in OTHERS:
+        raise NotText(f"{file.suffix.lower()[1:]} file: save it as PDF or in a newer format")
+    if b"\0" in data:
+        raise NotText("file that is not text")
+    from charset_normalizer import from_bytes
+
+    guesses = list(from_bytes(data))
+    if not guesses:
+        raise NotText("file that is not text")
+    # Western text fits several encodings of one byte a character equally well.
+    chosen = min(guesses, key=lambda guess: (guess.chaos, -guess.coherence, guess.encoding != "cp1252"))
+    problems.add("text that is not UTF-8, read in a guessed encoding", f"{name} ({chosen.encoding})")
+    return str(chosen)

@@ -50,8 +50,8 @@ def write_run(path: str | Path, run: Run, *, tag: str = "run") -> None:
     """Write a run atomically, best first, so that all tools rank the documents alike.
 
     Scores are written in full precision, but without ties, which tools break differently: if two scores are
-    equal in single precision, as trec_eval compares them, the better one is raised to the next float. White
-    space in the tag is written as "-". Raises ValueError if an id cannot stand in the file.
+    equal in single precision, as trec_eval compares them, the better one is raised to the next float. Raises
+    ValueError if an id cannot stand in the file.
     """
     check_ids(run, "query id")
     tag = "-".join(tag.split()) or "run"
@@ -78,9 +78,9 @@ def without_ties(scores: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
     return np.where(raised == steps, scores, floats)
 
 
-def read_judgements(path: str | Path, problems: Problems | None = None) -> Judgements:
+def read_judgements(path: str | Path) -> Judgements:
     """Read judgements, with the same errors and the same treatment of repeated documents as `read_run`."""
-    return _first_ones(path, judged_rows(path), problems)
+    return _first_ones(path, judged_rows(path), None)
 
 
 def judged_rows(path: str | Path) -> Iterator[tuple[str, str, int]]:
@@ -90,7 +90,6 @@ def judged_rows(path: str | Path) -> Iterator[tuple[str, str, int]]:
 
 
 def write_judgements(path: str | Path, judgements: Judgements) -> None:
-    """Write judgements atomically."""
     with atomic_text(path) as stream:
         for query, grades in judgements.items():
             check_ids([query, *grades], "query or document id")

@@ -3,8 +3,9 @@
 import math
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,17 @@ WITHOUT_EFFECT = """
 
 _for_search: ContextVar[bool] = ContextVar("for_search", default=False)
 _without_weights: ContextVar[bool] = ContextVar("without_weights", default=False)
+# Contexts in which models are loaded only to encode texts, plain BERTs without transformers; and in which
+# they have their shapes on the meta device, and no weights (`parallel.built`).
+for_search = partial(switched_on, _for_search)
+without_weights = partial(switched_on, _without_weights)
 
 
 def pretrained(kind: Any, name: str | Path, **settings: Any) -> Any:
     """Call transformers' `kind.from_pretrained` for a folder or hub name, without running custom code.
 
-    Every checkpoint is loaded through this function. Raises FileNotFoundError if the checkpoint does not
-    exist, and ValueError, with the checkpoint's name, if it cannot be read or requires custom code.
+    Raises FileNotFoundError if the checkpoint does not exist, and ValueError, with the checkpoint's name, if
+    it cannot be read or requires custom code.
     """
     local = Path(name).is_dir()
     if Path(name).is_absolute() and not local:
@@ -56,16 +61,6 @@ def pretrained(kind: Any, name: str | Path, **settings: Any) -> Any:
         if "trust_remote_code" not in str(error):
             raise
         raise ValueError(f"{name} needs custom code from its folder, which is never run") from error
-
-
-def for_search() -> AbstractContextManager[None]:
-    """Context in which models are loaded only to encode texts; plain BERTs are read without transformers."""
-    return switched_on(_for_search)
-
-
-def without_weights() -> AbstractContextManager[None]:
-    """Context in which models have their shapes on the meta device, and no weights (`parallel.built`)."""
-    return switched_on(_without_weights)
 
 
 def positions(name: str | Path) -> int | None:
@@ -86,15 +81,12 @@ def positions(name: str | Path) -> int | None:
 
 
 def most_positions(model: nn.Module) -> int | None:
-    """Return the number of tokens that an encoder has positions for; None means no limit.
-
-    A table of positions that has a row for padding, as in RoBERTa and MPNet, numbers tokens from the row
-    after it.
-    """
+    """Return the number of tokens that an encoder has positions for; None means no limit."""
     config: Any = model.config
     limit: int | None = getattr(config, "max_position_embeddings", None)
     tables = (part for name, part in model.named_modules() if name.endswith("position_embeddings"))
     padding = (getattr(table, "padding_idx", None) for table in tables)
+    # With a row for padding, as in RoBERTa and MPNet, a table numbers tokens from the row after it.
     shift = next((row + 1 for row in padding if row is not None), 0)
     return None if limit is None else limit - shift
 
@@ -125,8 +117,7 @@ def load_model(kind: Any, name: str | Path, optional: str = "\0") -> Any:
     """Load a transformers model in float32, from safetensors only.
 
     optional: name prefix of weights that may be missing. Raises ValueError if other weights are missing or
-    pickled, if the config refers to code or to larger sizes than the weights have, and for peft adapters,
-    because saving would write only the adapter.
+    pickled, and the errors of `_check_config`.
     """
     if Path(name).is_dir():
         _check_config(Path(name))
@@ -158,8 +149,8 @@ def _to_type_of_inputs(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> T
 def _check_config(folder: Path) -> None:
     """Raise ValueError for an adapter, or if config.json names code or a larger model than its weights.
 
-    The number of tensors limits the number of layers, and the total number of weights limits every size.
-    Building a larger model could take hours or fill the memory before its weights are read.
+    The number of tensors limits the number of layers, and the total number of weights limits every size:
+    building a larger model could take hours or fill the memory.
     """
     check_files(folder)
     if (folder / "adapter_config.json").is_file():
@@ -183,9 +174,8 @@ def _check_config(folder: Path) -> None:
 def load_backbone(name: str | Path) -> Any:
     """Load a checkpoint's encoder in float32, without its pooler or any decoder.
 
-    The pooler's weights would have no gradient, which DistributedDataParallel rejects. Raises the same errors
-    as `load_model`. Within `for_search`, a plain BERT is read without transformers. A folder with model.onnx
-    is opened for inference (`exported`).
+    The pooler's weights would have no gradient, which DistributedDataParallel rejects. Within `for_search`, a
+    plain BERT is read without transformers. A folder with model.onnx is opened for inference (`exported`).
     """
     if (Path(name) / ONNX).is_file():
         from paradigms.encoder.exported import ExportedBackbone
@@ -223,7 +213,7 @@ def load_tokenizer(name: str | Path, entries: int | None = None) -> Any:
     """Load a checkpoint's tokenizer, which pads on the right and spells unknown characters in bytes.
 
     entries: number of tokens that the model embeds, by default the config's vocab_size. Raises ValueError if
-    there is no padding token, or if the tokenizer has far fewer tokens, as without its files.
+    there is no padding token, or if the tokenizer has far fewer tokens.
     """
     if _for_search.get() and entries is not None and Path(name).is_dir():
         with naming(name):
@@ -252,10 +242,7 @@ def load_tokenizer(name: str | Path, entries: int | None = None) -> Any:
 
 
 def load_heads(module: nn.Module, expected: Mapping[str, Tensor], file: Path) -> None:
-    """Load the weights outside the backbone from a file. Raises ValueError unless they match `expected`.
-
-    The module's `heads_read` is then the file's checksum.
-    """
+    """Load the weights outside the backbone; note the file's checksum as `heads_read`. Raises ValueError."""
     with naming(file):
         check_header(file)
         saved = load_file(file)

@@ -13,12 +13,9 @@ from paradigms.encoder.settings import EncoderSettings, Side
 
 
 class Encoder(nn.Module, ABC):
-    """Compute D and Q from texts, or from whatever else the encoder reads.
+    """Compute D and Q from texts, or from whatever else the encoder reads."""
 
-    settings: of the documents' side, if the sides differ.
-    """
-
-    settings: EncoderSettings
+    settings: EncoderSettings  # of the documents' side, if the sides differ
     tokenizer: Any
 
     @property
@@ -29,6 +26,10 @@ class Encoder(nn.Module, ABC):
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
+
+    def of(self, side: Side) -> Any:
+        """Return the encoder of one side, for which `TwoTowers` has two."""
+        return self
 
     @abstractmethod
     def tokenize(self, texts: Sequence[Any], side: Side) -> Batch:
@@ -44,10 +45,7 @@ class Encoder(nn.Module, ABC):
 
     @abstractmethod
     def truncated(self, dim: int | None) -> "Encoder":
-        """Return an encoder with the same weights that keeps the first `dim` coordinates of vectors, or all.
-
-        Raises ValueError if the vectors have fewer coordinates.
-        """
+        """Return an encoder with the same weights that keeps vectors' first `dim` coordinates, or all."""
 
     @abstractmethod
     def save(self, folder: Path, *, merged: bool) -> None:

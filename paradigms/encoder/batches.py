@@ -1,4 +1,4 @@
-"""Encode texts in parts of similar length, to save padding, with gradient caching, to save memory."""
+"""Encode texts with less padding, in parts of similar length or in one row, and with less memory."""
 
 import ctypes
 import sys
@@ -11,8 +11,9 @@ from functools import cache
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from paradigms.core import Tokens, join_documents, join_queries
@@ -22,6 +23,7 @@ Result = TypeVar("Result")
 M_TRIM_THRESHOLD = -1  # constants of malloc.h
 M_MMAP_THRESHOLD = -3
 AGAIN = ContextVar("again", default=False)  # whether a part is encoded again, in the backward pass
+ROUNDING = 0.05  # of the largest value, between two computations in bfloat16
 PASS = 64  # tokens whose training takes a CPU about as long as what each further pass costs
 
 
@@ -50,7 +52,6 @@ class Batch:
         return self.map(Tensor.pin_memory)
 
     def inputs(self) -> dict[str, Tensor]:
-        """Return the keyword arguments of a transformers backbone."""
         types = {} if self.types is None else {"token_type_ids": self.types}
         return {"input_ids": self.input_ids, "attention_mask": self.attention_mask} | types
 
@@ -60,7 +61,6 @@ class Batch:
         return (used * torch.arange(1, used.shape[1] + 1, device=used.device)).amax(1).tolist()
 
     def select(self, places: Int[Tensor, " y"], width: int) -> "Batch":
-        """Select texts by their positions, and cut them to `width` tokens."""
         return self.map(lambda t: t[places, :width])
 
 
@@ -105,11 +105,10 @@ def in_parts(
     """Compute encode(batch) in the parts from `by_length`; equals one call up to rounding and dropout.
 
     axis: axis of the texts. least: a part has at most ⌈x/least⌉ texts. With more than `rows` texts, only the
-    last `rows` keep their activations. The other parts are encoded again, with the same dropout, once the
-    gradients of all vectors are known. This gives the gradient of the whole batch in the memory of `rows`
-    texts (gradient caching, Gao et al. 2021, arXiv:2101.06983). All parts form one graph, so
-    DistributedDataParallel sees one forward and one backward pass. If `tokens` is None, the number of parts
-    depends only on the number of texts, as sharded weights require.
+    last `rows` keep their activations; other parts are encoded again, with the same dropout, once the
+    gradients of all vectors are known: the whole batch's gradient in the memory of `rows` texts (gradient
+    caching, Gao et al. 2021, arXiv:2101.06983), in one graph for DistributedDataParallel. If `tokens` is
+    None, the number of parts depends only on the number of texts, as sharded weights require.
     """
     rows = len(batch) if rows is None else rows
     cached = rows < len(batch)
@@ -143,7 +142,6 @@ def _cached(encode: Callable[[Batch], Tokens], batch: Batch) -> Tokens:
 
 @contextmanager
 def switched_on(switch: ContextVar[bool]) -> Iterator[None]:
-    """Context in which a variable is true."""
     token = switch.set(True)
     try:
         yield
@@ -153,7 +151,6 @@ def switched_on(switch: ContextVar[bool]) -> Iterator[None]:
 
 @contextmanager
 def evaluated(module: nn.Module) -> Iterator[None]:
-    """Context without a module's dropout."""
     training = module.training
     module.eval()
     try:
@@ -176,7 +173,6 @@ def ahead(compute: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[
 
 
 def insert(rows: Tensor, at: int, value: int) -> Tensor:
-    """Insert a column of one value: [x, l] → [x, l + 1]."""
     return torch.cat([rows[:, :at], rows.new_full((len(rows), 1), value), rows[:, at:]], 1)
 
 
@@ -191,3 +187,43 @@ def keep_freed_memory() -> None:
     # If glibc rejects this mmap threshold, keep its defaults: it adapts both thresholds together.
     if hasattr(library, "mallopt") and library.mallopt(M_MMAP_THRESHOLD, 1 << 30):
         library.mallopt(M_TRIM_THRESHOLD, 1 << 30)
+
+
+def takes_rows(backbone: Any) -> bool:
+    return "flash" in (getattr(backbone.config, "_attn_implementation", None) or "")
+
+
+def unpadded_hidden(backbone: Any, batch: Batch) -> Float[Tensor, "x l w"]:
+    """Compute the backbone's first output for tokens that are attended to; it is 0 elsewhere."""
+    used = batch.attention_mask.bool()
+    offsets = pad(used.sum(1).cumsum(0), (1, 0)).int()
+    places = used.flatten().nonzero()[:, 0]
+    row: dict[str, Any] = {
+        name: t.flatten()[places][None] for name, t in batch.inputs().items() if name != "attention_mask"
+    }
+    # RoBERTa's positions begin after its padding index.
+    embeddings = (part for part in backbone.modules() if hasattr(part, "position_embeddings"))
+    first = next((part.padding_idx for part in embeddings if hasattr(part, "padding_idx")), -1) + 1
+    row["position_ids"] = (used.cumsum(1) - 1 + first).flatten()[places][None]
+    longest = used.shape[1]
+    ends = {
+        "cu_seq_lens_q": offsets,
+        "cu_seq_lens_k": offsets,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
+    hidden = backbone(**row, **ends)[0][0]
+    rows = hidden.new_zeros(used.numel(), hidden.shape[-1])
+    return rows.index_copy(0, places, hidden).view(*used.shape, -1)
+
+
+def check_unpadded(backbone: Any, batch: Batch) -> None:
+    """Raise ValueError if a backbone computes another output for texts in one row."""
+    with evaluated(backbone), torch.no_grad():
+        padded = backbone(**batch.inputs())[0] * batch.attention_mask[..., None]
+        unpadded = unpadded_hidden(backbone, batch)
+    if not torch.allclose(padded, unpadded, rtol=0, atol=ROUNDING * float(padded.abs().max())):
+        raise ValueError(
+            f"attention={backbone.config._attn_implementation!r}: {type(backbone).__name__} computes other "
+            "vectors for texts in one row; leave out the setting"
+        )

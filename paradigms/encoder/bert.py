@@ -54,15 +54,12 @@ def weight_names(layers: int) -> list[str]:
 
 
 def supported(config: Any) -> bool:
-    """Return whether `Forward` can compute the model that a BERT config describes."""
     fixed = ("hidden_act", "position_embedding_type", "is_decoder")
     same = all(getattr(config, name, DEFAULTS[name]) == DEFAULTS[name] for name in fixed)
     return same and config.hidden_size % config.num_attention_heads == 0
 
 
 class Layer(NamedTuple):
-    """The linear layers of one layer, and the weights and biases of its norms."""
-
     qkv: Linear
     out: Linear
     up: Linear  # gelu(x Wᵀ + b)
@@ -89,7 +86,6 @@ class Forward:
 
     def _layer(self, weights: Mapping[str, Tensor], n: int) -> Layer:
         def part(*names: str) -> Part:
-            """Return the weights and biases of some parts, joined."""
             rows = [[weights[f"encoder.layer.{n}.{name}.{leaf}"] for name in names] for leaf in LEAVES]
             weight, bias = (row[0] if len(row) == 1 else torch.cat(row) for row in rows)
             return weight.detach().to(self.dtype), bias.detach().to(self.dtype)
@@ -174,8 +170,7 @@ _passes: WeakKeyDictionary[nn.Module, Passes] = WeakKeyDictionary()
 def fast_forward(backbone: nn.Module, precision: str) -> Forward | None:
     """Return a backbone's cached `Forward` in one precision; rebuild it if `Watch` sees a changed weight.
 
-    Returns None unless the backbone is a `Light`, or transformers' BertModel on a CPU in eval mode without
-    gradients.
+    Returns None except for a `Light`, or transformers' BertModel on a CPU in eval mode without gradients.
     """
     light = isinstance(backbone, Light)
     bert_model = type(backbone).__name__ == "BertModel" and type(backbone).__module__ == TRANSFORMERS
@@ -194,10 +189,7 @@ def fast_forward(backbone: nn.Module, precision: str) -> Forward | None:
 
 
 class Light(nn.Module):
-    """A BERT for inference only; its weights have the same names as in transformers' BertModel.
-
-    config: the fields of config.json.
-    """
+    """A BERT for inference only; its weights have the same names as in transformers' BertModel."""
 
     def __init__(self, weights: Mapping[str, Tensor], config: Any) -> None:
         super().__init__()
@@ -225,7 +217,10 @@ class Light(nn.Module):
             return None
         weights = {name.removeprefix("bert."): t.float() for name, t in load_file(file).items()}
         names = weight_names(fields.num_hidden_layers)
-        if not weights.keys() >= set(names) or not _fit(weights, fields):
+        shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
+        rows = (fields.vocab_size, fields.max_position_embeddings, fields.type_vocab_size)
+        tables = {name: (count, fields.hidden_size) for name, count in zip(names, rows, strict=False)}
+        if not weights.keys() >= set(names) or not shapes.items() >= tables.items():
             return None
         return cls({name: weights[name] for name in names}, fields)
 
@@ -242,11 +237,3 @@ class Light(nn.Module):
 
     def save_pretrained(self, *_: Any, **__: Any) -> None:
         raise ValueError("this model was opened to search: load it without for_search to save it")
-
-
-def _fit(weights: Mapping[str, Tensor], config: Any) -> bool:
-    """Return whether the embeddings have the config's sizes and every layer has its width."""
-    width = config.hidden_size
-    sizes = (config.vocab_size, config.max_position_embeddings, config.type_vocab_size)
-    tables = zip(EMBEDDINGS, sizes, strict=True)
-    return all(weights[f"embeddings.{n}_embeddings.weight"].shape == (s, width) for n, s in tables)

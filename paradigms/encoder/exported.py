@@ -17,10 +17,7 @@ OUTPUT = "last_hidden_state"
 
 
 def session(file: Path) -> Any:
-    """Open an ONNX file in ONNX Runtime, with as many threads as torch uses.
-
-    Raises ValueError, with the file's name, if ONNX Runtime cannot read it.
-    """
+    """Open an ONNX file in ONNX Runtime, with as many threads as torch uses."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -1,6 +1,6 @@
 """Store the states of a backbone's frozen layers on disk, in float16; encoders read them instead of layers.
 
-`split` cuts the backbone; `train.states` decides what to store and where.
+`split` cuts the backbone; `train.fit` decides what to store and where.
 """
 
 import hashlib
@@ -32,10 +32,7 @@ MOST = 64 << 30  # maximum bytes of states per `LowerStates.add`, and never more
 
 
 class LowerStates:
-    """Hidden states keyed by token ids, in memory-mapped files shared by processes and training runs.
-
-    weights: the weights that compute the states. After they change, no state is read.
-    """
+    """Hidden states keyed by token ids, in memory-mapped files, read while the `weights` stay the same."""
 
     def __init__(self, folder: Path, weights: Iterable[Tensor] = ()) -> None:
         self.folder = folder
@@ -79,10 +76,7 @@ class LowerStates:
         processes: int = 1,
         progress: bool = False,
     ) -> None:
-        """Compute and store this process's share of the texts' missing states.
-
-        Every process calls this, waits for the others, and then calls `open`.
-        """
+        """Compute and store this process's share of the texts' missing states; then wait, and call `open`."""
         shards = [texts[start : start + SHARD] for start in range(0, len(texts), SHARD)]
         with progress_bar(progress and len(shards) > 1) as bar:
             batches = bar.track(ahead(tokenize, shards), total=len(shards), description="frozen layers")
@@ -95,58 +89,49 @@ class LowerStates:
     def open(self) -> None:
         """Map the files written since the last call; delete damaged ones, with a warning."""
         for place in sorted(self.folder.glob("[0-9a-f]*/")):
-            if place.name not in self._files:
-                if wrong := damage(place):
-                    warnings.warn(
-                        f"{place} is damaged ({wrong}): its states are computed again", stacklevel=2
-                    )
-                    remove_folder(place, WRITTEN)
-                    continue
-                with safe_open(place / "states.safetensors", "pt") as file:
-                    states = file.get_tensor("states")
-                    lengths = file.get_tensor("lengths").tolist()
-                    names = file.get_tensor("keys").numpy()
-                for key, rows in zip(names, states.split(lengths), strict=True):
-                    self._rows[key.tobytes()] = rows
-                self._files.add(place.name)
+            if place.name in self._files:
+                continue
+            if wrong := damage(place):
+                warnings.warn(f"{place} is damaged ({wrong}): its states are computed again", stacklevel=2)
+                remove_folder(place, WRITTEN)
+                continue
+            with safe_open(place / "states.safetensors", "pt") as file:
+                states = file.get_tensor("states")
+                lengths = file.get_tensor("lengths").tolist()
+                names = file.get_tensor("keys").numpy()
+            for key, rows in zip(names, states.split(lengths), strict=True):
+                self._rows[key.tobytes()] = rows
+            self._files.add(place.name)
 
     def find(
         self, batch: Batch, compute: Callable[[Batch], Tensor], weights: Iterable[Tensor] = ()
     ) -> Float[Tensor, "x l w"]:
-        """Return the states of a batch, padded with 0; `compute` computes any missing states.
-
-        weights: the current weights that compute the states; training changes none of them.
-        """
+        """Return the states of a batch, padded with 0; `compute` computes what is missing."""
         current = torch.is_grad_enabled() or state_of(weights)[1:] == self._made_by
-        rows = [self._rows.get(key) if current else None for key in keys(batch)]
-        missing = [n for n, row in enumerate(rows) if row is None]
-        device = batch.input_ids.device
-        width = batch.input_ids.shape[1]
-        if len(missing) == len(rows):
+        stored = {n: self._rows[key] for n, key in enumerate(keys(batch)) if current and key in self._rows}
+        if not stored:
             return scaled(compute(batch)).float() / SCALE
-        states = torch.zeros(len(rows), width, next(r for r in rows if r is not None).shape[-1])
-        for n, row in enumerate(rows):
-            if row is not None:
-                states[n, : len(row)] = row
-        states = states.to(device)
-        if missing:
-            places = torch.tensor(missing, device=device)
+        width = batch.input_ids.shape[1]
+        states = torch.zeros(len(batch), width, next(iter(stored.values())).shape[-1])
+        for n, row in stored.items():
+            states[n, : len(row)] = row
+        states = states.to(batch.input_ids.device)
+        if missing := [n for n in range(len(batch)) if n not in stored]:
+            places = torch.tensor(missing, device=states.device)
             states[places] = scaled(compute(batch.select(places, width))).float()
         return states / SCALE
 
     def _write(self, name: str, names: list[bytes], rows: list[Tensor]) -> None:
         with torch.autocast(rows[0].device.type, enabled=False):  # autocast cannot join float16 on a CPU
             states = torch.cat(rows)
+        if not states.isfinite().all():
+            most = f"{65504 / SCALE:,.0f}, and are stored in float16"
+            raise ValueError(f"a backbone's states exceed {most}: set trained_layers to 0")
         tensors = {
             "states": states,
             "lengths": torch.tensor([len(row) for row in rows]),
             "keys": torch.frombuffer(bytearray(b"".join(names)), dtype=torch.uint8).view(len(names), -1),
         }
-        if not tensors["states"].isfinite().all():
-            raise ValueError(
-                f"a backbone's states exceed {65504 / SCALE:,.0f}, and are stored in float16: set "
-                "trained_layers to 0"
-            )
         with atomic_folder(self.folder / name, WRITTEN) as place:
             save_file(tensors, place / "states.safetensors")
             write_manifest(place)
@@ -160,11 +145,7 @@ def open_states(
     settings: str = "",
     current_states: LowerStates | None = None,
 ) -> LowerStates:
-    """Open the states of a module in a subfolder named after everything that makes them.
-
-    weights: the weights that make the states, by name. current: the same weights in the module. settings:
-    other settings that change the states. current_states: returned if it holds the same states.
-    """
+    """Open a module's states in a subfolder named after what makes them, unless `current_states` has them."""
     fields = sorted(configuration(module).items())  # a model with adapters and its merged copy have the same
     precision = product_precision(next(module.parameters()).device)
     digest = hashlib.sha256(f"{settings} {precision} {fields}".encode())

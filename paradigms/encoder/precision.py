@@ -43,14 +43,11 @@ def _native_on_cpu() -> bool:
 
 @contextmanager
 def autocast(device: torch.device, precision: str, *, copies: bool = True) -> Iterator[None]:
-    """Context in which encoders compute in `precision`, a key of `PRECISIONS` or "auto" (`resolved`).
-
-    copies: whether, in training, a weight's 16-bit copy is kept until the context ends.
-    """
+    """Context in which encoders compute in `precision`. copies: whether 16-bit weights are kept in it."""
     precision = resolved(device, precision)
     kind = PRECISIONS[precision]
-    token = _chosen.set(precision)
     cached = None if copies else False  # None: as around
+    token = _chosen.set(precision)
     try:
         with torch.autocast(device.type, kind, enabled=kind is not None, cache_enabled=cached):
             yield
@@ -65,10 +62,7 @@ def choose_precision(precision: str) -> None:
 
 
 def resolved(device: torch.device, precision: str) -> str:
-    """Replace "auto" with the precision of the context, the process or, if neither is set, the device.
-
-    Raises ValueError if the name is unknown, and for fp16 on a CPU.
-    """
+    """Replace "auto" (see above). Raises ValueError if the name is unknown, and for fp16 on a CPU."""
     if precision == AUTO:
         around = product_precision(device) if torch.is_autocast_enabled(device.type) else _chosen.get()
         around = os.environ.get(VARIABLE, AUTO) if around == AUTO else around

@@ -1,15 +1,10 @@
-"""Read the settings that a pretrained encoder's folder publishes: pooling, prompts and length.
-
-sentence-transformers and PyLate store these settings in modules.json, the modules' configurations and
-config_sentence_transformers.json.
-"""
+"""Read the pooling, prompts and length that an encoder's folder publishes (sentence-transformers, PyLate)."""
 
 import logging
 import re
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -30,8 +25,8 @@ logger = logging.getLogger(__name__)
 def as_published(backbone: str | Path, settings: EncoderSettings, fixed: Collection[str]) -> EncoderSettings:
     """Replace settings by the pooling, prompts, prefixes and lengths that a backbone's folder publishes.
 
-    Without a published pooling, `default_pooling` is used. Changes are logged. fixed: names of settings that
-    keep their values. Raises ValueError if the folder names an unknown pooling.
+    Changes are logged. fixed: names of settings that keep their values. Raises ValueError if the folder names
+    an unknown pooling.
     """
     folder = _folder(backbone)
     if folder is None:
@@ -52,14 +47,8 @@ def as_published(backbone: str | Path, settings: EncoderSettings, fixed: Collect
     changes = {k: v for k, v in published.items() if k not in fixed and v != getattr(settings, k)}
     if changes:
         values = ", ".join(f"{k}={v!r}" for k, v in changes.items())
-        _report(f"{backbone}: {values}, as its folder states")
+        logger.info("%s: %s, as its folder states", backbone, values)
     return replace(settings, **changes)
-
-
-@cache
-def _report(line: str) -> None:
-    """Log a line once in a process, however many models are built."""
-    logger.info(line)
 
 
 def default_pooling(backbone: str | Path) -> Literal["mean", "last"] | None:
@@ -86,10 +75,7 @@ def decodes(model_type: str) -> bool:
 
 
 def modules(folder: Path) -> list[tuple[str, Path]]:
-    """Read (kind, folder) of each module in modules.json.
-
-    Raises ValueError if a path points outside the folder.
-    """
+    """Read (kind, folder) of each module in modules.json. Raises ValueError if it lies outside the folder."""
     try:
         rows = parse_json((folder / MODULES).read_text(encoding="utf-8"), MODULES)
         steps = [(str(row["type"]).rpartition(".")[2], PurePosixPath(row["path"])) for row in rows]
@@ -117,10 +103,7 @@ def pooling(folder: Path) -> str:
 
 
 def prompts(config: dict[str, Any]) -> dict[str, str]:
-    """Read PyLate's prefixes, which are tokens, and the prompts of both sides; "" if there is none.
-
-    The prompt that `default_prompt_name` chooses is for texts that are neither queries nor documents.
-    """
+    """Read PyLate's prefixes, which are tokens, and the prompts of both sides; "" if there is none."""
     named = config.get("prompts") or {}
     read: dict[str, str] = {}
     for side, names in (("query", ("query",)), ("document", DOCUMENTS)):

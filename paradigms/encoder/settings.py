@@ -1,7 +1,4 @@
-"""Encoder settings, which determine how text becomes D or Q.
-
-Encoders of different paradigms differ only in settings.
-"""
+"""Encoder settings, which determine how text becomes D or Q, and in which paradigms' encoders differ."""
 
 import string
 from collections.abc import Mapping
@@ -12,7 +9,7 @@ from paradigms.io.checks import Range, check_types
 
 Side = Literal["query", "document"]
 # A text's vectors: one pooled vector; the states of all tokens; or m vectors: the states of [CLS] and the
-# first m − 1 tokens, the means of m equal spans, or a learned pooling of the tokens (`encoder/pooling.py`).
+# first m − 1 tokens, the means of m equal spans, or a learned pooling of the tokens (`encoder/layers.py`).
 Vectors = Literal["pooled", "all", "first", "spans", "learned"]
 Salience = Literal["none", "entropic", "hard", "relu"]
 SIDES: tuple[Side, Side] = ("query", "document")
@@ -106,7 +103,6 @@ class EncoderSettings:
             raise ValueError(f"salience_l1={self.salience_l1} needs a salience: set salience to 'relu'")
 
     def changed(self, values: Mapping[str, Any]) -> list[str]:
-        """Return the names of settings whose values differ from the given ones."""
         return [name for name, value in values.items() if getattr(self, name) != value]
 
     @property
@@ -122,19 +118,14 @@ class EncoderSettings:
 
     @property
     def single(self) -> bool:
-        """Return whether each text has one vector, and nothing else."""
         return self.query_vectors == self.document_vectors == "pooled" and self.pooled_dim == 0
 
     @property
     def weighs(self) -> bool:
-        """Return whether tokens have salience."""
         return self.salience != "none"
 
     def of_documents(self) -> dict[str, Any]:
-        """Return the fields that change documents' vectors, if the weights are the same.
-
-        A field that another one switches off is left out, such as `pooling` if no vector is pooled.
-        """
+        """Return the fields that change documents' vectors with the same weights, without idle ones."""
         left_out = set(self.NOT_OF_DOCUMENTS)
         if self.document_vectors not in ("first", "spans", "learned"):
             left_out.add("vectors")
@@ -150,10 +141,9 @@ class EncoderSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenSettings(EncoderSettings):
-    """Settings shared by ColBERT and XTR, which both skip punctuation in documents.
+    """Settings shared by ColBERT and XTR, so that they differ only in the alignment A and the normaliser Z.
 
-    ColBERT skips punctuation (Khattab & Zaharia 2020, §3.2); Lee et al. 2023 do not mention such a filter for
-    XTR. With the same tokens, the two paradigms differ only in the alignment A and the normaliser Z.
+    ColBERT skips punctuation (Khattab & Zaharia 2020, §3.2); Lee et al. 2023 mention no such filter for XTR.
     """
 
     skip: str = string.punctuation

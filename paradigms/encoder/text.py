@@ -1,7 +1,4 @@
-"""Convert text to D or Q with a Hugging Face encoder, pooling, projection and salience.
-
-One `TextEncoder` serves queries and documents; `EncoderSettings` describes how paradigms differ.
-"""
+"""Convert text to D or Q with a Hugging Face encoder, pooling, projection and salience."""
 
 from collections.abc import Sequence
 from copy import copy
@@ -18,10 +15,27 @@ from torch import Tensor, nn
 from paradigms.core import Tokens, at_least_float32
 from paradigms.encoder.backbone import load_backbone, load_heads, load_tokenizer, most_positions, quiet
 from paradigms.encoder.base import Encoder
-from paradigms.encoder.batches import Batch, evaluated, in_parts, insert, keep_freed_memory
+from paradigms.encoder.batches import (
+    Batch,
+    check_unpadded,
+    evaluated,
+    in_parts,
+    insert,
+    keep_freed_memory,
+    takes_rows,
+    unpadded_hidden,
+)
 from paradigms.encoder.bert import last_hidden
-from paradigms.encoder.layers import add_adapters, orthogonal, salience_head, without_adapters
-from paradigms.encoder.pooling import LearnedPooling, mean_of_spans, pool, spans
+from paradigms.encoder.layers import (
+    LearnedPooling,
+    add_adapters,
+    mean_of_spans,
+    orthogonal,
+    pool,
+    salience_head,
+    spans,
+    without_adapters,
+)
 from paradigms.encoder.precision import scores_of
 from paradigms.encoder.settings import SIDES, EncoderSettings, InputFormat, Side
 from paradigms.encoder.sources import packaged
@@ -40,10 +54,7 @@ POOLED = -1  # a pooled vector is cut into tokens with the ids -1, -2, ..., whic
 
 
 class TextEncoder(Encoder):
-    """Encode queries and documents with one transformer.
-
-    backbone: name or folder of a Hugging Face encoder, or "offline".
-    """
+    """Encode queries and documents with one transformer, a folder, hub name or key of `PACKAGED`."""
 
     Settings: ClassVar[type[EncoderSettings]] = EncoderSettings  # subclasses may extend it
 
@@ -59,21 +70,20 @@ class TextEncoder(Encoder):
         self.backbone: Any = self._load_backbone(backbone)
         self.tokenizer = load_tokenizer(backbone, self.backbone.config.vocab_size)
         width: int = self.backbone.config.hidden_size
-        if settings.truncate is not None and settings.truncate > (settings.dim or width):
-            raise ValueError(f"truncate={settings.truncate} is beyond the {settings.dim or width} dimensions")
+        dim = settings.dim or width
+        if settings.truncate is not None and settings.truncate > dim:
+            raise ValueError(f"truncate={settings.truncate} is beyond the {dim} dimensions")
         # Orthonormal rows make a random projection, which keeps the pretrained similarities up to the error
         # that theory/projections.py bounds: training starts from meaningful similarities.
         bias = settings.projection_bias
         self.projection = orthogonal(width, settings.dim, bias) if settings.dim else None
-        self.layer_norm = nn.LayerNorm(settings.dim or width) if settings.layer_norm else None
+        self.layer_norm = nn.LayerNorm(dim) if settings.layer_norm else None
         if settings.pooled_dim is None:
-            dim = settings.dim or width
             self.settings = settings = replace(settings, pooled_dim=max(1, width // dim) * dim)
         pooled = settings.pooled_dim
         self.pooled_projection = orthogonal(width, pooled, bias) if pooled else None
-        self.salience_heads = nn.ModuleDict(
-            {side: salience_head(settings.dim or width) for side in SIDES if settings.weighs}
-        )
+        weighed = SIDES if settings.weighs else ()
+        self.salience_heads = nn.ModuleDict({side: salience_head(dim) for side in weighed})
         learned = [side for side in SIDES if self._vectors(side) == "learned"]
         self.learned_pooling = nn.ModuleDict({side: LearnedPooling(settings.vectors) for side in learned})
         self._layouts = {side: self._layout(side) for side in SIDES}
@@ -91,7 +101,6 @@ class TextEncoder(Encoder):
 
     @property
     def _full_width(self) -> int:
-        """The width of vectors before they are truncated."""
         return self.settings.dim or self.backbone.config.hidden_size
 
     def truncated(self, dim: int | None) -> "TextEncoder":
@@ -102,11 +111,7 @@ class TextEncoder(Encoder):
         return short
 
     def tokenize(self, texts: Sequence[str], side: Side) -> Batch:
-        """Tokenise, pad and truncate texts to the side's length; texts without tokens get an all-False mask.
-
-        Raises TypeError if `texts` is a string or contains anything but strings, and ValueError if there
-        is no text or a text contains a lone surrogate.
-        """
+        """Tokenise, pad and cut texts to the side's length; a text without tokens has an all-False mask."""
         texts = as_sequence(texts, f"{side} texts")
         for n, text in enumerate(texts):
             check_text(text, f"{side} text {n}")
@@ -138,7 +143,6 @@ class TextEncoder(Encoder):
 
     @property
     def skipped(self) -> list[str]:
-        """Return the tokens that are skipped in documents."""
         return list(self.tokenizer.convert_ids_to_tokens(self._skip.tolist()))
 
     def _layout(self, side: Side) -> InputFormat:
@@ -190,10 +194,7 @@ class TextEncoder(Encoder):
         return [*["[pooled]"] * self._pooled_tokens, *tokens[: self._first(side)]]
 
     def forward(self, batch: Batch, side: Side, chunk: int = 0) -> Tokens:
-        """Encode x texts as Tokens with axes [1, x, l, h] for documents and [x, 1, l, h] for queries.
-
-        chunk: number of texts per part with cached gradients (`batches.in_parts`); 0 = no caching.
-        """
+        """Encode x texts: documents [1, x, l, h], queries [x, 1, l, h]. chunk: rows of `in_parts`."""
         axis = 1 if side == "document" else 0
         device = batch.input_ids.device.type
         if device == "cpu":
@@ -202,11 +203,9 @@ class TextEncoder(Encoder):
         encode = partial(self._together, side=side)
         least = self.parts if torch.is_grad_enabled() else 1
         encoded = in_parts(encode, batch, axis, tokens=tokens, rows=chunk or None, least=least)
-        s = self.settings
-        return encoded if s.truncate is None else first_coordinates(encoded, s.truncate, s.normalize)
+        return first_coordinates(encoded, self.settings.truncate, self.settings.normalize)
 
     def ids_of(self, batch: Batch, side: Side) -> Tensor:
-        """Encode a batch, without dropout, to return its Tokens' ids."""
         with evaluated(self), torch.inference_mode():
             ids = self(batch.to(self.device), side).ids
         assert ids is not None
@@ -222,15 +221,7 @@ class TextEncoder(Encoder):
         s = self.settings
         # Rows of texts have no place for tokens that no other attends to.
         unattended = side == "query" and s.query_augmentation and not s.attend_augmentation
-        if not self.training or unattended:
-            return last_hidden(self.backbone, batch.inputs())
-        from paradigms.encoder.unpadded import (
-            check_unpadded,
-            takes_rows,
-            unpadded_hidden,
-        )  # for training alone
-
-        if not takes_rows(self.backbone):
+        if not self.training or unattended or not takes_rows(self.backbone):
             return last_hidden(self.backbone, batch.inputs())
         if not self.unpadded:
             check_unpadded(self.backbone, batch)
@@ -263,10 +254,7 @@ class TextEncoder(Encoder):
         return self._join_pooled(pooled.unsqueeze(axis), tokens) if self._pooled_tokens else tokens
 
     def freeze(self, trained_layers: int) -> None:
-        """Train only the heads and the top `trained_layers` layers; 0 trains all layers.
-
-        Frozen layers run without dropout. Raises the same errors as `split.SplitBackbone`.
-        """
+        """Train only the heads and the top `trained_layers` layers (0: all); others run without dropout."""
         if trained_layers == (self.split.trained if self.split else 0):
             return
         if self.split is not None:
@@ -276,16 +264,6 @@ class TextEncoder(Encoder):
 
         probe = self.tokenize(["what the layers give", "in one part or in two"], "document").to(self.device)
         self.split = SplitBackbone(self.backbone, trained_layers, probe) if trained_layers else None
-
-    def keep_states(self, folder: Path, outputs: bool = False) -> Any:
-        """Read the frozen layers' states from `folder` if `frozen.LowerStates.add` has stored them there.
-
-        outputs: read the last layer's output instead, for an encoder that is not trained afterwards.
-        """
-        assert self.split is not None, "freeze comes first"
-        adapted = self.settings.lora_rank > 0
-        weights = without_adapters(self.backbone.get_base_model()) if adapted else self.backbone.state_dict()
-        return self.split.keep_states(folder, weights, outputs)
 
     def _vectors(self, side: Side) -> str:
         return self.settings.query_vectors if side == "query" else self.settings.document_vectors
@@ -379,10 +357,7 @@ class TextEncoder(Encoder):
 
     @classmethod
     def load(cls, folder: Path) -> "TextEncoder":
-        """Load an encoder saved by `save`, as an instance of the same class.
-
-        Raises FileNotFoundError if a file is missing, and ValueError if the class is not registered.
-        """
+        """Load an encoder saved by `save`, as an instance of the same class."""
         file = folder / "encoder.json"
         heads = folder / "heads.safetensors"
         for needed in (file, folder / "backbone" / "config.json", heads):
@@ -398,11 +373,10 @@ class TextEncoder(Encoder):
         return {name: t for name, t in state if not name.startswith("backbone.") or ".lora_" in name}
 
 
-def first_coordinates(tokens: Tokens, dim: int, normalize: bool) -> Tokens:
-    """(x₁ … x_h′) for each vector x, divided by its norm if `normalize` (Kusupati et al. 2022, §3).
-
-    Matryoshka training (arXiv:2205.13147) makes these shorter vectors useful on their own.
-    """
+def first_coordinates(tokens: Tokens, dim: int | None, normalize: bool) -> Tokens:
+    """(x₁ … x_h′) for each vector x, divided by its norm if `normalize` (Kusupati et al. 2022, §3)."""
+    if dim is None:
+        return tokens
     vectors = tokens.vectors[..., :dim]
     return replace(tokens, vectors=nn.functional.normalize(vectors, dim=-1) if normalize else vectors)
 

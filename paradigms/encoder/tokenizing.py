@@ -1,7 +1,7 @@
 """Tokenise texts with the `tokenizers` library, because transformers' wrapper is slow for short queries.
 
 `token_rows` calls the tokenizer that transformers wraps; `LightTokenizer` reads a BERT's tokenizer.json
-without transformers.
+without transformers. `count_cut` and `read_part` tell what of documents `document_length` cuts off.
 """
 
 import json
@@ -10,18 +10,22 @@ import re
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int
 from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 
+from paradigms.encoder.settings import InputFormat
 from paradigms.io.checks import json_or_empty
 
 BERT = ("BertTokenizer", "BertTokenizerFast")
 CHARACTERS = 8  # characters kept per needed token
 LONG = 4  # texts this many times longer than needed are cut
+COUNTED = 1_000  # maximum number of documents counted, evenly spaced
+BATCH = 1_000  # documents tokenised at once
+COUNTED_CHARACTERS = 1_000_000  # per document; longer documents are extrapolated
 BETWEEN = re.compile(r"(?<=[^\W_]) (?=[^\W_])")  # a space between two words
 BYTES = {f"<0x{byte:02X}>" for byte in range(256)}  # SentencePiece's byte pieces
 OPTIONS = ("extra_special_tokens", "additional_special_tokens", "split_special_tokens")
@@ -36,11 +40,7 @@ os.register_at_fork(
 def token_rows(
     tokenizer: Any, texts: Sequence[str], length: int, *, full: bool = False
 ) -> tuple[Int[Tensor, "x l"], Int[Tensor, "x l"], Int[Tensor, "x l"]]:
-    """Tokenise texts; return ids, an attention mask and a mask of special tokens (including padding).
-
-    Texts are cut to `length` tokens and padded to the longest text, or to `length` if `full`, as by
-    transformers' tokenizer.
-    """
+    """Tokenise, cut to `length` and pad (if `full`, to it); return ids, attention and special-token masks."""
     with TOKENIZING:
         if not tokenizer.is_fast:
             rows = call_tokenizer(
@@ -54,39 +54,21 @@ def token_rows(
             )
             return rows["input_ids"], rows["attention_mask"], rows["special_tokens_mask"]
         backend = tokenizer.backend_tokenizer
-        truncation = {
-            "max_length": length,
-            "stride": 0,
-            "strategy": "longest_first",
-            "direction": tokenizer.truncation_side,
-        }
-        if backend.truncation != truncation:
-            backend.enable_truncation(**truncation)
-        padding = {
-            "length": length if full else None,
-            "pad_to_multiple_of": None,
-            "pad_type_id": 0,
-            "direction": "right",
-            "pad_token": tokenizer.pad_token,
-            "pad_id": tokenizer.pad_token_id,
-        }
-        if backend.padding != padding:
-            backend.enable_padding(**padding)
+        pad = {"pad_id": tokenizer.pad_token_id, "pad_token": tokenizer.pad_token}
+        backend.enable_truncation(length, direction=tokenizer.truncation_side)
+        backend.enable_padding(length=length if full else None, **pad)
         backend.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
         encodings = backend.encode_batch_fast(list(texts))  # omits the tokens' positions in the text
         for row in encodings:
             if not row.ids:  # all texts are empty, and the tokenizer adds no special tokens
-                row.pad(1, pad_id=tokenizer.pad_token_id, pad_token=tokenizer.pad_token)
+                row.pad(1, **pad)
     names = ("ids", "attention_mask", "special_tokens_mask")
     ids, attention, special = (torch.tensor([getattr(row, name) for row in encodings]) for name in names)
     return ids, attention, special
 
 
 def call_tokenizer(tokenizer: Any, *texts: str | Sequence[str], **options: Any) -> Any:
-    """Return tokenizer(*texts, **options), without a warning about long texts.
-
-    A call sets the tokenizer's truncation and padding, which another thread must not use meanwhile.
-    """
+    """Return tokenizer(*texts, **options), without a warning about long texts."""
     with TOKENIZING:
         return tokenizer(*texts, verbose=False, **options)
 
@@ -94,9 +76,8 @@ def call_tokenizer(tokenizer: Any, *texts: str | Sequence[str], **options: Any) 
 def beginnings(tokenizer: Any, texts: Sequence[str], length: int) -> list[str]:
     """Cut long texts so that their first `length` tokens stay the same.
 
-    A text is cut before a space between two letters or digits. If the tokenizer first splits texts at spaces,
-    the tokens before the cut do not depend on the text after it. A text without such a space is not cut. With
-    other tokenizers, no text is cut.
+    A text is cut before a space between two letters or digits, if the tokenizer first splits texts at spaces:
+    then the tokens before the cut do not depend on the text after it. Other texts are not cut.
     """
     cut = list(texts)
     characters = CHARACTERS * length
@@ -130,10 +111,7 @@ def _divides_words(tokenizer: Any) -> bool:
 
 
 def spell_in_bytes(tokenizer: Any) -> None:
-    """Make a tokenizer encode characters outside its SentencePiece vocabulary as UTF-8 byte pieces (mT5).
-
-    SentencePiece does this; transformers maps all such characters to the same unknown token.
-    """
+    """Encode characters outside a SentencePiece vocabulary as UTF-8 byte pieces, as mT5 was trained."""
     if not tokenizer.is_fast or not isinstance(tokenizer.backend_tokenizer.model, models.Unigram):
         return
     state = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
@@ -146,7 +124,7 @@ def spell_in_bytes(tokenizer: Any) -> None:
 
 
 def tokenizer_state(tokenizer: Any) -> str:
-    """Return everything that determines a tokenizer's output, as JSON, without padding and truncation."""
+    """Return what determines a tokenizer's output, as JSON, without padding and truncation."""
     state: dict[str, Any] = {
         "truncation_side": getattr(tokenizer, "truncation_side", None),
         "split": bool(getattr(tokenizer, "split_special_tokens", False)),
@@ -179,10 +157,7 @@ class LightTokenizer:
 
     @classmethod
     def read(cls, folder: Path) -> "LightTokenizer | None":
-        """Read the tokenizer in a folder; return None unless transformers would build the same tokenizer.
-
-        transformers reads only the vocabulary in tokenizer.json, and the options in tokenizer_config.json.
-        """
+        """Read the tokenizer in a folder; return None unless transformers would build the same one."""
         file = folder / "tokenizer.json"
         config = json_or_empty(folder / "tokenizer_config.json")
         if config.get("tokenizer_class") not in BERT or not file.is_file():
@@ -211,12 +186,7 @@ class LightTokenizer:
             and config.get("truncation_side", "right") == "right"
             and not any(map(config.get, OPTIONS))
         )
-        if not same:
-            return None
-        tokenizer = Tokenizer.from_file(str(file))
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        return cls(tokenizer)
+        return cls(Tokenizer.from_file(str(file))) if same else None
 
     def __len__(self) -> int:
         return int(self.backend_tokenizer.get_vocab_size())
@@ -243,3 +213,56 @@ class LightTokenizer:
 
     def save_pretrained(self, *_: Any, **__: Any) -> None:
         raise ValueError("this model was opened to search: load it without for_search to save it")
+
+
+class Cut(NamedTuple):
+    cut: int  # documents that are cut
+    share: float  # share of tokens cut off
+    summary: str  # both numbers as a sentence
+
+
+def count_cut(encoder: Any, texts: Sequence[str]) -> Cut:
+    """Tokenise at most `COUNTED` of the texts and compare their lengths with `document_length`."""
+    tokenizer, layout, room = _room(encoder)
+    counted = texts[:: -(-len(texts) // COUNTED) or 1]
+    full = [layout.prompt + text for text in counted]
+    starts = [text[:COUNTED_CHARACTERS] for text in full]
+    rows = call_tokenizer(tokenizer, starts, add_special_tokens=False)["input_ids"] if starts else []
+    counts = [
+        len(ids) * len(text) // max(1, len(start))
+        for ids, text, start in zip(rows, full, starts, strict=True)
+    ]
+    cut = sum(count > room for count in counts)
+    lost = sum(max(0, count - room) for count in counts)
+    share = lost / max(1, sum(counts))
+    among = f" (of {len(texts):,})" if len(counted) < len(texts) else ""
+    summary = f"{cut:,} of {len(counted):,}{among} texts are longer than {layout.length} tokens and cut: "
+    return Cut(cut, share, f"{summary}{100 * share:.1f}% of all tokens are not read")
+
+
+def read_part(encoder: Any, texts: Sequence[str]) -> list[str]:
+    """Cut each document after the last token that the encoder reads."""
+    tokenizer, layout, room = _room(encoder)
+    read: list[str] = []
+    for start in range(0, len(texts), BATCH):
+        full = [layout.prompt + text for text in texts[start : start + BATCH]]
+        if not tokenizer.is_fast:
+            rows = call_tokenizer(tokenizer, full, add_special_tokens=False)["input_ids"]
+            for text, ids in zip(full, rows, strict=True):
+                part = tokenizer.decode(ids[:room]) if len(ids) > room else text
+                read.append(part[len(layout.prompt) :])
+            continue
+        starts = beginnings(tokenizer, full, layout.length)
+        encoded = call_tokenizer(tokenizer, starts, add_special_tokens=False, return_offsets_mapping=True)
+        for text, places in zip(full, encoded["offset_mapping"], strict=True):
+            end = places[room - 1][1] if len(places) > room else None
+            read.append(text[len(layout.prompt) : end])
+    return read
+
+
+def _room(encoder: Any) -> tuple[Any, InputFormat, int]:
+    """Return the tokenizer and layout of documents, and how many tokens the layout leaves for text."""
+    tower = encoder.of("document")
+    layout = tower._layouts["document"]
+    around = len(call_tokenizer(tower.tokenizer, "")["input_ids"])
+    return tower.tokenizer, layout, layout.length - len(layout.marker) - around

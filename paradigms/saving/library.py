@@ -26,10 +26,10 @@ from torch import Tensor, nn
 from paradigms.align import AllPairs, EqualIds, QueryToDocument
 from paradigms.core import Tokens
 from paradigms.encoder.base import Encoder
-from paradigms.encoder.cut import Cut
-from paradigms.encoder.pooling import as_terms
+from paradigms.encoder.layers import as_terms
 from paradigms.encoder.published import MODEL
 from paradigms.encoder.settings import LONGEST, EncoderSettings, Side
+from paradigms.encoder.tokenizing import Cut
 from paradigms.explanation import Explanation, Picture
 from paradigms.io.checks import json_or_empty
 from paradigms.model import Input, Paradigm

@@ -48,20 +48,16 @@ def newest_checkpoint(run: Path) -> int | None:
 
 
 def remove_checkpoints(run: Path, keep: int, last: int) -> None:
-    """Remove all checkpoints, oldest first, except the newest `keep` at or before step `last`.
-
-    If a checkpoint contains files that training did not write, it is kept, and a warning names one of them.
-    """
+    """Remove checkpoints except the newest `keep` at or before step `last`, and those with other files."""
     steps = checkpoint_steps(run)
     newest = [step for step in steps if step <= last][-keep:]
     check_locks(run / CHECKPOINTS)
-    for step in steps:
-        if step not in newest:
-            folder = checkpoint_folder(run, step)
-            try:
-                remove_folder(folder, WRITTEN)
-            except FileExistsError as error:
-                warnings.warn(f"{folder} is not removed: {error}", RuntimeWarning, stacklevel=2)
+    for step in sorted({*steps}.difference(newest)):
+        folder = checkpoint_folder(run, step)
+        try:
+            remove_folder(folder, WRITTEN)
+        except FileExistsError as error:
+            warnings.warn(f"{folder} is not removed: {error}", RuntimeWarning, stacklevel=2)
 
 
 def read_progress(run: Path) -> dict[str, Any] | None:
@@ -92,16 +88,12 @@ def cut_history(run: Path, step: int) -> None:
 
 
 def training_seconds(folder: Path) -> float:
-    """Seconds spent in training steps, over all interruptions."""
     progress = read_progress(folder)
     return float(progress["seconds"]) if progress else math.nan
 
 
 def kept_step(folder: Path) -> int | None:
-    """Return the number of steps that led to the state returned by `train`; 0 means untrained.
-
-    Without dev queries, this is the newest checkpoint's step. Returns None if `folder` contains no run.
-    """
+    """Return the number of steps that led to the state returned by `train`; None if there is no run."""
     progress = read_progress(folder)
     if progress is None:
         return None

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -154,14 +153,13 @@ class Contrastive(Objective):
         if "pool" in getattr(self.model.align, "reads", ()):  # the pool has each document once
             places, which = distinct(positions)
             pool = pool.map(lambda t: t[:, places])
-        first = partial(first_coordinates, normalize=self.model.encoder.settings.normalize)
-        s = self.settings
-        pairs = [(pool, queries)]
-        pairs += [(first(pool, dim), first(queries, dim)) for dim in s.matryoshka]
-        rels = [
-            in_batch_rel(d, q, self.model.align, self.model.normalise, bound=s.score_bytes)[:, which]
-            for d, q in pairs
-        ]
+        bound = self.settings.score_bytes
+        normalize = self.model.encoder.settings.normalize
+        rels = []
+        for dim in (None, *self.settings.matryoshka):
+            d = first_coordinates(pool, dim, normalize)
+            q = first_coordinates(queries, dim, normalize)
+            rels.append(in_batch_rel(d, q, self.model.align, self.model.normalise, bound=bound)[:, which])
         losses = [self._of_scores(scores, batch, positions) for scores in rels]
         return torch.stack(losses).sum(), rels[0]
 

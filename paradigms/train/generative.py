@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -31,12 +32,11 @@ from paradigms.generative.pairs import (
 from paradigms.generative.small import small_t5
 from paradigms.io.terminal import printable
 from paradigms.train.examples import draw
-from paradigms.train.fit import dev_measure, training_splits
+from paradigms.train.fit import STATES, add_states, deleted_after, dev_measure, training_splits, used_examples
 from paradigms.train.loop import Dev, TrainingSettings, train
 from paradigms.train.losses import Objective, candidate_count, contrastive
 from paradigms.train.negatives import NEGATIVES_DEPTH, ScorePairs, pair_scores, teacher_scores
 from paradigms.train.parallel import by_main
-from paradigms.train.states import STATES, add_states, deleted_after, used_examples
 
 PASSAGES = 6  # passages per document to index
 PASSAGE_WORDS = 16  # words per passage, as in a query
@@ -49,12 +49,11 @@ Pairs = tuple[Batch, Targets] | tuple[Batch, Targets, Int[Tensor, "b n"], Float[
 class Likelihood(Objective):
     """Minus the mean over targets of Σ_tokens log p (Wu et al. 2024, Eq. 8).
 
-    If pairs have hard negatives, the softmax cross-entropy over the pair's document and its negatives is
-    added, with rel under the model's ranking score. With distillation, `Distillation.joined` combines the
-    likelihood with the teacher's scores instead, averaged over prefix lengths i: the teacher's scores are
-    multiplied by √(i/m), and the student's score is the sum over the first i tokens. With "margin_mse", this
-    is RIPOR's loss on prefixes (Zeng et al. 2024, arXiv:2311.09134, §3.3), whose factor 1 − 2/i also rises
-    with falling increments, but is negative for short identifiers.
+    With hard negatives, the softmax cross-entropy of rel (the model's ranking score) over the pair's document
+    and its negatives is added. With distillation, `Distillation.joined` instead combines the likelihood with
+    the teacher's scores times √(i/m), where the student's score is the sum over the first i tokens, averaged
+    over i. With "margin_mse", this is RIPOR's loss on prefixes (Zeng et al. 2024, arXiv:2311.09134, §3.3),
+    whose factor is 1 − 2/i, which is negative for short identifiers.
 
     corpus: documents from which NP-decoding's clusters are rebuilt every `model.settings.refresh` steps.
     """
@@ -82,9 +81,8 @@ class Likelihood(Objective):
         return sum({pair.document}.issuperset(pair.negatives) for pair in pairs)
 
     def collate(self, examples: list[Pair]) -> Pairs:
-        """Tokenise b sources and their targets; for a ranking loss, also the negatives' identifiers."""
         model = self.model
-        sources = self.model.tokenize([pair.source for pair in examples])
+        sources = model.tokenize([pair.source for pair in examples])
         targets = [[model.target(pair.document)[pair.first : pair.last]] for pair in examples]
         if not self.ranks:
             return sources, model.targets(targets)
@@ -117,12 +115,10 @@ class Likelihood(Objective):
             excluded: Bool[Tensor, "b n"] = documents == documents[:, :1]
             return likelihood + contrastive(prefixes[..., -1], first, excluded, 1.0)
         scores = teacher.to(prefixes.dtype)
-        losses = [
-            self.settings.distillation.joined(
-                likelihood, prefixes[..., i], scores * ((i + 1) / tokens) ** 0.5
-            )
-            for i in range(tokens)
-        ]
+        losses = []
+        for i in range(tokens):
+            taught = scores * ((i + 1) / tokens) ** 0.5
+            losses.append(self.settings.distillation.joined(likelihood, prefixes[..., i], taught))
         return torch.stack(losses).mean()
 
     def prepare(self, step: int, steps: int) -> None:
@@ -146,26 +142,19 @@ def fit_generative(
     training: TrainingSettings,
     folder: Path,
     accelerator: Accelerator,
-    generated: Path | None = None,
+    generated: Path | None = None,  # queries, as JSON lines (`pairs.read_generated`)
     negatives: int = 0,
-    teacher: str = "",
+    teacher: str = "",  # a model for `pair_scores`
     search: Callable[[dict[str, str], int], Run] | None = None,
 ) -> Generative:
-    """Train a model on pairs from splits[0] and the corpus, and choose its best state as `fit` does.
-
-    generated: JSON lines of generated queries (`pairs.read_generated`). negatives, teacher, search: see
-    `with_negatives`; the teacher is a model for `pair_scores`.
-    """
+    """Train a model on pairs from splits[0] and the corpus, and choose its best state as `fit` does."""
     problems = Problems()
     corpus = collection.corpus
     pairs = training_pairs(model, corpus, splits[0], problems, training.seed)
     if generated is not None:
         pairs += generated_pairs(read_generated(generated), model.identifiers, problems)
     if negatives:
-
-        def scores(queries: dict[str, str]) -> ScorePairs:
-            return pair_scores(teacher, folder / "teacher.run", queries, corpus, accelerator)
-
+        scores = partial(pair_scores, teacher, folder / "teacher.run", corpus=corpus, accelerator=accelerator)
         pairs = with_negatives(pairs, corpus, negatives, training.seed, scores if teacher else None, search)
     dev = dev_measure(corpus, splits[1], dev_run, dev_queries, accelerator)
     return fit_pairs(model, corpus, pairs, training, folder, accelerator, dev=dev, problems=problems)
@@ -183,12 +172,7 @@ def fit_pairs(
     states: Path | None = None,
     problems: Problems | None = None,
 ) -> Generative:
-    """Train a model on pairs. On a CPU, a frozen encoder's states for the sources in the training's batches
-    are stored on disk.
-
-    states: folder for these states, as in `fit`. On a GPU, nothing is stored, because encoding is faster than
-    reading. problems: problems found in the pairs, printed after the identifiers' problems.
-    """
+    """Train a model on pairs; on a CPU, a frozen encoder's states are stored (`states`, as in `fit`)."""
     for report in (model.identifiers.problems, problems):
         if report:
             accelerator.print(printable(f"{model.name}: {report}"))
@@ -215,9 +199,8 @@ def with_negatives(
 ) -> list[Pair]:
     """Add to each pair `negatives` documents drawn from BM25's top `NEGATIVES_DEPTH` for its source.
 
-    Documents that are paired with the source in any pair, and their copies, are not drawn. teacher: receives
-    the sources, keyed by number, and returns a function that scores their documents. search: BM25's search,
-    by default in this process. Raises ValueError if the corpus has too few documents.
+    Documents that any pair has with the source, and their copies, are not drawn. teacher: makes a function
+    that scores documents from the sources, keyed by number. search: BM25's, by default in this process.
     """
     numbers: dict[str, int] = {}
     paired: dict[str, set[int]] = {}  # source -> its documents
@@ -265,16 +248,15 @@ def training_pairs(
 ) -> list[Pair]:
     """Build training pairs from the split's queries and from every document.
 
-    If identifiers are text (SEAL), targets are spans of the query's relevant documents or of the document
-    itself. Otherwise, targets are identifiers, and sources are the queries and `PASSAGES` passages of each
-    document.
+    If identifiers are text (SEAL), targets are spans of relevant documents or of the document itself. Else,
+    targets are identifiers, and sources are the queries and `PASSAGES` passages of each document.
     """
     ids = model.identifiers
     length = model.settings.document_length
-    tokenizer = model.tokenizer
     if ids.kind == "text":
-        spans = span_pairs(corpus, split, tokenizer, problems, length=length, seed=seed)
-        more = document_span_pairs(corpus, tokenizer, problems, spans=SPANS, length=length, seed=seed)
-        return spans + more
+        spans = span_pairs(corpus, split, model.tokenizer, problems, length=length, seed=seed)
+        return spans + document_span_pairs(
+            corpus, model.tokenizer, problems, spans=SPANS, length=length, seed=seed
+        )
     passages = indexing_pairs(corpus, ids, problems, words=PASSAGE_WORDS, passages=PASSAGES, seed=seed)
     return retrieval_pairs(split, ids) + passages

@@ -1,9 +1,8 @@
 """End a launch of several processes within minutes if one of them is lost, such as with its machine.
 
-While one process searches or reads alone, the others may wait for days (`script.PATIENCE`), and a machine
-that is gone refuses no connection. Therefore each process counts up a key in the store by which the processes
-have found each other, and reads the others' keys. A process that hangs but still runs Python's threads is not
-noticed here; within a training step, `loop.STEP` limits how long the others wait.
+While one process searches or reads alone, the others may wait for days (`script.PATIENCE`). Therefore each
+process counts up a key in the store by which they have found each other, and reads the others' keys. For a
+process that hangs but runs Python's threads, within a training step, `loop.STEP` limits the others' wait.
 """
 
 import atexit
@@ -11,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -21,10 +21,7 @@ ENDED = b"ended"
 
 
 class Heartbeat(threading.Thread):
-    """A thread that ends this process if another gives no signs of life; a second one exchanges the signs.
-
-    There are two because a call of the store never returns if the machine that has it is gone.
-    """
+    """A thread that ends this process if another gives no signs of life; a second one exchanges the signs."""
 
     def __init__(self) -> None:
         super().__init__(name="heartbeat", daemon=True)
@@ -36,6 +33,7 @@ class Heartbeat(threading.Thread):
         self.silent = [0] * len(self.keys)  # beats since each process's last sign
         self.failed = False
         self.ended = threading.Event()
+        # Apart, because a call of the store never returns if the machine that has it is gone.
         self.exchange = threading.Thread(target=self._exchange, daemon=True)
         self.store.set(self.keys[self.rank], "0")
 
@@ -50,12 +48,8 @@ class Heartbeat(threading.Thread):
             if lost:
                 without_store = self.silent[self.rank] > most / 2
                 names = "0" if without_store else ", ".join(map(str, lost))
-                print(
-                    f"process {self.rank} ends: no sign of life from process {names} of {len(self.keys)} for "
-                    f"{SILENCE:.0f} s. The same command resumes.",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                ends = f"process {self.rank} ends: no sign of life from process {names} of {len(self.keys)}"
+                print(f"{ends} for {SILENCE:.0f} s. The same command resumes.", file=sys.stderr, flush=True)
                 os._exit(1)
 
     def _exchange(self) -> None:
@@ -77,10 +71,8 @@ class Heartbeat(threading.Thread):
         self.ended.set()
         self.exchange.join(BEAT)  # or its last sign might replace this one
         if not (self.failed or self.exchange.is_alive()):
-            try:
+            with suppress(RuntimeError):  # the store's process has ended before
                 self.store.set(self.keys[self.rank], ENDED.decode())
-            except RuntimeError:  # the store's process has ended before
-                return
 
 
 def start_heartbeat() -> None:

@@ -31,10 +31,7 @@ ON_CPU = "two with ACCELERATE_USE_CPU=true and --config_file experiments/configs
 
 
 def check_launch(precision: str = AUTO, *, shards: bool = False) -> None:
-    """Raise SystemExit if the launcher of this process was given something that the script would not do.
-
-    precision: the script's setting. shards: whether the script trains shards.
-    """
+    """Raise SystemExit if the launcher was given what the script would not do, such as `shards`."""
     problem = wrong_processes() or ignored(precision)
     if not shards and os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
         problem = problem or "only train.py trains shards: launch this script with gpus.yaml"
@@ -68,7 +65,6 @@ def wrong_processes() -> str:
 
 
 def several_requested() -> bool:
-    """Return whether `accelerate launch` was asked for several processes, by flags or a configuration."""
     flags = launcher_flags()
     file = Path(flags.get("config_file") or ("" if "cpu" in flags else default_config_file))
     requested = (vars(load_config_from_file(str(file))) if file.is_file() else {}) | flags
@@ -96,10 +92,7 @@ def ignored(precision: str) -> str:
 
 
 def launcher_flags() -> dict[str, Any]:
-    """Return the flags given to the `accelerate launch` that started this process, or {} without one.
-
-    It passes only some of them on, so they are read from its command line.
-    """
+    """Return the flags given to the `accelerate launch` that started this process."""
     with suppress(psutil.Error):
         for parent in psutil.Process().parents():
             words = parent.cmdline()

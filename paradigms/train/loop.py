@@ -58,7 +58,7 @@ class TrainingSettings(LossSettings, RunOptions):
     """Settings for one training run. Batch sizes are per process.
 
     A run resumes with another number of processes if their batches add up to as many examples, and with more
-    `steps`: from the resumed step on, learning rates are those of the longer run, above the rates before.
+    `steps`, at the learning rates of the longer run.
     """
 
     steps: AtLeast1 = 1000
@@ -106,14 +106,12 @@ def train(
     is returned unless an earlier state, which may be the untrained one, had a higher mean by more than the
     standard error of the last state's mean.
 
-    folder/checkpoints contains the newest checkpoints; the same call resumes exactly from the last intact
-    one. folder/best contains the paradigm to return, and folder/history.jsonl contains the loss curve and the
-    dev values. A non-finite loss, a full disk or a dead process ends the run and leaves the checkpoints
-    unchanged. On a CPU, a non-finite loss ends the run at once. Reading every loss would slow a GPU, so its
-    losses are checked with each log and before anything is measured or saved. Every process calls this with
-    the same arguments and sees the same folder. Raises BlockingIOError while another run writes to the
-    folder. On CPUs, a resumed run of one or two processes gives the same losses and weights, bit for bit, as
-    an uninterrupted run; with more processes, or on GPUs, sums may be rounded in another order.
+    Every process calls this with the same arguments and sees the same folder. folder/checkpoints contains the
+    newest checkpoints, folder/best the paradigm to return, folder/history.jsonl the loss curve and the dev
+    values. A non-finite loss, a full disk or a dead process ends the run and leaves the checkpoints
+    unchanged; the same call resumes from the last intact one. On CPUs, a resumed run of one or two processes
+    gives the same losses and weights, bit for bit, as an uninterrupted run; with more, or on GPUs, sums may
+    be rounded in another order. Raises BlockingIOError while another run writes to the folder.
     """
     if settings.workers and objective.renews:
         raise ValueError(
@@ -262,7 +260,6 @@ class _Run:
         return iter(loader)
 
     def step(self, step: int, batches: Iterator[Any]) -> None:
-        """Take one optimizer step."""
         began = time.perf_counter()
         self.model.train()
         self.objective.prepare(step, self.settings.steps)
@@ -302,10 +299,10 @@ class _Run:
         Raises FloatingPointError at the first non-finite number. With a scaler, gradient norms may be
         infinite: the scaler skips such steps.
         """
+        if not self.unread:
+            return
         unread = self.unread
         self.unread = []
-        if not unread:
-            return
         values = torch.stack([at_least_float32(value) for _, *row in unread for value in row]).view(-1, 3)
         for (step, *_), (loss, norm, ending) in zip(unread, values.tolist(), strict=True):
             self.ending = self.ending or ending > 0
@@ -319,10 +316,7 @@ class _Run:
             self.norm = norm
 
     def finish(self, done: int, began: float) -> None:
-        """Measure and save the state after `done` steps, if due. Raises `Paused` at the time limit.
-
-        Also raises it once a step that has been read (on a GPU, with each log) began after SIGTERM.
-        """
+        """Measure and save the state after `done` steps, if due. Raises `Paused` at the limit or SIGTERM."""
         s = self.settings
         last = done == s.steps
         due = last or _due(done, s.evaluate_every) or done in s.evaluate_at
@@ -370,7 +364,6 @@ class _Run:
         self.state.empty()  # training needs the memory
 
     def _log(self, step: int, values: dict[str, float], only: dict[str, float], **more: list[float]) -> None:
-        """Log `values` and `only`, and write `values` and `more` to the history."""
         name = self.paradigm.name
         # A tracker's steps only rise, but several paradigms train in one run, each from step 0.
         logged = values | only | {"step": step}
@@ -380,10 +373,9 @@ class _Run:
 
 
 def _parameter_groups(paradigm: Trainable, s: TrainingSettings) -> list[dict[str, Any]]:
-    """Group the trained parameters by learning rate: backbone, salience heads, other heads."""
     heads = s.head_learning_rate or s.learning_rate
-    rates = {"backbone": s.learning_rate, "heads": heads}
-    rates["salience_heads"] = s.salience_learning_rate or heads
+    salience = s.salience_learning_rate or heads
+    rates = {"backbone": s.learning_rate, "heads": heads, "salience_heads": salience}
     groups: dict[str, dict[str, Any]] = {part: {"params": [], "lr": rate} for part, rate in rates.items()}
     for name, parameter in paradigm.named_parameters():
         if parameter.requires_grad:
@@ -405,13 +397,10 @@ def _due(step: int, every: int) -> bool:
 
 
 def _next(batches: Iterator[Any]) -> Any:
-    """Return the next batch. Raises RuntimeError if the worker loading it has died.
-
-    torch itself reports a worker's death, unless the worker leaves half a batch behind.
-    """
+    """Return the next batch. Raises RuntimeError if the worker loading it has died."""
     try:
         return next(batches)
-    except (ConnectionError, EOFError) as error:
+    except (ConnectionError, EOFError) as error:  # of half a batch; torch reports other deaths
         raise RuntimeError(
             f"a DataLoader worker died while it sent a batch, perhaps for lack of memory ({error}): "
             "repeat the command to resume from the last checkpoint, with fewer workers if need be"

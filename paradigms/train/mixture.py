@@ -9,51 +9,38 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from typing import Any
 
 from torch import Tensor, nn
 
+from paradigms.data.collection import Joined
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.losses import LossSettings, Objective
 
 
 @dataclass(frozen=True)
 class Part:
-    """A collection of a `Mixture`.
-
-    share: steps that draw from it, relative to the other parts'. loss: settings of its loss that replace the
-    training's, such as {"temperature": 0.05}.
-    """
+    """A collection of a `Mixture`."""
 
     objective: Contrastive
-    share: float = 1.0
-    loss: Mapping[str, Any] = field(default_factory=dict)
+    share: float = 1.0  # steps that draw from it, relative to the other parts'
+    loss: Mapping[str, Any] = field(default_factory=dict)  # settings that replace the training's
 
 
-class MixedExamples(Sequence[tuple[int, Any]]):
+class MixedExamples(Joined):
     """(part, example) of all parts, one part after the other."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
-        self._parts = [part.objective.examples for part in parts]
-        self._ends = list(accumulate(map(len, self._parts)))
+        super().__init__([part.objective.examples for part in parts])
         described = [(part.objective.digest(), part.share, sorted(part.loss.items())) for part in parts]
         self.digest = hashlib.sha256(repr(described).encode()).hexdigest()
 
-    def __len__(self) -> int:
-        return self._ends[-1]
-
     def __getitem__(self, index: Any) -> Any:
-        position = range(len(self))[index]
-        part = bisect_right(self._ends, position)
-        return part, self._parts[part][position - self._ends[part] + len(self._parts[part])]
+        return bisect_right(self.ends, range(len(self))[index]), super().__getitem__(index)
 
 
 class Mixture(Objective):
-    """The loss of one part in each step, drawn by the parts' shares; all processes draw the same part.
-
-    Negatives in the batch are therefore of the query's own collection.
-    """
+    """The loss of one part in each step, drawn by the parts' shares; all processes draw the same part."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         if not parts or any(part.share < 0 for part in parts) or not sum(part.share for part in parts):

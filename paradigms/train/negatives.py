@@ -3,9 +3,8 @@
     run = mine(trained, corpus, split, depth=100)
     examples = build_examples(corpus, split, run, negatives=7, depth=100, seed=0)
 
-Hard negatives are documents that a model ranks highly but that are not judged relevant. Relevant documents
-without a judgement become negatives, too, and a better model finds more of them. `FalseNegatives` therefore
-leaves out documents that another model scores highly.
+Hard negatives are documents that a model ranks highly but that are not judged relevant. Some are relevant,
+more of them with a better model: `FalseNegatives` leaves out documents that another model scores highly.
 """
 
 import math
@@ -50,9 +49,8 @@ def mine(
 ) -> Run:
     """For each query with a relevant document, find the top `depth` documents by exact search.
 
-    precision: precision of encoding, as in `encoder.precision`. folder: where the documents' vectors are
-    stored; None keeps them in memory. launch: processes that divide encoding and search, and see `folder`;
-    process 0 returns the run, the others no documents. Raises ValueError if the model cannot search.
+    folder: where the documents' vectors are stored; None keeps them in memory. launch: processes that divide
+    encoding and search, and see `folder`; process 0 returns the run, the others no documents.
     """
     relevant = (query for query, judged in split.judgements.items() if any(g > 0 for g in judged.values()))
     queries = {query: split.queries[query] for query in relevant}
@@ -64,13 +62,10 @@ def mine(
 
 @dataclass(eq=False)
 class SharedBM25(AbstractContextManager["SharedBM25"]):
-    """BM25 that one process builds when it is first used; all processes map its index and divide searches.
-
-    folder: where several processes store the index until `__exit__`; they all see it. ngrams: as in `BM25`.
-    """
+    """BM25 that one process builds when it is first used; all processes map its index and divide searches."""
 
     corpus: Corpus
-    folder: Path
+    folder: Path  # where several processes store the index until `__exit__`
     accelerator: Accelerator | PartialState
     ngrams: int = 1
     bm25: BM25 | None = None
@@ -83,12 +78,13 @@ class SharedBM25(AbstractContextManager["SharedBM25"]):
 
     def index(self) -> BM25:
         """Return the index. Every process calls this."""
-        build = partial(BM25, self.corpus, ngrams=self.ngrams, progress=True)
-        if self.bm25 is None and self.accelerator.num_processes == 1:
-            self.bm25 = build()
-        elif self.bm25 is None:
-            by_main(lambda: build().save(self.folder), self.accelerator)
-            self.bm25 = BM25.load(self.folder, self.corpus, just_saved=True)
+        if self.bm25 is None:
+            build = partial(BM25, self.corpus, ngrams=self.ngrams, progress=True)
+            if self.accelerator.num_processes == 1:
+                self.bm25 = build()
+            else:
+                by_main(lambda: build().save(self.folder), self.accelerator)
+                self.bm25 = BM25.load(self.folder, self.corpus, just_saved=True)
         return self.bm25
 
     def search(self, queries: Mapping[str, str], k: int) -> Run:
@@ -102,11 +98,7 @@ class SharedBM25(AbstractContextManager["SharedBM25"]):
 def mined_run(
     open_model: Callable[[], Trainable], corpus: Corpus, split: Split, folder: Path, accelerator: Accelerator
 ) -> Run:
-    """Use a model to find NEGATIVES_DEPTH documents for each query; cache the run in folder/mined.run.
-
-    Every process opens the model; they divide the documents to encode and the search. Raises ValueError if
-    the model cannot search, if the file is damaged, or if it cannot hold an id.
-    """
+    """Use a model to find NEGATIVES_DEPTH documents for each query; cache the run in folder/mined.run."""
     file = folder / "mined.run"
     place = folder / "mined"  # the documents' vectors, if several processes divide them
     check_ids([*split.queries, *corpus.ids], "id")
@@ -132,10 +124,7 @@ def mined_run(
 
 
 def score_of(scores: Run, query: str, document: str, whose: str) -> float:
-    """Look up t(q, d). Raises ValueError if the pair has no finite score.
-
-    whose: owner of the scores, for the error message.
-    """
+    """Look up t(q, d). Raises ValueError, which names `whose` scores, if the pair has no finite one."""
     score = scores.get(query, {}).get(document)
     if score is None or not math.isfinite(score):
         raise ValueError(
@@ -149,10 +138,7 @@ def score_of(scores: Run, query: str, document: str, whose: str) -> float:
 def teacher_scores(
     pairs: Sequence[tuple[str, Sequence[str]]], teacher: ScorePairs
 ) -> list[tuple[float, ...]]:
-    """Score the documents of each pair (query id, document ids); the teacher gets each document once.
-
-    Raises ValueError if a document has no score.
-    """
+    """Score each pair's documents (query id, document ids); the teacher gets each document once."""
     distinct: dict[str, dict[str, None]] = {}
     for query, documents in pairs:
         distinct.setdefault(query, {}).update(dict.fromkeys(documents))
@@ -197,11 +183,7 @@ class FalseNegatives:
 def pair_scores(
     source: str, file: Path, queries: dict[str, str], corpus: Corpus, accelerator: Accelerator
 ) -> ScorePairs:
-    """Return t from `source`: a TREC run, or a model whose scores are stored in `file` (`scored_once`).
-
-    A model is a folder or hub name of a Hugging Face reranker or of a model that `loading.load` reads.
-    Raises FileNotFoundError if the source is neither a run nor a model.
-    """
+    """Return t from `source`: a TREC run, or a model for `loading.load`, whose scores `file` keeps."""
     path = Path(source)
     if path.is_file():
         run = read_run(path)
@@ -228,8 +210,7 @@ def scored_once(
 
     load: creates the reranker; only processes with pairs to score call it. All processes call the returned
     function and split the work into chunks of whole queries, with about `pairs` pairs per chunk (None: one
-    chunk). Each chunk's scores stay in a file next to `file` until all chunks are done, so that an
-    interrupted run resumes after the last complete chunk. Ids that no run can hold are refused first.
+    chunk). A chunk's scores stay next to `file` until all chunks are done: an interrupted run resumes.
     """
     parts = file.with_suffix(".parts")
 
@@ -259,7 +240,6 @@ def scored_once(
 
 
 def _chunks(requested: Mapping[str, Sequence[str]], stored: Run, pairs: int | float) -> list[Run]:
-    """Divide the pairs without a stored score into chunks of whole queries, with about `pairs` pairs each."""
     chunks: list[Run] = []
     room = 0.0  # for pairs in the last chunk
     for query, documents in requested.items():

@@ -6,18 +6,6 @@ import numpy as np
 import torch
 
 
-def step_batches(
-    examples: int, batch_size: int, steps: int, *, start: int = 0, rank: int = 0, world: int = 1, seed: int
-) -> Iterator[list[int]]:
-    """Yield one process's batches from step `start`; each batch depends only on (seed, step).
-
-    Step t takes the t-th block of W·batch_size examples from an endless sequence of seeded permutations, and
-    process w of W takes the block's w-th part. Each permutation's incomplete last block is left out. Runs can
-    therefore resume exactly. A permutation takes 4 bytes per example.
-    """
-    return mixed_batches([examples], [1.0], batch_size, steps, start=start, rank=rank, world=world, seed=seed)
-
-
 def mixed_batches(
     examples: Sequence[int],
     shares: Sequence[float],
@@ -29,10 +17,12 @@ def mixed_batches(
     world: int = 1,
     seed: int,
 ) -> Iterator[list[int]]:
-    """Yield batches as `step_batches` does, from several collections, each batch from one of them.
+    """Yield one process's batches from step `start`, each from one collection, as a function of (seed, step).
 
     examples: number of examples of each collection; positions count through all of them. shares: probability
-    that a step draws from each collection, the same in all processes.
+    that a step draws from each collection, the same in all processes. From each collection, steps take blocks
+    of W·batch_size examples of an endless sequence of seeded permutations, without incomplete last blocks,
+    and process w of W takes the block's w-th part. A permutation takes 4 bytes per example.
     """
     total = batch_size * world
     smallest = min(count for count, share in zip(examples, shares, strict=True) if share)

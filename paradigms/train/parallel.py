@@ -40,10 +40,7 @@ RERAISED = (OSError, ValueError, FloatingPointError, KeyError, SystemExit)
 
 
 def built(build: Callable[[], Model], accelerator: Accelerator) -> Model:
-    """Build a model to train on this process's device or, if the launch shards it, in host memory.
-
-    Shards come from the main process, so the other processes build the backbone on the meta device.
-    """
+    """Build a model to train on this process's device or, for shards, in the main process's host memory."""
     if not sharded():
         return build().to(accelerator.device)
     with nullcontext() if accelerator.is_main_process else without_weights():
@@ -61,9 +58,8 @@ def prepare(
     """Return (module to call in training, paradigm to save and measure), prepared for this launch.
 
     The second item is the paradigm itself or, if the launch shards it, the main process's copy without
-    weights, which `RunState.full_model` fills. Create the optimizer after this call. recompute: layers store
-    only their inputs and recompute activations in the backward pass. gathered_weights,
-    adapted_weights: as in `TrainingSettings`.
+    weights, which `RunState.full_model` fills. Create the optimizer after this call. Settings are those of
+    `RunOptions`.
     """
     for layer in paradigm.layers:
         layer.gradient_checkpointing = recompute  # type: ignore[assignment]
@@ -117,7 +113,6 @@ def unwrap(paradigm: Trainable, accelerator: Accelerator) -> None:
 
 
 def adapted(paradigm: nn.Module) -> list[nn.Module]:
-    """Return the layers below the adapters of a model."""
     return [part.base_layer for part in paradigm.modules() if hasattr(part, "lora_A")]  # type: ignore[misc]
 
 
@@ -147,7 +142,6 @@ def from_main(tensor: Tensor | None, like: Tensor, accelerator: Accelerator) -> 
 
 
 def sharded() -> bool:
-    """Return whether this launch shards models instead of copying them."""
     requested = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
     return requested and dist.is_available() and dist.is_initialized()
 
@@ -173,10 +167,7 @@ def _shard(
     accelerator: Accelerator,
     gathered_weights: str,
 ) -> Trainable:
-    """Shard the main process's weights: layers are gathered when they run, others in the forward pass.
-
-    A process holds one layer's weights in full at a time, and the buffers in which it and the next arrive.
-    """
+    """Shard the main process's weights: layers are gathered when they run, others in the forward pass."""
     if getattr(paradigm, "clusters", None) is not None:
         raise ValueError(f"{paradigm.name} builds its clusters from full weights: train it without shards")
     layers = paradigm.layers
@@ -202,9 +193,7 @@ def _shard(
             layer.register_forward_hook(_free_again)
     _exchange(paradigm, receive)
     fully_shard(paradigm)
-    warnings.filterwarnings(
-        "ignore", r"FSDP2-wrapped module .* returned a view"
-    )  # no view is changed in place
+    warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view")  # none is changed in place
     # Half precision by autocast, as on one process: sums and heads stay in float32. 16-bit copies of weights
     # live until the backward pass; with recomputed layers, as long as the weights gathered for a layer.
     forward = paradigm.forward
@@ -234,7 +223,6 @@ def _normalised(norm: nn.LayerNorm, x: Tensor) -> Tensor:
 
 
 def world() -> int:
-    """Return the number of processes."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
@@ -248,11 +236,10 @@ def gather_documents(documents: Tokens) -> Tokens:
     if world() == 1:
         return documents
     shape = torch.tensor(documents.mask.shape[1:], device=documents.mask.device)
-    shapes = _all_gather(shape)
-    if any(int(s[0]) != int(shape[0]) for s in shapes):
-        raise ValueError(f"processes bring different numbers of documents: {[int(s[0]) for s in shapes]}")
-    padded = pad_tokens(documents, max(int(s[1]) for s in shapes))
-    return padded.map(gather)
+    counts, lengths = torch.stack(_all_gather(shape)).T.tolist()
+    if len(set(counts)) > 1:
+        raise ValueError(f"processes bring different numbers of documents: {counts}")
+    return pad_tokens(documents, max(lengths)).map(gather)
 
 
 def gather(t: Tensor) -> Tensor:
@@ -308,10 +295,7 @@ def check_shared(folder: Path, accelerator: Accelerator | PartialState) -> None:
 
 @contextmanager
 def locked_by_main(folder: Path, accelerator: Accelerator) -> Iterator[None]:
-    """Create and lock a folder on the main process, and check that all processes see it (`check_shared`).
-
-    All processes raise BlockingIOError while another run writes to the folder.
-    """
+    """Create and lock a folder on the main process (`io.files.locked`), and check that all see it."""
     with ExitStack() as stack:
         by_main(lambda: stack.enter_context(locked(folder, make=True)), accelerator)
         check_shared(folder, accelerator)
@@ -376,17 +360,11 @@ def waiting_at_most(time: timedelta, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def ending_all(accelerator: Accelerator, step: int) -> Iterator[None]:
-    """Convert an error in one of several processes into a RuntimeError, so that the launcher ends them all.
-
-    Otherwise, the other processes would wait forever. FloatingPointError is not converted: every process
-    raises it.
-    """
+    """Convert errors of one of several processes to RuntimeError, so that the launcher ends them all."""
     try:
         yield
-    except FloatingPointError:
-        raise
     except Exception as error:
-        if accelerator.num_processes == 1:
+        if accelerator.num_processes == 1 or isinstance(error, FloatingPointError):
             raise
         raise RuntimeError(
             f"process {accelerator.process_index} of {accelerator.num_processes} failed at step {step + 1}, "

@@ -28,9 +28,9 @@ from paradigms.io.device import chosen_device
 from paradigms.io.files import lock_until_exit, sha256, write_json, write_text
 from paradigms.io.plugins import LOADED
 from paradigms.io.terminal import Terminal, printable
+from paradigms.train.fit import STATES
 from paradigms.train.heartbeat import start_heartbeat
 from paradigms.train.parallel import by_main, check_shared, sharded
-from paradigms.train.states import STATES
 
 # How long processes wait while another one searches a corpus; torch's default on GPUs is 10 minutes.
 PATIENCE = timedelta(days=2)
@@ -40,10 +40,9 @@ BEFORE_RESULTS = {"config.json", "environment.json", "wandb", STATES}  # left by
 def begin(settings: Any) -> tuple[Accelerator, Console]:
     """Check a script's settings and lock its output folder; return the accelerator and a console.
 
-    settings: an object with the fields output, precision and, optionally, tracker. Precision "auto" is bf16
-    if the hardware multiplies it natively. Only the main process's console prints. Raises SystemExit if
-    another run has locked the folder, if precision is fp16 on a CPU, or if the launch needs GPUs that are
-    missing. If the collection or backbone does not exist, SystemExit is raised before the folder is created.
+    settings: an object with the fields output, precision and, optionally, tracker, collection(s), backbone.
+    Only the main process's console prints. Raises SystemExit if another run has locked the folder, or if a
+    setting names something that does not exist or that this machine lacks.
     """
     check_names(settings)
     folder = Path(settings.output)
@@ -85,9 +84,7 @@ def keep_settings(settings: dict[str, Any], folder: Path, free: Names[str]) -> N
 
     A setting that names a file, folder or collection may have another value if its `content`, or the
     collection's "fingerprint", is the same. A content that config.json lacks, such as that of a checkpoint
-    which was downloaded later, is not compared. free: names of settings that may differ. Another setting that
-    one side lacks, because it was introduced later or has been removed, counts as different only if its value
-    on the other side is true or non-empty.
+    which was downloaded later, is not compared. free: names of settings that may differ.
     """
     file = folder / "config.json"
     if file.is_file() and any(entry.name not in BEFORE_RESULTS for entry in folder.iterdir()):
@@ -120,10 +117,7 @@ def checksum(path: Path) -> str:
 
 
 def content(**paths: str) -> dict[str, str]:
-    """Return what identifies the given files, folders and checkpoints of the hub; missing ones have nothing.
-
-    This is the checksum of a file or folder, and the commit of a checkpoint of the hub in the local cache.
-    """
+    """Return the checksum of each file or folder, and the commit of each cached checkpoint of the hub."""
     contents = {}
     for name, path in paths.items():
         if not path:
@@ -138,9 +132,7 @@ def content(**paths: str) -> dict[str, str]:
 def open_collection(name: str, documents: int | None, console: Console) -> Collection:
     """Open a collection and print its size and problems. Raises SystemExit if it cannot be opened.
 
-    One process of a launch reads and checks it; the others receive ids, queries, and the places of texts in
-    files.
-
+    One process of a launch reads it; the others receive ids, queries, and the places of texts in files.
     documents: size of a fixed subset, for pydocs only. All ids must be valid in TREC runs.
     """
 
@@ -163,7 +155,6 @@ def open_collection(name: str, documents: int | None, console: Console) -> Colle
 
 
 def environment(accelerator: Accelerator) -> dict[str, Any]:
-    """Describe where a result was computed: versions, device, processes, precision."""
     packages = ("torch", "transformers", "accelerate", "numpy", "bm25s", "ir-measures")
     return {
         "python": platform.python_version(),
@@ -187,11 +178,7 @@ def lock_output(folder: Path, accelerator: Accelerator) -> None:
 
 
 def start_wandb(accelerator: Accelerator, settings: dict[str, Any], folder: Path) -> None:
-    """Join the results folder's W&B run without prompts.
-
-    W&B writes only below the folder. It logs offline, and a line is printed, if there is neither a key nor
-    WANDB_MODE, or if the server does not answer within 15 s.
-    """
+    """Join the results folder's W&B run without prompts, offline if the server cannot be reached."""
     import wandb
 
     file = folder / "wandb" / "run-id.txt"  # one W&B run per folder, over all interruptions
@@ -221,7 +208,6 @@ def start_wandb(accelerator: Accelerator, settings: dict[str, Any], folder: Path
 
 
 def summarise(accelerator: Accelerator, values: Mapping[str, float]) -> None:
-    """Write numbers to the W&B run's summary, if there is a run; `A/B` is shown as B in a group A."""
     if accelerator.trackers:
         accelerator.get_tracker("wandb").tracker.summary.update(dict(values))
 

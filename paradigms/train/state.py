@@ -42,8 +42,6 @@ from paradigms.train.checkpoints import (
 from paradigms.train.parallel import by_each, by_main, fill, folder_by_main, from_main, gathered, own_rows
 from paradigms.trainable import Trainable
 
-# --- what must match to resume ----------------------------------------------------------------------------
-
 # The models that runs of this process have moved: the folder, values of the weights when the run ended, and
 # the checksum of the weights with which it began.
 _moved: WeakKeyDictionary[Trainable, tuple[Path, tuple[Any, ...], str]] = WeakKeyDictionary()
@@ -52,9 +50,8 @@ _moved: WeakKeyDictionary[Trainable, tuple[Path, tuple[Any, ...], str]] = WeakKe
 def start_of(paradigm: Trainable, folder: Path) -> str:
     """Return a checksum of the weights with which a run in `folder` begins, as far as they come from files.
 
-    Heads and adapters that are drawn at random are left out: without a seed, each process draws others, and
-    a checkpoint replaces them. A model that an interrupted run in the same folder has left counts as the
-    model with which it began.
+    Heads and adapters that are drawn at random are left out: a checkpoint replaces them. A model that an
+    interrupted run in the same folder has left counts as the model with which it began.
     """
     last = _moved.get(paradigm)
     if last is not None and last[:2] == _folder_and_values(paradigm, folder):
@@ -66,7 +63,6 @@ def start_of(paradigm: Trainable, folder: Path) -> str:
 
 
 def note_moved(paradigm: Trainable, folder: Path, start: str) -> None:
-    """Remember a model that a run in `folder` leaves, for `start_of`."""
     if not isinstance(paradigm, FSDPModule):
         _moved[paradigm] = *_folder_and_values(paradigm, folder), start
 
@@ -108,13 +104,8 @@ def signature(
     return json.loads(written) | from_first
 
 
-# --- the state of a run -----------------------------------------------------------------------------------
-
-
 @dataclass
 class RunState:
-    """The state of a training run, as stored in a checkpoint."""
-
     paradigm: Trainable  # the trained model
     full: Trainable  # the model that is saved and measured (see `parallel.prepare`)
     optimizer: Optimizer
@@ -131,10 +122,7 @@ class RunState:
         return isinstance(self.paradigm, FSDPModule)
 
     def full_model(self) -> Trainable:
-        """Return the paradigm with all weights, on the main process's CPU. Every process calls this.
-
-        Of shards, `empty` frees them again.
-        """
+        """Return the paradigm with all weights, of shards on the main process's CPU (`empty` frees them)."""
         if self.shards:
             weights = {}
             for name, weight in self.paradigm.named_parameters():
@@ -173,7 +161,6 @@ class RunState:
         return step
 
     def _load(self, checkpoint: Path) -> None:
-        """Load weights, moments, generator states, the gradient scale and the best dev measure."""
         progress = read_json(checkpoint / "progress.json")
         signed = progress["signature"]
         before = signed["settings"]["steps"]
@@ -316,6 +303,5 @@ class StoredTensors:
         return tensor
 
     def rows(self, name: str, rows: slice) -> Tensor:
-        """Read some rows of a tensor."""
         part: Tensor = self.names[name].get_slice(name)[rows]
         return part

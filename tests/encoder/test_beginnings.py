@@ -13,8 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from paradigms.encoder import tokenizing
 from paradigms.encoder.backbone import load_tokenizer
-from paradigms.encoder.cut import count_cut, read_part
-from paradigms.encoder.tokenizing import beginnings
+from paradigms.encoder.tokenizing import beginnings, count_cut, read_part
 from tests.tiny import FAMILIES, built
 
 PARTS = ["bird ", "sea", " ", "\n", "  ", "é", "e\u0301", "鳥", ".", ",)", "9", "x" * 120, "\x1f", "\u2028"]

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3Model
 from paradigms import PARADIGMS
 from paradigms.encoder.frozen import SCALE, LowerStates, keys, scaled
 from paradigms.encoder.text import Side, TextEncoder
-from paradigms.train.states import add_states, deleted_after, keep_states
+from paradigms.train.fit import add_states, deleted_after, keep_states
 from tests.near import assert_same, assert_within_rounding
 from tests.tiny import FAMILIES
 
@@ -41,7 +41,7 @@ def round_states(encoder: TextEncoder) -> None:
 def keep(
     encoder: TextEncoder, folder: Path, texts: list[str], side: Side = "document", **share: Any
 ) -> LowerStates:
-    store = encoder.keep_states(folder)
+    store = encoder.split.keep_states(folder)
     store.add(texts, lambda some: encoder.tokenize(some, side), encoder.split.compute, **share)
     store.open()
     return store
@@ -116,8 +116,23 @@ def test_untrained_paradigms_share_the_output_of_all_layers_and_trained_ones_do_
     keep_states(dpr, 1, tmp_path, *given)
     assert vectors(dpr.encoder, TEXTS).requires_grad
     next(dpr.encoder.backbone.encoder.layer[-1].parameters()).data += 1  # the lower states are the same
-    assert len(dpr.encoder.keep_states(tmp_path)) == len(TEXTS)
-    assert not len(dpr.encoder.keep_states(tmp_path, outputs=True))
+    assert len(dpr.encoder.split.keep_states(tmp_path)) == len(TEXTS)
+    assert not len(dpr.encoder.split.keep_states(tmp_path, outputs=True))
+
+
+@torch.no_grad()
+def test_states_of_other_weights_are_not_read(tiny_bert, tmp_path):
+    encoder = build(tiny_bert).double().eval()
+    encoder.freeze(1)
+    round_states(encoder)
+    store = keep(encoder, tmp_path, TEXTS)
+    before = vectors(encoder, TEXTS)
+    encoder.backbone.encoder.layer[0].attention.self.value.weight.data.mul_(-2)
+    found = vectors(encoder, TEXTS)
+    encoder.split.store = None
+    assert_same(found, vectors(encoder, TEXTS))
+    assert len(store) == len(TEXTS)
+    assert float((found - before).abs().max()) > 1e-3
 
 
 def test_too_many_states_are_computed_anew_and_a_full_disk_is_told(tiny_bert, tmp_path, monkeypatch, capsys):
@@ -127,7 +142,7 @@ def test_too_many_states_are_computed_anew_and_a_full_disk_is_told(tiny_bert, tm
     rounded = vectors(encoder, TEXTS)
     given = TEXTS, partial(encoder.tokenize, side="document"), encoder.split.compute, Accelerator(cpu=True)
     monkeypatch.setattr("paradigms.encoder.frozen.MOST", 100)
-    store = encoder.keep_states(folder)
+    store = encoder.split.keep_states(folder)
     add_states(store, *given)
     assert "States are not stored, and layers run again for every text" in capsys.readouterr().out
     assert len(store) == 0

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paradigms import PARADIGMS, Paradigm, load
-from paradigms.encoder.pooling import LearnedPooling, mean_of_spans
+from paradigms.encoder.layers import LearnedPooling, mean_of_spans
 from paradigms.encoder.settings import Side
 from tests.near import assert_same
 

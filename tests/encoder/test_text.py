@@ -19,10 +19,9 @@ from transformers import (
 
 from paradigms import PARADIGMS
 from paradigms.encoder import backbone, sources
-from paradigms.encoder.cut import read_part
 from paradigms.encoder.precision import autocast
 from paradigms.encoder.text import EncoderSettings, Side, TextEncoder
-from paradigms.encoder.tokenizing import TOKENIZING
+from paradigms.encoder.tokenizing import TOKENIZING, read_part
 from tests import needs
 from tests.near import assert_same, assert_within_rounding
 from tests.saving.test_read import hidden

@@ -7,7 +7,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import repeat_kv
 
 from paradigms import Paradigm
-from paradigms.encoder import unpadded
+from paradigms.encoder import batches
 from paradigms.encoder.settings import SIDES
 from paradigms.train.loop import attend
 from tests.encoder.test_batches import build, step
@@ -93,7 +93,7 @@ def test_padding_is_not_computed(tiny_bert, augmented):
 
 
 def test_a_backbone_that_computes_something_else_is_refused(tiny_bert, monkeypatch):
-    monkeypatch.setattr(unpadded, "pad", lambda offsets, _: offsets[[0, -1]])  # no boundaries between texts
+    monkeypatch.setattr(batches, "pad", lambda offsets, _: offsets[[0, -1]])  # no boundaries between texts
     with pytest.raises(ValueError, match="attention='flash_attention_2': BertModel computes other vectors"):
         step(trained(tiny_bert, FLASH))
 

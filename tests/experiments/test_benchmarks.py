@@ -15,7 +15,7 @@ import training
 from parts import composed, stages, systems
 from training import PEER, Case, Round
 
-from paradigms.train.order import step_batches
+from paradigms.train.order import mixed_batches
 from tests import needs
 from tests.near import assert_within_rounding
 from tests.tiny import TERMS, WORDS, write_collection
@@ -126,7 +126,7 @@ def test_the_peer_does_the_same_work(
     case = Case("colbert", "no")
     ours = training.measure(settings, case, pairs)
     peer = training.measure(settings, case._replace(system=PEER), pairs)
-    batches = step_batches(len(pairs), BATCH, training.WARMUP + STEPS, seed=settings.seed)
+    batches = mixed_batches([len(pairs)], [1.0], BATCH, training.WARMUP + STEPS, seed=settings.seed)
     drawn = [pairs[n] for batch in batches for n in batch]
     assert read == [{"query": query, "document": document} for query, document in drawn]
     scale = LENGTH / training.TEMPERATURES["colbert"]

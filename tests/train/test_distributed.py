@@ -17,11 +17,11 @@ from paradigms.encoder import frozen
 from paradigms.encoder.text import Side
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
+from paradigms.train.fit import deleted_after, keep_states
 from paradigms.train.loop import TrainingSettings, train
 from paradigms.train.losses import Distillation, LossSettings, digest_of
 from paradigms.train.script import lock_output
 from paradigms.train.state import signature
-from paradigms.train.states import deleted_after, keep_states
 from tests import launch
 from tests.near import assert_same, assert_within_rounding
 from tests.tiny import built

@@ -23,15 +23,15 @@ from paradigms.core import rel
 from paradigms.data import Collection, Corpus, Problems, Run, Split
 from paradigms.encoder.text import Side
 from paradigms.train import fit as fitting
+from paradigms.train import fit as states_of
 from paradigms.train import loop
-from paradigms.train import states as states_of
 from paradigms.train.checkpoints import dev_values, kept_step, training_seconds
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
 from paradigms.train.fit import DevMeasure
 from paradigms.train.loop import Paused, TrainingSettings, train
 from paradigms.train.losses import contrastive
-from paradigms.train.order import step_batches
+from paradigms.train.order import mixed_batches
 from paradigms.train.parallel import prepare
 from tests.near import assert_same, assert_within_rounding
 from tests.tiny import TERMS, built
@@ -146,7 +146,7 @@ def test_a_step_logs_the_loss_and_the_norm_of_its_batch(tiny_bert: Path, tmp_pat
     paradigm = without_dropout(build(tiny_bert)).double()
     reference = build(tiny_bert).double().eval()
     before = weights(paradigm).clone()
-    (batch,) = step_batches(len(EXAMPLES), 4, 1, seed=0)
+    (batch,) = mixed_batches([len(EXAMPLES)], [1.0], 4, 1, seed=0)
     objective = Contrastive(reference, CORPUS, EXAMPLES).configure(settings)
     loss = objective.loss(reference, objective.collate([EXAMPLES[i] for i in batch]))
     loss.backward()

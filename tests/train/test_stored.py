@@ -9,13 +9,12 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from paradigms.train import stored
+from paradigms.train import rows as rows_module
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.loop import Paused, TrainingSettings, train
 from paradigms.train.losses import candidate_count
-from paradigms.train.order import step_batches
-from paradigms.train.rows import examples_from_rows
-from paradigms.train.stored import stored_rows
+from paradigms.train.order import mixed_batches
+from paradigms.train.rows import examples_from_rows, stored_rows
 from tests.tiny import WORDS
 from tests.train.test_loop import build, history
 
@@ -34,7 +33,7 @@ def pairs(count: int, negatives: int = 0, seed: int = 0) -> list[dict]:
 
 @pytest.mark.parametrize("negatives", [0, 2])
 def test_stored_rows_are_the_examples_of_the_rows(tmp_path: Path, monkeypatch, negatives: int):
-    monkeypatch.setattr(stored, "ROWS", 8)
+    monkeypatch.setattr(rows_module, "ROWS", 8)
     rows = pairs(50, negatives)
     corpus, examples = examples_from_rows(rows)
     file = tmp_path / "rows.jsonl"
@@ -80,7 +79,7 @@ def test_training_from_files_is_training_from_memory_and_resumes(tiny_bert: Path
 
 
 def test_a_permutation_is_that_of_64_bits(monkeypatch):
-    (batch,) = step_batches(10, 10, 1, seed=3)
+    (batch,) = mixed_batches([10], [1.0], 10, 1, seed=3)
     assert batch == torch.randperm(10, generator=torch.Generator().manual_seed(3 * 1_000_003)).tolist()
 
 
@@ -88,7 +87,8 @@ def test_a_permutation_is_that_of_64_bits(monkeypatch):
 def test_steps_repeat_no_example_in_an_epoch_and_are_the_same_in_any_number_of_processes(count, size, world):
     def batches(start: int = 0, rank: int = 0, world: int = 1) -> np.ndarray:
         share = size // world
-        return np.array(list(step_batches(count, share, 9, start=start, rank=rank, world=world, seed=3)))
+        options = {"start": start, "rank": rank, "world": world, "seed": 3}
+        return np.array(list(mixed_batches([count], [1.0], share, 9, **options)))
 
     steps = batches()
     assert steps.shape == (9, size)

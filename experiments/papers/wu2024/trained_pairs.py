@@ -35,12 +35,11 @@ from paradigms.encoder.sources import packaged
 from paradigms.evaluate import per_query
 from paradigms.generative.pairs import Pair, indexing_pairs, retrieval_pairs
 from paradigms.retrieve import Reranking
-from paradigms.train.fit import dev_measure
+from paradigms.train.fit import STATES, dev_measure
 from paradigms.train.generative import fit_pairs, training_pairs
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.parallel import by_main
 from paradigms.train.script import begin, content, keep_settings, lock_output
-from paradigms.train.states import STATES
 
 TaskResults = dict[str, list[Measured]]  # task -> measurements of each seed
 TRAINING = (  # settings of the models; a folder with models of other settings is refused
