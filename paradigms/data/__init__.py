@@ -33,7 +33,11 @@ from paradigms.data.trec import read_judgements, read_run, write_judgements, wri
 
 
 def load_collection(name: str | Path, *, documents: int | None = None) -> Collection:
-    """Load "pydocs" (or `documents` of it), "hf:owner/name[:prefix]", "irds:identifier", or a folder."""
+    """Load a collection: "pydocs", "hf:owner/name[:prefix]", "irds:identifier", or a folder.
+
+    documents: size of a fixed subset, for "pydocs" only. Problems that leave the data usable are counted in
+    `collection.problems`.
+    """
     if name == "pydocs":
         return read_pydocs(documents)
     if documents is not None:

@@ -94,8 +94,10 @@ def assemble(
     documents: (id, title, text). queries: (id, text) for all splits, or split -> stream if splits reuse ids
     for different texts. judgements: split -> (query id, document id, grade). answers: split -> query id ->
     answers; a query with answers needs no judgement. groups: query id -> group. stored: reads documents on
-    demand; without it, titles and texts stay in memory. `problems` counts repeated ids, absent ids in
-    judgements, empty texts and lone surrogates.
+    demand; without it, titles and texts stay in memory.
+
+    If an id repeats, only its first row is kept. Judgements for absent documents or queries are left out,
+    empty texts are kept, and lone surrogates are replaced. `problems` counts all of these cases.
     """
     problems = Problems() if problems is None else problems
     digest = Digest()
@@ -159,7 +161,10 @@ def some_documents(
 def checked(
     kind: str, rows: Iterable[tuple[str, ...]], problems: Problems
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield (position, row) for each row with a new id. rows: (id, title, text) or (id, text)."""
+    """Yield (position, row) for each row with a new id. rows: (id, title, text) or (id, text).
+
+    Lone surrogates are replaced. `problems` counts them, repeated ids and empty texts.
+    """
     seen: set[str] = set()
     for place, (id, *parts) in enumerate(rows):
         if id in seen:

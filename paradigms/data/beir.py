@@ -28,7 +28,10 @@ def is_beir(folder: Path) -> bool:
 
 
 def read_folder(path: str | Path) -> Collection:
-    """Read a folder in BEIR layout, with any splits in qrels/. The collection takes the folder's name."""
+    """Read a folder in BEIR layout, with any splits in qrels/. The collection takes the folder's name.
+
+    Raises FileNotFoundError if a file is missing, and ValueError, with file and line, if a line is invalid.
+    """
     folder = Path(path)
     problems = Problems()
     documents, stored = read_documents([existing(folder, "corpus.jsonl")], json_document)
@@ -44,7 +47,11 @@ def read_folder(path: str | Path) -> Collection:
 
 
 def write_folder(collection: Collection, path: str | Path) -> None:
-    """Write a collection in BEIR layout (plain .jsonl), atomically. Raises ValueError if it has answers."""
+    """Write a collection in BEIR layout (plain .jsonl), atomically.
+
+    A title that is not at the start of the text is written as `metadata.title`. Raises ValueError if the
+    collection has answers, or if two splits use an id for different queries.
+    """
     if any(split.answers for split in collection.splits.values()):
         raise ValueError(f"{collection.name} has answers, which a folder in BEIR layout cannot hold")
     with atomic_folder(path, WRITTEN) as folder:

@@ -119,7 +119,10 @@ class Corpus(Sequence[str]):
         return {self.ids[n]: self.ids[first[n]] for n in np.flatnonzero(first < np.arange(len(self)))}
 
     def first(self, id: str) -> int:
-        """Return the position of the first document with the text of document `id`."""
+        """Return the position of the first document with the text of document `id`.
+
+        Training compares documents by this position: a copy of a relevant document is relevant.
+        """
         return self.position(self.copies.get(id, id))
 
     def only(self, ids: Iterable[str]) -> "Corpus":
@@ -171,7 +174,7 @@ class Problems:
             examples.append(example)
 
     def lines(self) -> list[str]:
-        """Return one line per kind of problem."""
+        """Return one line per kind: "judgement for an absent document (left out): 12, e.g. …"."""
         return [f"{kind}: {n:,}, e.g. {'; '.join(self.examples[kind])}" for kind, n in self.counts.items()]
 
     def __bool__(self) -> bool:

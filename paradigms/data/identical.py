@@ -45,9 +45,9 @@ def without_own(run: Run, ids: Set[str], k: int | None = None) -> Run:
 
 def left_out(ids: Set[str]) -> str:
     """Return a line that reports the documents left out, or "" if there are none."""
-    return (
-        f"{len(ids):,} queries are documents themselves, which are left out of their results." if ids else ""
-    )
+    if not ids:
+        return ""
+    return f"{len(ids):,} queries are documents themselves, which are left out of their results."
 
 
 def _plain(text: str) -> str:

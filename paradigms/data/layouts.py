@@ -118,12 +118,14 @@ def is_msmarco(folder: Path) -> bool:
 def read_msmarco(folder: Path) -> Collection:
     """Read collection.tsv (id, text, and perhaps a title) and queries.<split>.tsv (id, text).
 
-    The layout is ColBERT's for MS MARCO (Nguyen et al. 2016). The code of Wu et al. 2024 (arXiv:2404.00684,
-    Table 4) uses it for NQ320K. Documents have titles if collection.tsv's first line has three columns.
+    Nguyen et al., "MS MARCO: A Human Generated MAchine Reading COmprehension Dataset", 2016. The layout is
+    ColBERT's. The code of Wu et al. 2024 (arXiv:2404.00684, Table 4) uses it for NQ320K and a subset of MS
+    MARCO's documents. Documents have titles if the first line of collection.tsv has three columns.
 
     queries.all.tsv replaces all other query files. Judgements are qrels.<split>.tsv or qrel.<split>.tsv
     (query, 0, document, grade) or triples.<split>.tsv (query, a relevant document, others); other words may
     follow the split, as in queries.dev.small.tsv. Without a split `test`, `dev` becomes `test`, as in papers.
+    Raises ValueError if a split has no judged query with a text.
     """
     folder = folder.resolve()
     names = names_in(folder)

@@ -30,7 +30,10 @@ CELL = re.compile(r'(?:^|\t)(?:"([^"]*(?:""[^"]*)*)"(?=\t|$)|([^\t]*))')  # quot
 
 
 class Lines(Sequence[str]):
-    """One `column` of the documents in plain files, whose lines begin at `offsets`, read on demand."""
+    """One `column` (`TITLE` or `TEXT`) of the documents in plain files, read on demand.
+
+    offsets: position of the first byte of each document's line, counted across all files in order.
+    """
 
     def __init__(self, paths: Sequence[Path], offsets: np.ndarray, parse: Parse, column: int):
         self._paths = paths
@@ -59,7 +62,10 @@ class Lines(Sequence[str]):
 
 
 def read_documents(paths: Sequence[Path], parse: Parse) -> tuple[Iterator[Document], Stored | None]:
-    """Stream the documents in files; return how to read them on demand afterwards, or None for a .gz."""
+    """Stream the documents in files, and return a function that reads them on demand once the stream ends.
+
+    The function is None if any file is a .gz.
+    """
     offsets = array("q")
 
     def stream() -> Iterator[Document]:
@@ -93,7 +99,7 @@ def columns(line: str, where: str, count: int, quoted: bool = False) -> list[str
     """Split a line at tabs into `count` cells, or return None for a header (`is_header`).
 
     The last cell holds any further tabs. quoted: whether cells may be quoted as in CSV; a cell with other
-    quotes is read as it is, and further tabs are an error.
+    quotes is read as it is, and further tabs are an error, as are fewer cells or a first one that is empty.
     """
     cells = line.split("\t")
     if quoted and '"' in line:

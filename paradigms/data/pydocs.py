@@ -201,7 +201,10 @@ def split_of(group: str) -> str:
 
 
 def subset(collection: Collection, documents: int) -> Collection:
-    """Choose documents by a hash of their ids, with their queries; splits keep their proportions."""
+    """Choose documents by a hash of their ids, with their queries; splits keep their proportions.
+
+    Larger subsets contain smaller ones, up to the rounding of shares to largest remainders.
+    """
     if not 0 < documents <= len(collection.corpus):
         raise ValueError(f"{collection.name} has {len(collection.corpus):,} documents, not {documents:,}")
     pairs: dict[str, list[tuple[str, str]]] = {}  # summaries and their documents

@@ -32,7 +32,10 @@ class Search(Protocol):
 
 
 def any_queries(search: Callable[..., Run]) -> Search:
-    """Let a retriever's method, whose queries are a dict, also take one text or several."""
+    """Let a retriever's method, whose queries are a dict, also take one text or several.
+
+    A result has the text that the retriever's `corpus` has for the id.
+    """
 
     @wraps(search)
     def searching(retriever: Any, queries: Any, k: int = 100, *, progress: bool = False) -> Any:

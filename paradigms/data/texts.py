@@ -68,7 +68,10 @@ def text_passages(folder: Path, problems: Problems, words: int = WORDS) -> Itera
 
 
 def sections(file: Path, name: str, problems: Problems) -> Iterator[tuple[int, str, str]]:
-    """Yield (line, title, text) of documents in JSON lines, of a PDF's pages (by number), or of a file."""
+    """Yield (line, title, text) of each document in JSON lines, of a PDF's pages, or of a whole file.
+
+    A page's line is its number. Invalid JSON lines are counted under the file's name.
+    """
     if file.name.lower().endswith(JSON_LINES):
         try:
             for number, _, title, text in json_rows(file):
@@ -174,8 +177,9 @@ def visible(folder: Path) -> set[str]:
 def json_lines(file: Path, problems: Problems) -> Iterator[Document]:
     """Yield a document for each line {"_id", "title", "text"}, plain or .gz; the text begins with its title.
 
-    Other names are IDS (by default, the line's number) and TEXTS. If an id repeats, only its first document
-    is kept. Raises ValueError, with the line, if the JSON is invalid or lacks a usable id or text.
+    The id may also be called id, docid or doc_id, and defaults to the line's number; the text may be called
+    contents, content or body. If an id repeats, only its first document is kept. Raises ValueError, with the
+    line, if the JSON is invalid or lacks a usable id or text.
     """
     rows = ((id, title, text) for _, id, title, text in json_rows(file))
     return ((id, title, text) for _, (id, title, text) in checked("document", rows, problems))
@@ -194,7 +198,10 @@ def json_rows(file: Path) -> Iterator[tuple[int, str, str, str]]:
 
 
 def read_parts(file: Path, name: str, problems: Problems) -> Iterator[tuple[int, str]]:
-    """Yield (number, text) of a PDF's pages, each one line, or (1, text); files without text are counted."""
+    """Yield (number, text) of a PDF's pages, or (1, text) of another file.
+
+    A file without text is counted under its name, with the reason. A page's text is one line.
+    """
     suffix = file.suffix.lower()
     try:
         with file.open("rb") as stream:

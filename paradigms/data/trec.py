@@ -50,8 +50,8 @@ def write_run(path: str | Path, run: Run, *, tag: str = "run") -> None:
     """Write a run atomically, best first, so that all tools rank the documents alike.
 
     Scores are written in full precision, but without ties, which tools break differently: if two scores are
-    equal in single precision, as trec_eval compares them, the better one is raised to the next float. Raises
-    ValueError if an id cannot stand in the file.
+    equal in single precision, as trec_eval compares them, the better one is raised to the next float. White
+    space in the tag is written as "-". Raises ValueError if an id cannot stand in the file.
     """
     check_ids(run, "query id")
     tag = "-".join(tag.split()) or "run"

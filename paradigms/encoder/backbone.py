@@ -44,8 +44,8 @@ without_weights = partial(switched_on, _without_weights)
 def pretrained(kind: Any, name: str | Path, **settings: Any) -> Any:
     """Call transformers' `kind.from_pretrained` for a folder or hub name, without running custom code.
 
-    Raises FileNotFoundError if the checkpoint does not exist, and ValueError, with the checkpoint's name, if
-    it cannot be read or requires custom code.
+    Every checkpoint is loaded through this function. Raises FileNotFoundError if the checkpoint does not
+    exist, and ValueError, with the checkpoint's name, if it cannot be read or requires custom code.
     """
     local = Path(name).is_dir()
     if Path(name).is_absolute() and not local:
@@ -81,7 +81,11 @@ def positions(name: str | Path) -> int | None:
 
 
 def most_positions(model: nn.Module) -> int | None:
-    """Return the number of tokens that an encoder has positions for; None means no limit."""
+    """Return the number of tokens that an encoder has positions for; None means no limit.
+
+    A table of positions that has a row for padding, as in RoBERTa and MPNet, numbers tokens from the row
+    after it.
+    """
     config: Any = model.config
     limit: int | None = getattr(config, "max_position_embeddings", None)
     tables = (part for name, part in model.named_modules() if name.endswith("position_embeddings"))
@@ -117,7 +121,8 @@ def load_model(kind: Any, name: str | Path, optional: str = "\0") -> Any:
     """Load a transformers model in float32, from safetensors only.
 
     optional: name prefix of weights that may be missing. Raises ValueError if other weights are missing or
-    pickled, and the errors of `_check_config`.
+    pickled, if the config refers to code or to larger sizes than the weights have, and for peft adapters,
+    because saving would write only the adapter.
     """
     if Path(name).is_dir():
         _check_config(Path(name))
@@ -174,8 +179,9 @@ def _check_config(folder: Path) -> None:
 def load_backbone(name: str | Path) -> Any:
     """Load a checkpoint's encoder in float32, without its pooler or any decoder.
 
-    The pooler's weights would have no gradient, which DistributedDataParallel rejects. Within `for_search`, a
-    plain BERT is read without transformers. A folder with model.onnx is opened for inference (`exported`).
+    The pooler's weights would have no gradient, which DistributedDataParallel rejects. Raises the same errors
+    as `load_model`. Within `for_search`, a plain BERT is read without transformers. A folder with model.onnx
+    is opened for inference (`exported`).
     """
     if (Path(name) / ONNX).is_file():
         from paradigms.encoder.exported import ExportedBackbone
@@ -213,7 +219,7 @@ def load_tokenizer(name: str | Path, entries: int | None = None) -> Any:
     """Load a checkpoint's tokenizer, which pads on the right and spells unknown characters in bytes.
 
     entries: number of tokens that the model embeds, by default the config's vocab_size. Raises ValueError if
-    there is no padding token, or if the tokenizer has far fewer tokens.
+    there is no padding token, or if the tokenizer has far fewer tokens, as without its files.
     """
     if _for_search.get() and entries is not None and Path(name).is_dir():
         with naming(name):
@@ -242,7 +248,10 @@ def load_tokenizer(name: str | Path, entries: int | None = None) -> Any:
 
 
 def load_heads(module: nn.Module, expected: Mapping[str, Tensor], file: Path) -> None:
-    """Load the weights outside the backbone; note the file's checksum as `heads_read`. Raises ValueError."""
+    """Load the weights outside the backbone from a file. Raises ValueError unless they match `expected`.
+
+    The module's `heads_read` is then the file's checksum.
+    """
     with naming(file):
         check_header(file)
         saved = load_file(file)

@@ -13,9 +13,12 @@ from paradigms.encoder.settings import EncoderSettings, Side
 
 
 class Encoder(nn.Module, ABC):
-    """Compute D and Q from texts, or from whatever else the encoder reads."""
+    """Compute D and Q from texts, or from whatever else the encoder reads.
 
-    settings: EncoderSettings  # of the documents' side, if the sides differ
+    settings: of the documents' side, if the sides differ.
+    """
+
+    settings: EncoderSettings
     tokenizer: Any
 
     @property
@@ -45,7 +48,10 @@ class Encoder(nn.Module, ABC):
 
     @abstractmethod
     def truncated(self, dim: int | None) -> "Encoder":
-        """Return an encoder with the same weights that keeps vectors' first `dim` coordinates, or all."""
+        """Return an encoder with the same weights that keeps the first `dim` coordinates of vectors, or all.
+
+        Raises ValueError if the vectors have fewer coordinates.
+        """
 
     @abstractmethod
     def save(self, folder: Path, *, merged: bool) -> None:

@@ -105,10 +105,11 @@ def in_parts(
     """Compute encode(batch) in the parts from `by_length`; equals one call up to rounding and dropout.
 
     axis: axis of the texts. least: a part has at most ⌈x/least⌉ texts. With more than `rows` texts, only the
-    last `rows` keep their activations; other parts are encoded again, with the same dropout, once the
-    gradients of all vectors are known: the whole batch's gradient in the memory of `rows` texts (gradient
-    caching, Gao et al. 2021, arXiv:2101.06983), in one graph for DistributedDataParallel. If `tokens` is
-    None, the number of parts depends only on the number of texts, as sharded weights require.
+    last `rows` keep their activations. The other parts are encoded again, with the same dropout, once the
+    gradients of all vectors are known. This gives the gradient of the whole batch in the memory of `rows`
+    texts (gradient caching, Gao et al. 2021, arXiv:2101.06983). All parts form one graph, so
+    DistributedDataParallel sees one forward and one backward pass. If `tokens` is None, the number of parts
+    depends only on the number of texts, as sharded weights require.
     """
     rows = len(batch) if rows is None else rows
     cached = rows < len(batch)
@@ -194,7 +195,10 @@ def takes_rows(backbone: Any) -> bool:
 
 
 def unpadded_hidden(backbone: Any, batch: Batch) -> Float[Tensor, "x l w"]:
-    """Compute the backbone's first output for tokens that are attended to; it is 0 elsewhere."""
+    """Compute the backbone's first output for tokens that are attended to; it is 0 elsewhere.
+
+    A GPU waits twice, for the lengths.
+    """
     used = batch.attention_mask.bool()
     offsets = pad(used.sum(1).cumsum(0), (1, 0)).int()
     places = used.flatten().nonzero()[:, 0]

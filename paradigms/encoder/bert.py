@@ -189,7 +189,10 @@ def fast_forward(backbone: nn.Module, precision: str) -> Forward | None:
 
 
 class Light(nn.Module):
-    """A BERT for inference only; its weights have the same names as in transformers' BertModel."""
+    """A BERT for inference only; its weights have the same names as in transformers' BertModel.
+
+    config: the fields of config.json.
+    """
 
     def __init__(self, weights: Mapping[str, Tensor], config: Any) -> None:
         super().__init__()

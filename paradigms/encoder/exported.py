@@ -17,7 +17,10 @@ OUTPUT = "last_hidden_state"
 
 
 def session(file: Path) -> Any:
-    """Open an ONNX file in ONNX Runtime, with as many threads as torch uses."""
+    """Open an ONNX file in ONNX Runtime, with as many threads as torch uses.
+
+    Raises ValueError, with the file's name, if ONNX Runtime cannot read it.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -32,7 +32,10 @@ MOST = 64 << 30  # maximum bytes of states per `LowerStates.add`, and never more
 
 
 class LowerStates:
-    """Hidden states keyed by token ids, in memory-mapped files, read while the `weights` stay the same."""
+    """Hidden states keyed by token ids, in memory-mapped files shared by processes and training runs.
+
+    weights: the weights that compute the states. After they change, no state is read.
+    """
 
     def __init__(self, folder: Path, weights: Iterable[Tensor] = ()) -> None:
         self.folder = folder
@@ -76,7 +79,10 @@ class LowerStates:
         processes: int = 1,
         progress: bool = False,
     ) -> None:
-        """Compute and store this process's share of the texts' missing states; then wait, and call `open`."""
+        """Compute and store this process's share of the texts' missing states.
+
+        Every process calls this, waits for the others, and then calls `open`.
+        """
         shards = [texts[start : start + SHARD] for start in range(0, len(texts), SHARD)]
         with progress_bar(progress and len(shards) > 1) as bar:
             batches = bar.track(ahead(tokenize, shards), total=len(shards), description="frozen layers")
@@ -106,7 +112,10 @@ class LowerStates:
     def find(
         self, batch: Batch, compute: Callable[[Batch], Tensor], weights: Iterable[Tensor] = ()
     ) -> Float[Tensor, "x l w"]:
-        """Return the states of a batch, padded with 0; `compute` computes what is missing."""
+        """Return the states of a batch, padded with 0; `compute` computes any missing states.
+
+        weights: the current weights that compute the states; training changes none of them.
+        """
         current = torch.is_grad_enabled() or state_of(weights)[1:] == self._made_by
         stored = {n: self._rows[key] for n, key in enumerate(keys(batch)) if current and key in self._rows}
         if not stored:
@@ -145,7 +154,11 @@ def open_states(
     settings: str = "",
     current_states: LowerStates | None = None,
 ) -> LowerStates:
-    """Open a module's states in a subfolder named after what makes them, unless `current_states` has them."""
+    """Open the states of a module in a subfolder named after everything that makes them.
+
+    weights: the weights that make the states, by name. current: the same weights in the module. settings:
+    other settings that change the states. current_states: returned if it holds the same states.
+    """
     fields = sorted(configuration(module).items())  # a model with adapters and its merged copy have the same
     precision = product_precision(next(module.parameters()).device)
     digest = hashlib.sha256(f"{settings} {precision} {fields}".encode())

@@ -73,7 +73,8 @@ def _matched(backbone: Any, targets: str) -> list[str]:
 def without_adapters(module: nn.Module, *, merged: bool = True) -> dict[str, Tensor]:
     """Return a module's weights, with the same names and order as in a module without adapters.
 
-    merged: add the adapter's product to W, in a copy on the CPU: the same adapters always give the same bits.
+    merged: add the adapter's product to W; otherwise, return W alone. Each layer is merged in a copy on the
+    CPU, so the module does not change and the same adapters always give the same bits.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -133,9 +134,10 @@ def mean_of_spans(
 class LearnedPooling(nn.Module):
     """v_c = m/n · Σ_r W_{c, g(r)} h_r for c < m, where token r of n has place g(r) = ⌊(r + ½) · G/n⌋.
 
-    In ConstBERT (MacAvaney et al. 2025, arXiv:2504.01818), weights belong to absolute positions in texts
-    padded to one length. Here, a text of any length is spread over G = 8 m places. W is initialised to the
-    0/1 weights of `spans`. Texts of at most m tokens keep their token states, as with spans.
+    ConstBERT (MacAvaney et al. 2025, arXiv:2504.01818) maps a document's tokens to a fixed number of vectors
+    with a linear layer. Its weights belong to absolute positions in texts padded to one length. Here, W has G
+    = 8 m places, and a text of any length is spread over the places. W is initialised to the 0/1 weights of
+    `spans`. Texts of at most m tokens keep their token states, as with spans.
     """
 
     def __init__(self, m: int) -> None:

@@ -16,15 +16,20 @@ from paradigms.encoder.weights import cached_by_weights
 
 
 def product(x: Float[Tensor, "*x w"], weight: Float[Tensor, "v w"]) -> Float[Tensor, "*x v"]:
-    """Compute x Wᵀ; without gradients, float32 weights on a CPU are reordered once, as copies."""
+    """Compute x Wᵀ.
+
+    Without gradients, float32 weights on a CPU are reordered when they are first used, and again after they
+    change. The copies take as much memory as the weights, and are freed with them.
+    """
     return _multiplied(x, _packed(weight), None) if _packs(weight) else nn.functional.linear(x, weight)
 
 
 def linears(*layers: nn.Module) -> Callable[[Float[Tensor, "*x w"]], Sequence[Float[Tensor, "*x v"]]]:
     """Return the function x ↦ outputs of all layers, each x Wᵀ + b.
 
-    Where `product` reorders weights, the function keeps the copies of the moment when it was made; layers
-    without biases are joined into one product. Other layers, such as adapters, are called.
+    Where `product` reorders weights, the function keeps the copies of the moment when it was made, and does
+    not compute gradients; layers without biases are joined into one product. Other layers, such as adapters
+    and those with hooks, are called.
     """
     first: Any = layers[0]
     if len(layers) == 1:
@@ -43,7 +48,10 @@ def linears(*layers: nn.Module) -> Callable[[Float[Tensor, "*x w"]], Sequence[Fl
 
 
 def activated_linear(weight: Tensor, bias: Tensor, *, gelu: bool = False) -> Callable[[Tensor], Tensor]:
-    """Return x ↦ x Wᵀ + b or gelu(x Wᵀ + b) for inference, which oneDNN packs and fuses on CPUs."""
+    """Return the function x ↦ x Wᵀ + b, or gelu(x Wᵀ + b), for inference with these weights.
+
+    On CPUs, oneDNN reorders float32 and bfloat16 weights once and fuses the activation.
+    """
     half = weight.dtype == torch.bfloat16
     fused = torch.ops.mkldnn._is_mkldnn_bf16_supported() if half else weight.dtype == torch.float32
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available() or not fused:

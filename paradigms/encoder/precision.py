@@ -43,7 +43,10 @@ def _native_on_cpu() -> bool:
 
 @contextmanager
 def autocast(device: torch.device, precision: str, *, copies: bool = True) -> Iterator[None]:
-    """Context in which encoders compute in `precision`. copies: whether 16-bit weights are kept in it."""
+    """Context in which encoders compute in `precision`, a key of `PRECISIONS` or "auto" (`resolved`).
+
+    copies: whether, in training, a weight's 16-bit copy is kept until the context ends.
+    """
     precision = resolved(device, precision)
     kind = PRECISIONS[precision]
     cached = None if copies else False  # None: as around
@@ -62,7 +65,10 @@ def choose_precision(precision: str) -> None:
 
 
 def resolved(device: torch.device, precision: str) -> str:
-    """Replace "auto" (see above). Raises ValueError if the name is unknown, and for fp16 on a CPU."""
+    """Replace "auto" with the precision of the context, the process or, if neither is set, the device.
+
+    Raises ValueError if the name is unknown, and for fp16 on a CPU.
+    """
     if precision == AUTO:
         around = product_precision(device) if torch.is_autocast_enabled(device.type) else _chosen.get()
         around = os.environ.get(VARIABLE, AUTO) if around == AUTO else around

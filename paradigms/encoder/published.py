@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 def as_published(backbone: str | Path, settings: EncoderSettings, fixed: Collection[str]) -> EncoderSettings:
     """Replace settings by the pooling, prompts, prefixes and lengths that a backbone's folder publishes.
 
-    Changes are logged. fixed: names of settings that keep their values. Raises ValueError if the folder names
-    an unknown pooling.
+    Without a published pooling, `default_pooling` is used. Changes are logged. fixed: names of settings that
+    keep their values. Raises ValueError if the folder names an unknown pooling.
     """
     folder = _folder(backbone)
     if folder is None:
@@ -103,7 +103,10 @@ def pooling(folder: Path) -> str:
 
 
 def prompts(config: dict[str, Any]) -> dict[str, str]:
-    """Read PyLate's prefixes, which are tokens, and the prompts of both sides; "" if there is none."""
+    """Read PyLate's prefixes, which are tokens, and the prompts of both sides; "" if there is none.
+
+    The prompt that `default_prompt_name` chooses is for texts that are neither queries nor documents.
+    """
     named = config.get("prompts") or {}
     read: dict[str, str] = {}
     for side, names in (("query", ("query",)), ("document", DOCUMENTS)):

@@ -125,7 +125,10 @@ class EncoderSettings:
         return self.salience != "none"
 
     def of_documents(self) -> dict[str, Any]:
-        """Return the fields that change documents' vectors with the same weights, without idle ones."""
+        """Return the fields that change documents' vectors, if the weights are the same.
+
+        A field that another one switches off is left out, such as `pooling` if no vector is pooled.
+        """
         left_out = set(self.NOT_OF_DOCUMENTS)
         if self.document_vectors not in ("first", "spans", "learned"):
             left_out.add("vectors")
@@ -141,9 +144,10 @@ class EncoderSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenSettings(EncoderSettings):
-    """Settings shared by ColBERT and XTR, so that they differ only in the alignment A and the normaliser Z.
+    """Settings shared by ColBERT and XTR, which both skip punctuation in documents.
 
-    ColBERT skips punctuation (Khattab & Zaharia 2020, §3.2); Lee et al. 2023 mention no such filter for XTR.
+    ColBERT skips punctuation (Khattab & Zaharia 2020, §3.2); Lee et al. 2023 do not mention such a filter for
+    XTR. With the same tokens, the two paradigms differ only in the alignment A and the normaliser Z.
     """
 
     skip: str = string.punctuation

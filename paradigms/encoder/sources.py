@@ -10,7 +10,7 @@ from paradigms.io.files import sha256
 
 
 class Packaged(NamedTuple):
-    """A checkpoint included in a Python package."""
+    """A checkpoint included in a Python package. original, sha256: "" if unknown."""
 
     module: str  # whose folder `model` contains the checkpoint
     distribution: str  # the package's name

@@ -111,7 +111,11 @@ class TextEncoder(Encoder):
         return short
 
     def tokenize(self, texts: Sequence[str], side: Side) -> Batch:
-        """Tokenise, pad and cut texts to the side's length; a text without tokens has an all-False mask."""
+        """Tokenise, pad and truncate texts to the side's length; texts without tokens get an all-False mask.
+
+        Raises TypeError if `texts` is a string or contains anything but strings, and ValueError if there
+        is no text or a text contains a lone surrogate.
+        """
         texts = as_sequence(texts, f"{side} texts")
         for n, text in enumerate(texts):
             check_text(text, f"{side} text {n}")
@@ -194,7 +198,10 @@ class TextEncoder(Encoder):
         return [*["[pooled]"] * self._pooled_tokens, *tokens[: self._first(side)]]
 
     def forward(self, batch: Batch, side: Side, chunk: int = 0) -> Tokens:
-        """Encode x texts: documents [1, x, l, h], queries [x, 1, l, h]. chunk: rows of `in_parts`."""
+        """Encode x texts as Tokens with axes [1, x, l, h] for documents and [x, 1, l, h] for queries.
+
+        chunk: number of texts per part with cached gradients (`batches.in_parts`); 0 = no caching.
+        """
         axis = 1 if side == "document" else 0
         device = batch.input_ids.device.type
         if device == "cpu":
@@ -254,7 +261,10 @@ class TextEncoder(Encoder):
         return self._join_pooled(pooled.unsqueeze(axis), tokens) if self._pooled_tokens else tokens
 
     def freeze(self, trained_layers: int) -> None:
-        """Train only the heads and the top `trained_layers` layers (0: all); others run without dropout."""
+        """Train only the heads and the top `trained_layers` layers; 0 trains all layers.
+
+        Frozen layers run without dropout. Raises the same errors as `split.SplitBackbone`.
+        """
         if trained_layers == (self.split.trained if self.split else 0):
             return
         if self.split is not None:
@@ -357,7 +367,10 @@ class TextEncoder(Encoder):
 
     @classmethod
     def load(cls, folder: Path) -> "TextEncoder":
-        """Load an encoder saved by `save`, as an instance of the same class."""
+        """Load an encoder saved by `save`, as an instance of the same class.
+
+        Raises FileNotFoundError if a file is missing, and ValueError if the class is not registered.
+        """
         file = folder / "encoder.json"
         heads = folder / "heads.safetensors"
         for needed in (file, folder / "backbone" / "config.json", heads):

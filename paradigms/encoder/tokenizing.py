@@ -40,7 +40,11 @@ os.register_at_fork(
 def token_rows(
     tokenizer: Any, texts: Sequence[str], length: int, *, full: bool = False
 ) -> tuple[Int[Tensor, "x l"], Int[Tensor, "x l"], Int[Tensor, "x l"]]:
-    """Tokenise, cut to `length` and pad (if `full`, to it); return ids, attention and special-token masks."""
+    """Tokenise texts; return ids, an attention mask and a mask of special tokens (including padding).
+
+    Texts are cut to `length` tokens and padded to the longest text, or to `length` if `full`, as by
+    transformers' tokenizer.
+    """
     with TOKENIZING:
         if not tokenizer.is_fast:
             rows = call_tokenizer(
@@ -68,7 +72,10 @@ def token_rows(
 
 
 def call_tokenizer(tokenizer: Any, *texts: str | Sequence[str], **options: Any) -> Any:
-    """Return tokenizer(*texts, **options), without a warning about long texts."""
+    """Return tokenizer(*texts, **options), without a warning about long texts.
+
+    A call sets the tokenizer's truncation and padding, which another thread must not use meanwhile.
+    """
     with TOKENIZING:
         return tokenizer(*texts, verbose=False, **options)
 
@@ -76,8 +83,9 @@ def call_tokenizer(tokenizer: Any, *texts: str | Sequence[str], **options: Any) 
 def beginnings(tokenizer: Any, texts: Sequence[str], length: int) -> list[str]:
     """Cut long texts so that their first `length` tokens stay the same.
 
-    A text is cut before a space between two letters or digits, if the tokenizer first splits texts at spaces:
-    then the tokens before the cut do not depend on the text after it. Other texts are not cut.
+    A text is cut before a space between two letters or digits. If the tokenizer first splits texts at spaces,
+    the tokens before the cut do not depend on the text after it. A text without such a space is not cut. With
+    other tokenizers, no text is cut.
     """
     cut = list(texts)
     characters = CHARACTERS * length
@@ -111,7 +119,10 @@ def _divides_words(tokenizer: Any) -> bool:
 
 
 def spell_in_bytes(tokenizer: Any) -> None:
-    """Encode characters outside a SentencePiece vocabulary as UTF-8 byte pieces, as mT5 was trained."""
+    """Make a tokenizer encode characters outside its SentencePiece vocabulary as UTF-8 byte pieces (mT5).
+
+    SentencePiece does this; transformers maps all such characters to the same unknown token.
+    """
     if not tokenizer.is_fast or not isinstance(tokenizer.backend_tokenizer.model, models.Unigram):
         return
     state = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
@@ -157,7 +168,10 @@ class LightTokenizer:
 
     @classmethod
     def read(cls, folder: Path) -> "LightTokenizer | None":
-        """Read the tokenizer in a folder; return None unless transformers would build the same one."""
+        """Read the tokenizer in a folder; return None unless transformers would build the same tokenizer.
+
+        transformers reads only the vocabulary in tokenizer.json, and the options in tokenizer_config.json.
+        """
         file = folder / "tokenizer.json"
         config = json_or_empty(folder / "tokenizer_config.json")
         if config.get("tokenizer_class") not in BERT or not file.is_file():

@@ -15,7 +15,11 @@ from paradigms.encoder.text import TextEncoder
 
 
 class TwoTowers(Encoder):
-    """Separate encoders for queries and documents, as in DPR (Karpukhin et al. 2020)."""
+    """Separate encoders for queries and documents, as in DPR (Karpukhin et al. 2020).
+
+    A saved pair has one folder per side. `settings` are the document encoder's; `described` returns both
+    encoders' settings. Raises ValueError if the encoders' vectors have different widths.
+    """
 
     def __init__(self, query: TextEncoder, document: TextEncoder) -> None:
         super().__init__()

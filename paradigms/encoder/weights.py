@@ -13,7 +13,10 @@ SAMPLED = 64  # values read per tensor, a few more if it is small
 
 
 class Watch:
-    """Strided tensors of any device and type, and the values of each that `state` reads."""
+    """Tensors, and the values of each that `state` reads.
+
+    tensors: strided ones of any device and type, such as `Module.parameters()`.
+    """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self.tensors = list(tensors)
@@ -26,9 +29,10 @@ class Watch:
     def state(self) -> tuple[Any, ...]:
         """Return a value that differs if a tensor was moved, or changed as a whole, by any means.
 
-        It holds each tensor's address, strides, version and equally spaced values, which show changes that
-        autograd does not see, such as through `.data` or NumPy and in fused optimizers. For the 101 weights
-        of a BERT with 6 layers, this takes 80 to 90 µs (AMD EPYC, Zen 5).
+        The state consists of each tensor's address, strides and version, and of values read from it. Changes
+        that autograd does not see, such as those through `.data` or NumPy and the steps of fused optimizers,
+        are seen if they reach one of the `SAMPLED` values of a tensor, which are equally spaced. For the 101
+        weights of a BERT with 6 layers, this takes 80 to 90 µs (AMD EPYC, Zen 5).
         """
         places = tuple(
             (w.data_ptr(), w.stride(), 0 if w.is_inference() else w._version) for w in self.tensors
@@ -44,7 +48,10 @@ def state_of(tensors: Iterable[Tensor]) -> tuple[Any, ...]:
 
 
 def cached_by_weights(make: Callable[..., Result]) -> Callable[..., Result]:
-    """Cache a function of tensors, for each first tensor, until `Watch.state` of a tensor changes."""
+    """Decorate a function of tensors to compute its result again only if `Watch.state` of a tensor changes.
+
+    One result is cached for each first tensor, and freed with it.
+    """
     results = WeakTensorKeyDictionary()  # first tensor -> (state of all, result)
 
     @wraps(make)

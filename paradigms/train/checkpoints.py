@@ -48,7 +48,10 @@ def newest_checkpoint(run: Path) -> int | None:
 
 
 def remove_checkpoints(run: Path, keep: int, last: int) -> None:
-    """Remove checkpoints except the newest `keep` at or before step `last`, and those with other files."""
+    """Remove all checkpoints, oldest first, except the newest `keep` at or before step `last`.
+
+    If a checkpoint contains files that training did not write, it is kept, and a warning names one of them.
+    """
     steps = checkpoint_steps(run)
     newest = [step for step in steps if step <= last][-keep:]
     check_locks(run / CHECKPOINTS)
@@ -93,7 +96,10 @@ def training_seconds(folder: Path) -> float:
 
 
 def kept_step(folder: Path) -> int | None:
-    """Return the number of steps that led to the state returned by `train`; None if there is no run."""
+    """Return the number of steps that led to the state returned by `train`; 0 means untrained.
+
+    Without dev queries, this is the newest checkpoint's step. Returns None if `folder` contains no run.
+    """
     progress = read_progress(folder)
     if progress is None:
         return None

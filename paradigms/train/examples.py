@@ -42,11 +42,12 @@ def build_examples(
 ) -> list[Example]:
     """Build one example per (query, relevant document) pair, with `negatives` hard negatives from `run`.
 
-    Queries with equal texts are one query, and documents with equal texts one document. A query that is
-    itself a document (`own_documents`) is not its own negative. Negatives are drawn without replacement from
-    the non-relevant documents in the first `depth` ranks, then from the corpus. suspects: detects false
-    negatives, which become neither hard nor in-batch negatives, and are counted in `problems`. teacher:
-    scores each example's documents. Raises ValueError if a pair has no score.
+    Queries with equal texts are one query, whose judgements and rankings are joined; documents with equal
+    texts are one document. A query that is itself a document (`own_documents`) is not its own negative.
+    Negatives are drawn without replacement from the non-relevant documents in the first `depth` ranks, then
+    from the corpus; the same arguments give the same result. suspects: detects false negatives by their
+    scores; these become neither hard nor in-batch negatives, and are counted in `problems`. teacher: scores
+    each example's documents. Raises ValueError if a pair has no score.
     """
     if negatives and run is None:
         raise ValueError(f"{negatives} hard negatives per query were requested, but no run to mine them from")
@@ -125,7 +126,11 @@ def _joined(run: Mapping[str, Mapping[str, float]], queries: Sequence[Query], co
 def draw(
     hard: Sequence[int], never: set[int], count: int, corpus: Corpus, rng: random.Random, query: str
 ) -> list[int]:
-    """Draw `count` positions from `hard`, then from all positions except `never` and copies."""
+    """Draw `count` positions from `hard`, then from all positions except `never` and copies.
+
+    hard, never: positions of documents that are not copies (`Corpus.first`). Raises ValueError, which names
+    the query, if the corpus has too few documents.
+    """
     positions = rng.sample(hard, min(count, len(hard)))
     different = len(corpus) - len(corpus.copies)
     if different - len(never.union(positions)) < count - len(positions):

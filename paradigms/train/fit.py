@@ -39,10 +39,11 @@ DEV_DEPTH = 10  # documents per dev query that the dev measure reranks
 
 
 class DevMeasure:
-    """Measure a paradigm by its nDCG@10 for each dev query (`dev_queries`).
+    """Measure a paradigm by its nDCG@10 for each dev query.
 
-    Candidates are the first DEV_DEPTH documents of `run` and the relevant documents. launch: processes that
-    all call the measure, and divide the queries. digest: of queries, judgements and candidates' texts.
+    Candidates are the first DEV_DEPTH documents of `run` and the relevant documents; queries are chosen by
+    hash. launch: processes that all call the measure, and divide the queries. digest: SHA-256 of the queries,
+    their judgements, and the candidates' texts.
     """
 
     def __init__(
@@ -91,7 +92,10 @@ def dev_measure(
 
 
 def training_splits(collection: Collection, seed: int, *excluded: str) -> tuple[Split, Split]:
-    """Return train and dev splits with judgements, not `excluded` (by default, test); dev may be held out."""
+    """Choose (train, dev) splits that have judgements and are not `excluded` (by default, test).
+
+    Without a dev split, a tenth of the training queries is held out.
+    """
     splits = {name: split for name, split in collection.splits.items() if name not in (excluded or ("test",))}
     judged = {name: split for name, split in splits.items() if any(split.judgements.values())}
     train = judged.get("train", Split({}, {}))
@@ -114,12 +118,14 @@ def fit(
     states: Path | None = None,
     own_negatives: bool = False,
 ) -> Encoded:
-    """Train on splits[0] and choose the best state by `DevMeasure` on `dev_count` queries of splits[1].
+    """Train on splits[0] and choose the best state by nDCG@10 on `dev_count` queries of splits[1].
 
-    runs: first-stage rankings of both splits' queries, for hard negatives and for reranking. own_negatives:
-    the model itself ranks the training queries, once before training (`mined_run`). teacher, suspects: see
-    `build_examples`. states: folder for states of frozen layers (`keep_states`), which training runs share
-    and the caller deletes; by default, a temporary folder in `folder`.
+    The dev measure is `DevMeasure`. runs: first-stage rankings of both splits' queries, for hard negatives
+    and for reranking. own_negatives: the model itself ranks the training queries, once before training
+    (`mined_run`). Without dev queries, the last state is returned. Cross-attention needs negatives.
+    teacher: provides the scores for `training.distillation`. suspects: detects hard negatives to leave out.
+    states: folder for states of frozen layers (`keep_states`), which training runs share and the caller
+    deletes; by default, a temporary folder in `folder`.
     """
     corpus = collection.corpus
     if own_negatives and not negatives:
@@ -175,7 +181,11 @@ def _texts(corpus: Corpus, examples: list[Example], dev: DevMeasure | None) -> d
 
 @contextmanager
 def deleted_after(folder: Path, accelerator: Accelerator) -> Iterator[Path]:
-    """Lock a folder for states of frozen layers, reuse what a paused run left, and delete it at the end."""
+    """Create and lock a folder for states of frozen layers, and delete it when the run ends or fails.
+
+    States left there by a killed or `Paused` run are reused. Raises BlockingIOError while another run uses
+    the folder.
+    """
     with locked_by_main(folder, accelerator):
         paused = False
         try:
@@ -202,7 +212,11 @@ def keep_states(
     accelerator: Accelerator,
     untrained: bool = False,
 ) -> None:
-    """Store the frozen layers' states of each side's texts; if `untrained`, the last layer's, too."""
+    """Freeze the paradigm, and store its frozen layers' states for each side's texts in `folder`.
+
+    States that other paradigms or runs stored there are reused. Every process calls this and sees the same
+    folder. untrained: also store the last layer's output, for a paradigm that is not trained afterwards.
+    """
     freeze(paradigm, trained_layers)
     encoder: Any = paradigm.encoder
     for side in SIDES:

@@ -49,11 +49,12 @@ Pairs = tuple[Batch, Targets] | tuple[Batch, Targets, Int[Tensor, "b n"], Float[
 class Likelihood(Objective):
     """Minus the mean over targets of Σ_tokens log p (Wu et al. 2024, Eq. 8).
 
-    With hard negatives, the softmax cross-entropy of rel (the model's ranking score) over the pair's document
-    and its negatives is added. With distillation, `Distillation.joined` instead combines the likelihood with
-    the teacher's scores times √(i/m), where the student's score is the sum over the first i tokens, averaged
-    over i. With "margin_mse", this is RIPOR's loss on prefixes (Zeng et al. 2024, arXiv:2311.09134, §3.3),
-    whose factor is 1 − 2/i, which is negative for short identifiers.
+    If pairs have hard negatives, the softmax cross-entropy over the pair's document and its negatives is
+    added, with rel under the model's ranking score. With distillation, `Distillation.joined` combines the
+    likelihood with the teacher's scores instead, averaged over prefix lengths i: the teacher's scores are
+    multiplied by √(i/m), and the student's score is the sum over the first i tokens. With "margin_mse", this
+    is RIPOR's loss on prefixes (Zeng et al. 2024, arXiv:2311.09134, §3.3), whose factor 1 − 2/i also rises
+    with falling increments, but is negative for short identifiers.
 
     corpus: documents from which NP-decoding's clusters are rebuilt every `model.settings.refresh` steps.
     """
@@ -147,7 +148,11 @@ def fit_generative(
     teacher: str = "",  # a model for `pair_scores`
     search: Callable[[dict[str, str], int], Run] | None = None,
 ) -> Generative:
-    """Train a model on pairs from splits[0] and the corpus, and choose its best state as `fit` does."""
+    """Train a model on pairs from splits[0] and the corpus, and choose its best state as `fit` does.
+
+    generated: JSON lines of generated queries (`pairs.read_generated`). negatives, teacher, search: see
+    `with_negatives`; the teacher is a model for `pair_scores`.
+    """
     problems = Problems()
     corpus = collection.corpus
     pairs = training_pairs(model, corpus, splits[0], problems, training.seed)
@@ -172,7 +177,12 @@ def fit_pairs(
     states: Path | None = None,
     problems: Problems | None = None,
 ) -> Generative:
-    """Train a model on pairs; on a CPU, a frozen encoder's states are stored (`states`, as in `fit`)."""
+    """Train a model on pairs. On a CPU, a frozen encoder's states for the sources in the training's batches
+    are stored on disk.
+
+    states: folder for these states, as in `fit`. On a GPU, nothing is stored, because encoding is faster than
+    reading. problems: problems found in the pairs, printed after the identifiers' problems.
+    """
     for report in (model.identifiers.problems, problems):
         if report:
             accelerator.print(printable(f"{model.name}: {report}"))
@@ -199,8 +209,9 @@ def with_negatives(
 ) -> list[Pair]:
     """Add to each pair `negatives` documents drawn from BM25's top `NEGATIVES_DEPTH` for its source.
 
-    Documents that any pair has with the source, and their copies, are not drawn. teacher: makes a function
-    that scores documents from the sources, keyed by number. search: BM25's, by default in this process.
+    Documents that are paired with the source in any pair, and their copies, are not drawn. teacher: receives
+    the sources, keyed by number, and returns a function that scores their documents. search: BM25's search,
+    by default in this process. Raises ValueError if the corpus has too few documents.
     """
     numbers: dict[str, int] = {}
     paired: dict[str, set[int]] = {}  # source -> its documents

@@ -21,7 +21,10 @@ ENDED = b"ended"
 
 
 class Heartbeat(threading.Thread):
-    """A thread that ends this process if another gives no signs of life; a second one exchanges the signs."""
+    """A thread that ends this process if another gives no signs of life; a second one exchanges the signs.
+
+    There are two because a call of the store never returns if the machine that has it is gone.
+    """
 
     def __init__(self) -> None:
         super().__init__(name="heartbeat", daemon=True)

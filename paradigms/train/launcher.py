@@ -31,7 +31,10 @@ ON_CPU = "two with ACCELERATE_USE_CPU=true and --config_file experiments/configs
 
 
 def check_launch(precision: str = AUTO, *, shards: bool = False) -> None:
-    """Raise SystemExit if the launcher was given what the script would not do, such as `shards`."""
+    """Raise SystemExit if the launcher of this process was given something that the script would not do.
+
+    precision: the script's setting. shards: whether the script trains shards.
+    """
     problem = wrong_processes() or ignored(precision)
     if not shards and os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
         problem = problem or "only train.py trains shards: launch this script with gpus.yaml"
@@ -92,7 +95,10 @@ def ignored(precision: str) -> str:
 
 
 def launcher_flags() -> dict[str, Any]:
-    """Return the flags given to the `accelerate launch` that started this process."""
+    """Return the flags given to the `accelerate launch` that started this process, or {} without one.
+
+    It passes only some of them on, so they are read from its command line.
+    """
     with suppress(psutil.Error):
         for parent in psutil.Process().parents():
             words = parent.cmdline()

@@ -58,7 +58,7 @@ class TrainingSettings(LossSettings, RunOptions):
     """Settings for one training run. Batch sizes are per process.
 
     A run resumes with another number of processes if their batches add up to as many examples, and with more
-    `steps`, at the learning rates of the longer run.
+    `steps`: from the resumed step on, learning rates are those of the longer run, above the rates before.
     """
 
     steps: AtLeast1 = 1000
@@ -106,12 +106,14 @@ def train(
     is returned unless an earlier state, which may be the untrained one, had a higher mean by more than the
     standard error of the last state's mean.
 
-    Every process calls this with the same arguments and sees the same folder. folder/checkpoints contains the
-    newest checkpoints, folder/best the paradigm to return, folder/history.jsonl the loss curve and the dev
-    values. A non-finite loss, a full disk or a dead process ends the run and leaves the checkpoints
-    unchanged; the same call resumes from the last intact one. On CPUs, a resumed run of one or two processes
-    gives the same losses and weights, bit for bit, as an uninterrupted run; with more, or on GPUs, sums may
-    be rounded in another order. Raises BlockingIOError while another run writes to the folder.
+    folder/checkpoints contains the newest checkpoints; the same call resumes exactly from the last intact
+    one. folder/best contains the paradigm to return, and folder/history.jsonl contains the loss curve and the
+    dev values. A non-finite loss, a full disk or a dead process ends the run and leaves the checkpoints
+    unchanged. On a CPU, a non-finite loss ends the run at once. Reading every loss would slow a GPU, so its
+    losses are checked with each log and before anything is measured or saved. Every process calls this with
+    the same arguments and sees the same folder. Raises BlockingIOError while another run writes to the
+    folder. On CPUs, a resumed run of one or two processes gives the same losses and weights, bit for bit, as
+    an uninterrupted run; with more processes, or on GPUs, sums may be rounded in another order.
     """
     if settings.workers and objective.renews:
         raise ValueError(

@@ -122,7 +122,10 @@ class Distillation:
 
 @dataclass(kw_only=True)
 class LossSettings(LossOptions):
-    """Settings of a loss. `TrainingSettings` inherits them, and `train` gives them to the objective."""
+    """Settings of a loss. `TrainingSettings` inherits them, and `train` gives them to the objective.
+
+    Values are checked when the object is made: `dataclasses.replace` makes one with changes.
+    """
 
     # whether other queries' documents are negatives, unlike in ColBERTv1 (Khattab and Zaharia 2020, §3.4)
     in_batch: bool = True
@@ -158,7 +161,10 @@ class Objective(ABC):
     renews: bool = False  # whether `prepare` changes what `collate` returns: no batch is made ahead
 
     def configure(self, settings: LossSettings) -> "Objective":
-        """Set the loss's settings, and return self. Raises ValueError if one has no effect."""
+        """Set the loss's settings, and return self. Raises ValueError if one of them would have no effect.
+
+        Also raises it if the examples cannot be distilled (`candidate_count`).
+        """
         for name in (f.name for f in fields(LossSettings) if f.name not in self.reads):
             value = getattr(settings, name)
             if value != getattr(Objective.settings, name):

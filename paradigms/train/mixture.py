@@ -40,7 +40,10 @@ class MixedExamples(Joined):
 
 
 class Mixture(Objective):
-    """The loss of one part in each step, drawn by the parts' shares; all processes draw the same part."""
+    """The loss of one part in each step, drawn by the parts' shares; all processes draw the same part.
+
+    Negatives in the batch are therefore of the query's own collection.
+    """
 
     def __init__(self, parts: Sequence[Part]) -> None:
         if not parts or any(part.share < 0 for part in parts) or not sum(part.share for part in parts):

@@ -49,8 +49,9 @@ def mine(
 ) -> Run:
     """For each query with a relevant document, find the top `depth` documents by exact search.
 
-    folder: where the documents' vectors are stored; None keeps them in memory. launch: processes that divide
-    encoding and search, and see `folder`; process 0 returns the run, the others no documents.
+    precision: precision of encoding, as in `encoder.precision`. folder: where the documents' vectors are
+    stored; None keeps them in memory. launch: processes that divide encoding and search, and see `folder`;
+    process 0 returns the run, the others no documents. Raises ValueError if the model cannot search.
     """
     relevant = (query for query, judged in split.judgements.items() if any(g > 0 for g in judged.values()))
     queries = {query: split.queries[query] for query in relevant}
@@ -62,7 +63,10 @@ def mine(
 
 @dataclass(eq=False)
 class SharedBM25(AbstractContextManager["SharedBM25"]):
-    """BM25 that one process builds when it is first used; all processes map its index and divide searches."""
+    """BM25 that one process builds when it is first used; all processes map its index and divide searches.
+
+    folder: where several processes store the index until `__exit__`; they all see it. ngrams: as in `BM25`.
+    """
 
     corpus: Corpus
     folder: Path  # where several processes store the index until `__exit__`
@@ -98,7 +102,11 @@ class SharedBM25(AbstractContextManager["SharedBM25"]):
 def mined_run(
     open_model: Callable[[], Trainable], corpus: Corpus, split: Split, folder: Path, accelerator: Accelerator
 ) -> Run:
-    """Use a model to find NEGATIVES_DEPTH documents for each query; cache the run in folder/mined.run."""
+    """Use a model to find NEGATIVES_DEPTH documents for each query; cache the run in folder/mined.run.
+
+    Every process opens the model; they divide the documents to encode and the search. Raises ValueError if
+    the model cannot search, if the file is damaged, or if it cannot hold an id.
+    """
     file = folder / "mined.run"
     place = folder / "mined"  # the documents' vectors, if several processes divide them
     check_ids([*split.queries, *corpus.ids], "id")
@@ -124,7 +132,10 @@ def mined_run(
 
 
 def score_of(scores: Run, query: str, document: str, whose: str) -> float:
-    """Look up t(q, d). Raises ValueError, which names `whose` scores, if the pair has no finite one."""
+    """Look up t(q, d). Raises ValueError if the pair has no finite score.
+
+    whose: owner of the scores, for the error message.
+    """
     score = scores.get(query, {}).get(document)
     if score is None or not math.isfinite(score):
         raise ValueError(
@@ -138,7 +149,10 @@ def score_of(scores: Run, query: str, document: str, whose: str) -> float:
 def teacher_scores(
     pairs: Sequence[tuple[str, Sequence[str]]], teacher: ScorePairs
 ) -> list[tuple[float, ...]]:
-    """Score each pair's documents (query id, document ids); the teacher gets each document once."""
+    """Score the documents of each pair (query id, document ids); the teacher gets each document once.
+
+    Raises ValueError if a document has no score.
+    """
     distinct: dict[str, dict[str, None]] = {}
     for query, documents in pairs:
         distinct.setdefault(query, {}).update(dict.fromkeys(documents))
@@ -183,7 +197,11 @@ class FalseNegatives:
 def pair_scores(
     source: str, file: Path, queries: dict[str, str], corpus: Corpus, accelerator: Accelerator
 ) -> ScorePairs:
-    """Return t from `source`: a TREC run, or a model for `loading.load`, whose scores `file` keeps."""
+    """Return t from `source`: a TREC run, or a model whose scores are stored in `file` (`scored_once`).
+
+    A model is a folder or hub name of a Hugging Face reranker or of a model that `loading.load` reads.
+    Raises FileNotFoundError if the source is neither a run nor a model.
+    """
     path = Path(source)
     if path.is_file():
         run = read_run(path)
@@ -210,7 +228,8 @@ def scored_once(
 
     load: creates the reranker; only processes with pairs to score call it. All processes call the returned
     function and split the work into chunks of whole queries, with about `pairs` pairs per chunk (None: one
-    chunk). A chunk's scores stay next to `file` until all chunks are done: an interrupted run resumes.
+    chunk). Each chunk's scores stay in a file next to `file` until all chunks are done, so that an
+    interrupted run resumes after the last complete chunk. Ids that no run can hold are refused first.
     """
     parts = file.with_suffix(".parts")
 

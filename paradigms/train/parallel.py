@@ -40,7 +40,10 @@ RERAISED = (OSError, ValueError, FloatingPointError, KeyError, SystemExit)
 
 
 def built(build: Callable[[], Model], accelerator: Accelerator) -> Model:
-    """Build a model to train on this process's device or, for shards, in the main process's host memory."""
+    """Build a model to train on this process's device or, if the launch shards it, in host memory.
+
+    Shards come from the main process, so the other processes build the backbone on the meta device.
+    """
     if not sharded():
         return build().to(accelerator.device)
     with nullcontext() if accelerator.is_main_process else without_weights():
@@ -58,8 +61,9 @@ def prepare(
     """Return (module to call in training, paradigm to save and measure), prepared for this launch.
 
     The second item is the paradigm itself or, if the launch shards it, the main process's copy without
-    weights, which `RunState.full_model` fills. Create the optimizer after this call. Settings are those of
-    `RunOptions`.
+    weights, which `RunState.full_model` fills. Create the optimizer after this call. recompute: layers store
+    only their inputs and recompute activations in the backward pass. gathered_weights,
+    adapted_weights: as in `TrainingSettings`.
     """
     for layer in paradigm.layers:
         layer.gradient_checkpointing = recompute  # type: ignore[assignment]
@@ -295,7 +299,10 @@ def check_shared(folder: Path, accelerator: Accelerator | PartialState) -> None:
 
 @contextmanager
 def locked_by_main(folder: Path, accelerator: Accelerator) -> Iterator[None]:
-    """Create and lock a folder on the main process (`io.files.locked`), and check that all see it."""
+    """Create and lock a folder on the main process, and check that all processes see it (`check_shared`).
+
+    All processes raise BlockingIOError while another run writes to the folder.
+    """
     with ExitStack() as stack:
         by_main(lambda: stack.enter_context(locked(folder, make=True)), accelerator)
         check_shared(folder, accelerator)
@@ -360,7 +367,11 @@ def waiting_at_most(time: timedelta, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def ending_all(accelerator: Accelerator, step: int) -> Iterator[None]:
-    """Convert errors of one of several processes to RuntimeError, so that the launcher ends them all."""
+    """Convert an error in one of several processes into a RuntimeError, so that the launcher ends them all.
+
+    Otherwise, the other processes would wait forever. FloatingPointError is not converted: every process
+    raises it.
+    """
     try:
         yield
     except Exception as error:

@@ -48,13 +48,15 @@ def examples_from_rows(rows: str | Path | Iterable[Any]) -> tuple[Corpus, list[E
     rows: dicts, a Hugging Face `Dataset`, or lines of JSON or of CSV with a header, as a list, an open file
     or a file's name (plain or .gz). Each row has a query (key `query`, `anchor` or `question`) and a relevant
     document (`positive`, `document` or `passage`). The keys `negative`, `negatives`, `negative_1` and so on
-    may contain hard negatives, as a text or a list of texts; a blank cell is no negative. `scores` may
-    contain a teacher's scores of the relevant document and then of each negative, as a list, an array or a
-    tensor. Documents that are relevant to a query in any row are never its in-batch negatives.
+    may contain hard negatives, as a text or a list of texts; a cell without a visible character is no
+    negative. `scores` may contain a teacher's scores of the relevant document and then of each negative, as a
+    list, an array or a tensor. Documents that are relevant to a query in any row are never its in-batch
+    negatives.
 
-    Raises ValueError, naming the row (counted from 1, without the header), if a key is missing or unknown, a
-    query or relevant document blank, a relevant document among the query's negatives, or the number of finite
-    scores wrong. Raises TypeError if a text is not a string.
+    Raises ValueError, naming the row (counted from 1, without the header), if a key is missing, if another
+    key begins with `negative`, if a query or relevant document is blank, if a relevant document is among the
+    query's negatives, or if the row does not have one finite score per document. Raises TypeError if a text
+    is not a string.
     """
     places: dict[str, int] = {}
     parsed: list[tuple[Row, list[int]]] = []
@@ -214,7 +216,8 @@ def stored_rows(rows: str | Path | Iterable[Any], folder: str | Path) -> tuple[S
 
     rows: a file's name, a Hugging Face `Dataset` or a list: they are read twice. Files that were made of the
     same file are used again. Queries and documents are told apart by 8 bytes of a hash. Making the files
-    takes about 100 bytes of memory per row. Raises FileExistsError if the folder contains anything else.
+    takes about 100 bytes of memory per row; reading them takes none that grows. Raises the errors of
+    `examples_from_rows`, and FileExistsError if the folder contains anything else.
     """
     if isinstance(rows, Iterator):
         raise TypeError("rows are read twice: give a file's name, a Dataset or a list")

@@ -40,9 +40,10 @@ BEFORE_RESULTS = {"config.json", "environment.json", "wandb", STATES}  # left by
 def begin(settings: Any) -> tuple[Accelerator, Console]:
     """Check a script's settings and lock its output folder; return the accelerator and a console.
 
-    settings: an object with the fields output, precision and, optionally, tracker, collection(s), backbone.
-    Only the main process's console prints. Raises SystemExit if another run has locked the folder, or if a
-    setting names something that does not exist or that this machine lacks.
+    settings: an object with the fields output, precision and, optionally, tracker. Precision "auto" is bf16
+    if the hardware multiplies it natively. Only the main process's console prints. Raises SystemExit if
+    another run has locked the folder, if precision is fp16 on a CPU, or if the launch needs GPUs that are
+    missing. If the collection or backbone does not exist, SystemExit is raised before the folder is created.
     """
     check_names(settings)
     folder = Path(settings.output)
@@ -84,7 +85,9 @@ def keep_settings(settings: dict[str, Any], folder: Path, free: Names[str]) -> N
 
     A setting that names a file, folder or collection may have another value if its `content`, or the
     collection's "fingerprint", is the same. A content that config.json lacks, such as that of a checkpoint
-    which was downloaded later, is not compared. free: names of settings that may differ.
+    which was downloaded later, is not compared. free: names of settings that may differ. Another setting that
+    one side lacks, because it was introduced later or has been removed, counts as different only if its value
+    on the other side is true or non-empty.
     """
     file = folder / "config.json"
     if file.is_file() and any(entry.name not in BEFORE_RESULTS for entry in folder.iterdir()):
@@ -117,7 +120,10 @@ def checksum(path: Path) -> str:
 
 
 def content(**paths: str) -> dict[str, str]:
-    """Return the checksum of each file or folder, and the commit of each cached checkpoint of the hub."""
+    """Return what identifies the given files, folders and checkpoints of the hub; missing ones have nothing.
+
+    This is the checksum of a file or folder, and the commit of a checkpoint of the hub in the local cache.
+    """
     contents = {}
     for name, path in paths.items():
         if not path:
@@ -178,7 +184,11 @@ def lock_output(folder: Path, accelerator: Accelerator) -> None:
 
 
 def start_wandb(accelerator: Accelerator, settings: dict[str, Any], folder: Path) -> None:
-    """Join the results folder's W&B run without prompts, offline if the server cannot be reached."""
+    """Join the results folder's W&B run without prompts.
+
+    W&B writes only below the folder. It logs offline, and a line is printed, if there is neither a key nor
+    WANDB_MODE, or if the server does not answer within 15 s.
+    """
     import wandb
 
     file = folder / "wandb" / "run-id.txt"  # one W&B run per folder, over all interruptions

@@ -50,8 +50,9 @@ _moved: WeakKeyDictionary[Trainable, tuple[Path, tuple[Any, ...], str]] = WeakKe
 def start_of(paradigm: Trainable, folder: Path) -> str:
     """Return a checksum of the weights with which a run in `folder` begins, as far as they come from files.
 
-    Heads and adapters that are drawn at random are left out: a checkpoint replaces them. A model that an
-    interrupted run in the same folder has left counts as the model with which it began.
+    Heads and adapters that are drawn at random are left out: without a seed, each process draws others, and
+    a checkpoint replaces them. A model that an interrupted run in the same folder has left counts as the
+    model with which it began.
     """
     last = _moved.get(paradigm)
     if last is not None and last[:2] == _folder_and_values(paradigm, folder):
@@ -122,7 +123,10 @@ class RunState:
         return isinstance(self.paradigm, FSDPModule)
 
     def full_model(self) -> Trainable:
-        """Return the paradigm with all weights, of shards on the main process's CPU (`empty` frees them)."""
+        """Return the paradigm with all weights, on the main process's CPU. Every process calls this.
+
+        Of shards, `empty` frees them again.
+        """
         if self.shards:
             weights = {}
             for name, weight in self.paradigm.named_parameters():
