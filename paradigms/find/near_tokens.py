@@ -14,30 +14,21 @@ import torch
 from torch import Tensor
 
 from paradigms.core import Tokens
-from paradigms.find.nearest import Factory, Nearest
+from paradigms.find.nearest import Nearest, NearestFile
 from paradigms.find.ranking import Ranked, from_tokens
 from paradigms.find.scan import Exact
 from paradigms.recipe import Recipe
 from paradigms.store.build import Advance
 from paradigms.store.columns import Writer
-from paradigms.store.kind import Derived
 from paradigms.store.store import Store
 
 
-@dataclass(frozen=True)
-class TokenFile(Derived):
-    """A FAISS file with all token vectors. factory, seed: see `nearest.Factory`."""
-
-    factory: str = ""
-    seed: int = 0
-
-    def check(self, dim: int) -> None:
-        Factory(self.factory).check(dim)
+class TokenFile(NearestFile):
+    """A FAISS file with all token vectors."""
 
     def write(self, writer: Writer, store: Store, anew: bool) -> None:
         vectors = store.columns["vectors"]
-        factory = Factory(self.factory, self.seed)
-        factory.write(writer, len(vectors), lambda rows: vectors[rows].astype(np.float32), anew)
+        self.write_vectors(writer, len(vectors), lambda rows: vectors[rows].astype(np.float32), anew)
 
     def open(self, store: Store) -> Nearest:
         return Nearest(store.files, (int(store.offsets[-1]), store.dim))

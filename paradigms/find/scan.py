@@ -22,7 +22,6 @@ from paradigms.store.store import Store
 
 IN_PLACE = 1 << 20  # tokens per block of documents when stored vectors are read in place
 TOKEN_BLOCK = 1 << 18  # document tokens that a token search reads at once
-GROUP = 8  # similarities per group; a token search compares the groups' maxima first
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Exact:
                 S = part @ block.T
                 if dead is not None:
                     S.masked_fill_(dead[start : start + TOKEN_BLOCK].to(S.device), -torch.inf)
-                new, places = _largest(S, min(count, len(block)))
+                new, places = S.topk(min(count, len(block)), sorted=False)
                 scores, tokens = torch.cat([scores, new], 1), torch.cat([tokens, places + start], 1)
                 scores, places_of_best = scores.topk(min(count, scores.shape[1]), sorted=False)
                 top[n] = scores, tokens.gather(1, places_of_best)
@@ -102,19 +101,3 @@ def _in_place(store: Store) -> list[np.ndarray]:
     rows = store.with_tokens()
     cuts = np.searchsorted(store.offsets[rows], range(IN_PLACE, int(store.offsets[-1]), IN_PLACE))
     return [block for block in np.split(rows, cuts) if len(block)]
-
-
-def _largest(S: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Compute S.topk(k) along rows, unordered, by searching only the k groups with the largest maxima."""
-    groups = S.shape[1] // GROUP
-    if groups <= k:
-        return S.topk(k, sorted=False)
-    grouped = groups * GROUP
-    device = S.device
-    maxima = S[:, :grouped].view(-1, GROUP, groups).amax(1)
-    chosen = maxima.topk(k, sorted=False).indices[:, None, :]
-    members = (chosen + torch.arange(GROUP, device=device)[:, None] * groups).flatten(1)
-    rest = torch.arange(grouped, S.shape[1], device=device).expand(len(S), -1)
-    members = torch.cat([members, rest], 1)
-    values, best_places = S.gather(1, members).topk(k, sorted=False)
-    return values, members.gather(1, best_places)
