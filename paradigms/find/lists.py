@@ -33,9 +33,9 @@ import torch
 from torch import Tensor
 
 from paradigms.core import Tokens
-from paradigms.find.ranking import Ranked, from_tokens, scanned, scores, top_documents
+from paradigms.find.ranking import Queries, Ranked, from_tokens, scanned, scores, top_documents
 from paradigms.recipe import Recipe
-from paradigms.scoring.stored import PackedQueries, Scanned, divided
+from paradigms.scoring.stored import EMPTY, PackedQueries, Scanned, divided
 from paradigms.scoring.threads import shared
 from paradigms.store.build import Advance
 from paradigms.store.columns import Files, Writer
@@ -52,10 +52,6 @@ BOUNDED = 16  # documents per candidate that are scored from their listed tokens
 UNLISTED = 1 << 20  # maximum number of tokens outside the lists after an addition: about 1 ms per search
 ENTRIES, BEGINS = "entries.bin", "begins.bin"
 SORTED = 1 << 27  # entries sorted in memory at once
-
-
-NONE = np.zeros(0, np.float32)
-NONE.setflags(write=False)
 
 
 class OpenLists(NamedTuple):
@@ -144,9 +140,7 @@ class Probing:
     def exhaustive(self, store: Store) -> "Probing":
         return Probing(len(store.codec.packed), REFINED * len(store))
 
-    def search(
-        self, store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance
-    ) -> Ranked:
+    def search(self, store: Store, recipe: Recipe, parts: Queries, k: int, advance: Advance) -> Ranked:
         candidates = max(k, self.candidates or max(CANDIDATES, EACH * k))
         imputes = recipe.search == "impute"
         if imputes and recipe.search_tokens <= SMALL:
@@ -217,7 +211,9 @@ def _probe(store: Store, packed: PackedQueries, probes: int, k: int) -> ProbedLi
     # Standard deviation of the products of residuals, whose spread is σ, with a query token.
     noise = np.linalg.norm(packed.vectors, axis=1).astype(np.float32)
     loops.select(query.centroid_products, store.once(list_sizes), probes, k, noise, least, missing)
-    tokens, lists = loops.probed(query.centroid_products, least)
+    lists, tokens = np.divmod(np.flatnonzero(query.centroid_products[:, :count] >= least), count)
+    order = np.lexsort((-query.centroid_products[lists, tokens], tokens))
+    lists, tokens = lists[order], tokens[order]
     chosen = np.zeros(len(query.centroid_products), np.bool_)
     chosen[lists] = True
     return ProbedLists(tokens, lists, chosen, least, missing)
@@ -266,7 +262,7 @@ def _f(
     width = packed.vectors.shape[1]
 
     def probe(part: slice) -> None:
-        documents = kernels.Documents(starts[part], stops[part], NONE)
+        documents = kernels.Documents(starts[part], stops[part], EMPTY)
         kernels.probe(read.tokens, packed.query, documents, width, chosen, maxima[part])
 
     divided(probe, len(rows), int((stops - starts).sum()) // 4)
@@ -314,7 +310,7 @@ def _coarse(store: Store) -> Scanned:
     return store.codec.scanned(store.columns, store.offsets, coarse=True)
 
 
-def _each(parts: Sequence[Tokens], advance: Advance, search: Callable[[Tokens], dict[str, float]]) -> Ranked:
+def _each(parts: Queries, advance: Advance, search: Callable[[Tokens], dict[str, float]]) -> Ranked:
     """Call `search` for each query without its padding, in parallel if there are enough queries."""
 
     def one(query: Tokens) -> dict[str, float]:

@@ -104,33 +104,12 @@ def blurred(histogram, count, spread):
 
 @no_type_check
 @cached_njit(nogil=True)
-def probed(similarities, least):
-    """Return the query tokens j and lists c of all pairs with similarities[c, j] ≥ least[j].
-
-    The pairs are sorted by token, then by descending similarity.
-    """
-    tokens = [0][:0]
-    lists = [0][:0]
-    values = [np.float32(0)][:0]
-    for c in range(similarities.shape[0]):
-        for j in range(least.shape[0]):
-            if similarities[c, j] >= least[j]:
-                tokens.append(j)
-                lists.append(c)
-                values.append(similarities[c, j])
-    order = np.argsort(-np.array(values), kind="mergesort")
-    order = order[np.argsort(np.array(tokens)[order], kind="mergesort")]
-    return np.array(tokens)[order], np.array(lists)[order]
-
-
-@no_type_check
-@cached_njit(nogil=True)
 def bound(similarities, least, weights, tokens, lists, begins, ends, entries, alive, state, documents):
     """bound(d) = Σⱼ weights[j] max(0, max_c similarities[c, j] − least[j]) for each document d in a list.
 
     c runs over the lists that contain d and that token j probes.
 
-    tokens, lists: the pairs (j, c) in the order of `probed`. begins, ends: range of each pair's list in
+    tokens, lists: the pairs (j, c) with j ascending. begins, ends: range of each pair's list in
     `entries`. alive: False for deleted documents, which have no bound. state: [documents, 2], initially 0;
     state[d, 0] is set to the bound. documents: output. Returns the number of documents with a bound.
     """

@@ -6,16 +6,15 @@ retrieved similarities by `impute.imputed_rel` (Lee et al. 2023, Eq. 4). Both ar
 and k' is the total number of tokens. Inverted lists and flat indexes give the same results for the same seed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from paradigms.core import Tokens
 from paradigms.find.nearest import Nearest, NearestFile
-from paradigms.find.ranking import Ranked, from_tokens
+from paradigms.find.ranking import Queries, Ranked, from_tokens
 from paradigms.find.scan import Exact
 from paradigms.recipe import Recipe
 from paradigms.store.build import Advance
@@ -47,9 +46,7 @@ class NearTokens:
     def exhaustive(self, store: Store) -> Exact:
         return Exact()
 
-    def search(
-        self, store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance
-    ) -> Ranked:
+    def search(self, store: Store, recipe: Recipe, parts: Queries, k: int, advance: Advance) -> Ranked:
         return from_tokens(store, recipe, parts, k, advance, self.token_search)
 
     def token_search(self, store: Store, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:

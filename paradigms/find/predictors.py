@@ -5,7 +5,7 @@ features predicts MaxSim (`paradigms.lemur`). The documents with the largest inn
 all their tokens: by `core.rel` or, if the paradigm imputes, as in reranking.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
 from functools import cached_property
 from typing import Annotated, NamedTuple
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paradigms.core import Tokens
 from paradigms.find.nearest import FLAT, Nearest, NearestFile
-from paradigms.find.ranking import Ranked, scores, top_documents
+from paradigms.find.ranking import Queries, Ranked, scores, top_documents
 from paradigms.find.scan import Exact
 from paradigms.io.checks import Range
 from paradigms.lemur import SAMPLE, TARGETS, TOKENS, Features, Regression, fit_features, token_maxima
@@ -149,9 +149,7 @@ class NearDocuments:
         encoded = vectors.queries(queries.map(lambda t: t.cpu())).numpy()
         return vectors.nearest(encoded, min(k, len(rows)), hidden if hidden.any() else None, self.probes)
 
-    def search(
-        self, store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance
-    ) -> Ranked:
+    def search(self, store: Store, recipe: Recipe, parts: Queries, k: int, advance: Advance) -> Ranked:
         ranked = []
         for queries in parts:
             _, candidates = self.nearest(store, queries, max(k, self.candidates or max(CANDIDATES, EACH * k)))

@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paradigms.core import Tokens
 from paradigms.find import ranking
-from paradigms.find.ranking import LARGE_SIZES, Ranked, decoded, from_tokens, keys, scanned, top_documents
+from paradigms.find.ranking import Queries, Ranked, decoded, from_tokens, keys, scanned, top_documents
 from paradigms.recipe import Recipe
 from paradigms.scoring.stored import compiled, score, slices
 from paradigms.store.build import Advance
@@ -28,9 +27,7 @@ TOKEN_BLOCK = 1 << 18  # document tokens that a token search reads at once
 class Exact:
     """Exhaustive search of any store whose codec keeps vectors."""
 
-    def search(
-        self, store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance
-    ) -> Ranked:
+    def search(self, store: Store, recipe: Recipe, parts: Queries, k: int, advance: Advance) -> Ranked:
         search = _imputed if recipe.search == "impute" else _gathered
         return search(store, recipe, parts, k, advance)
 
@@ -42,7 +39,7 @@ class Exact:
         stored = store.columns["vectors"]
         count = min(k, store.living_tokens)
         dead = None if store.dead is None else torch.from_numpy(store.dead)
-        _, cells = ranking.SIZES.get(vectors.device.type, LARGE_SIZES)
+        _, cells = ranking.SIZES.get(vectors.device.type, ranking.LARGE_SIZES)
         slices = vectors.split(max(1, 16 * cells // max(1, min(TOKEN_BLOCK, len(stored)))))
         top = [(v.new_zeros((len(v), 0)), v.new_zeros((len(v), 0)).long()) for v in slices]
         for start in range(0, len(stored), TOKEN_BLOCK):
@@ -58,13 +55,13 @@ class Exact:
         return torch.cat([s for s, _ in top]), torch.cat([t for _, t in top])
 
 
-def _gathered(store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance) -> Ranked:
+def _gathered(store: Store, recipe: Recipe, parts: Queries, k: int, advance: Advance) -> Ranked:
     """Score all documents by `core.rel`, keeping one block's scores for one batch of queries in memory."""
     device = parts[0].mask.device
     total = sum(len(queries.mask) for queries in parts)
     read = scanned(store, device) if compiled(recipe) else None
     packed = [read.packed(piece) for queries in parts for piece in slices(queries)] if read else []
-    limit, _ = ranking.SIZES.get(device.type, LARGE_SIZES)
+    limit, _ = ranking.SIZES.get(device.type, ranking.LARGE_SIZES)
     queries: Sequence[Any] = packed or parts
     top: dict[int, Tensor] = {}  # index of a part of the queries → its k best keys so far
     for block in _in_place(store) if read else store.blocks(limit):
@@ -81,7 +78,7 @@ def _gathered(store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, adv
     return [decoded(store, row) for piece in top.values() for row in piece]
 
 
-def _imputed(store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance) -> Ranked:
+def _imputed(store: Store, recipe: Recipe, parts: Queries, k: int, advance: Advance) -> Ranked:
     """Score by `impute.imputed_rel`, with one pass over the stored vectors per slice of queries."""
     read = scanned(store, parts[0].mask.device) if compiled(recipe) else None
     if not read:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 NORMALISERS = ("one", "query_tokens", "document_tokens", "total", "retrieved")  # position = number in kernels
 PIECES = 4  # pieces of work per thread, so that no thread waits long for another
 NOTHING = np.zeros((1, 0), np.float32)
+EMPTY = NOTHING[0]
+EMPTY.setflags(write=False)  # like memory-mapped files, so that numba compiles only one type
 PACKED = 1 << 20  # bytes of queries scored together, so that they stay in the cache
 
 
@@ -121,12 +123,10 @@ class Scanned:
         fields: Mapping[str, np.ndarray],
         codes: Codes | None = None,
     ) -> None:
-        none = np.zeros(0, np.float32)
-        none.setflags(write=False)
         self.tokens = tokens
         self.offsets = offsets
         self.codes = codes
-        self.salience = np.asarray(fields.get("salience", none))
+        self.salience = np.asarray(fields.get("salience", EMPTY))
         self.ids = np.asarray(fields["ids"]) if "ids" in fields else None
 
     def packed(self, queries: Tokens) -> PackedQueries:
