@@ -11,7 +11,6 @@ reranking scores them −∞. Queries without tokens return no documents. The ca
 (`torch.set_num_threads`).
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol, runtime_checkable
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from paradigms.core import Tokens
 from paradigms.find import recall
-from paradigms.find.ranking import Ranked, scores, top_documents
+from paradigms.find.ranking import Queries, Ranked, scores, top_documents
 from paradigms.recipe import Recipe
 from paradigms.store.build import Advance
 from paradigms.store.columns import DEFECTS, MANIFEST
@@ -33,9 +32,7 @@ from paradigms.store.store import Store
 class Finder(Protocol):
     """A search algorithm: a frozen dataclass whose fields trade speed for recall."""
 
-    def search(
-        self, store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance
-    ) -> Ranked:
+    def search(self, store: Store, recipe: Recipe, parts: Queries, k: int, advance: Advance) -> Ranked:
         """Return the k best documents for each query, best first.
 
         store: a store with at least one token. parts: queries [b, 1, j, h] in float32. advance: callback that
@@ -194,10 +191,9 @@ class Index:
         if queries.salience is not None:
             checks["salience values"] = queries.vectors * queries.salience[..., None]
         for name, values in checks.items():
-            flat = values.flatten()
-            if not math.isfinite(flat.dot(flat)):
-                finite = values.square().sum(-1).isfinite() | ~queries.mask
-                if bad := (~finite).flatten(1).any(1).nonzero().flatten().tolist():
-                    where = f"query {bad[0]} of {len(finite)}"
-                    raise ValueError(f"{where} has {name} that are not finite, or too large")
+            finite = values.square().sum(-1).isfinite() | ~queries.mask
+            if not finite.all():
+                first = int((~finite).flatten(1).any(1).nonzero()[0])
+                where = f"query {first} of {len(finite)}"
+                raise ValueError(f"{where} has {name} that are not finite, or too large")
         return queries

@@ -33,10 +33,10 @@ import torch
 from torch import Tensor
 
 from paradigms.core import Tokens
-from paradigms.find.ranking import Ranked, from_tokens, scanned, scores, top_documents
+from paradigms.find.ranking import Queries, Ranked, from_tokens, scanned, scores, top_documents
 from paradigms.recipe import Recipe
-from paradigms.scoring.stored import PackedQueries, Scanned, divided
-from paradigms.scoring.threads import shared, worth
+from paradigms.scoring.stored import EMPTY, PackedQueries, Scanned, divided
+from paradigms.scoring.threads import shared
 from paradigms.store.build import Advance
 from paradigms.store.columns import Files, Writer
 from paradigms.store.kind import Derived
@@ -52,10 +52,6 @@ BOUNDED = 16  # documents per candidate that are scored from their listed tokens
 UNLISTED = 1 << 20  # maximum number of tokens outside the lists after an addition: about 1 ms per search
 ENTRIES, BEGINS = "entries.bin", "begins.bin"
 SORTED = 1 << 27  # entries sorted in memory at once
-
-
-NONE = np.zeros(0, np.float32)
-NONE.setflags(write=False)
 
 
 class OpenLists(NamedTuple):
@@ -144,9 +140,7 @@ class Probing:
     def exhaustive(self, store: Store) -> "Probing":
         return Probing(len(store.codec.packed), REFINED * len(store))
 
-    def search(
-        self, store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance
-    ) -> Ranked:
+    def search(self, store: Store, recipe: Recipe, parts: Queries, k: int, advance: Advance) -> Ranked:
         candidates = max(k, self.candidates or max(CANDIDATES, EACH * k))
         imputes = recipe.search == "impute"
         if imputes and recipe.search_tokens <= SMALL:
@@ -217,7 +211,9 @@ def _probe(store: Store, packed: PackedQueries, probes: int, k: int) -> ProbedLi
     # Standard deviation of the products of residuals, whose spread is σ, with a query token.
     noise = np.linalg.norm(packed.vectors, axis=1).astype(np.float32)
     loops.select(query.centroid_products, store.once(list_sizes), probes, k, noise, least, missing)
-    tokens, lists = loops.probed(query.centroid_products, least)
+    lists, tokens = np.divmod(np.flatnonzero(query.centroid_products[:, :count] >= least), count)
+    order = np.lexsort((-query.centroid_products[lists, tokens], tokens))
+    lists, tokens = lists[order], tokens[order]
     chosen = np.zeros(len(query.centroid_products), np.bool_)
     chosen[lists] = True
     return ProbedLists(tokens, lists, chosen, least, missing)
@@ -226,7 +222,7 @@ def _probe(store: Store, packed: PackedQueries, probes: int, k: int) -> ProbedLi
 def _bounded(store: Store, packed: PackedQueries, probed: ProbedLists, limit: int) -> np.ndarray:
     """Return, in ascending order, the `limit` documents with the largest bounds.
 
-    Bounds are weighted by the query's salience, if any. Each thread has documents of its own.
+    Bounds are weighted by the query's salience, if any.
     """
     from paradigms.find import loops
 
@@ -234,36 +230,21 @@ def _bounded(store: Store, packed: PackedQueries, probed: ProbedLists, limit: in
     lists: OpenLists = store.derived
     begins = lists.begins[probed.lists]
     ends = lists.begins[probed.lists + 1]
-    unlisted = int(store.offsets[-1]) - len(lists.entries)
-    threads = worth((int((ends - begins).sum()) + unlisted) // 4)  # entries are read faster than codes
     documents = len(store.living)
-    edges = [documents * n // threads for n in range(threads + 1)]
-    cuts = np.empty((threads + 1, len(begins)), np.int64)  # where each thread's documents begin in each list
-    for n, document in enumerate(edges):
-        loops.cut(lists.entries, begins, ends, document, cuts[n])
-    cuts[0] = begins
-    cuts[threads] = ends
+    # Removed until it is cleared again, so that an interrupted search cannot leave a dirty state.
+    state = lists.states.__dict__.pop("state", None)
+    if state is None:
+        state = np.zeros((documents, 2), np.float32)
+    most = int((ends - begins).sum()) + documents - lists.first
+    rows = np.empty(min(documents, most), np.int64)
     similarities = query.centroid_products, probed.least, query.weights
-
-    def bound(n: int) -> tuple[np.ndarray, np.ndarray]:
-        # Removed until it is cleared again, so that an interrupted search cannot leave a dirty state.
-        state = lists.states.__dict__.pop("state", None)
-        if state is None:
-            state = np.zeros((documents, 2), np.float32)
-        first = max(lists.first, edges[n])
-        most = int(np.maximum(cuts[n + 1] - cuts[n], 0).sum()) + max(0, edges[n + 1] - first)
-        rows = np.empty(min(documents, most), np.int64)
-        ranges = probed.tokens, probed.lists, cuts[n], cuts[n + 1], lists.entries
-        count = loops.bound(*similarities, *ranges, store.living[: lists.first], state, rows)
-        tail = probed.chosen, store.columns["centroids"], store.offsets, first, edges[n + 1], store.living
-        count = loops.bound_unlisted(*similarities, *tail, state, rows, count)
-        best_rows = loops.largest(rows[:count], state, limit)
-        lists.states.state = state
-        return best_rows
-
-    parts = shared(bound, range(threads), threads)
-    rows, bounds = (np.concatenate(values) for values in zip(*parts, strict=True))
-    return np.unique(_largest(rows, bounds, limit))
+    pairs = probed.tokens, probed.lists, begins, ends, lists.entries
+    count = loops.bound(*similarities, *pairs, store.living[: lists.first], state, rows)
+    tail = probed.chosen, store.columns["centroids"], store.offsets, lists.first, store.living
+    count = loops.bound_unlisted(*similarities, *tail, state, rows, count)
+    rows, bounds = loops.largest(rows[:count], state, limit)
+    lists.states.state = state
+    return _largest(rows, bounds, limit)
 
 
 def _f(
@@ -281,7 +262,7 @@ def _f(
     width = packed.vectors.shape[1]
 
     def probe(part: slice) -> None:
-        documents = kernels.Documents(starts[part], stops[part], NONE)
+        documents = kernels.Documents(starts[part], stops[part], EMPTY)
         kernels.probe(read.tokens, packed.query, documents, width, chosen, maxima[part])
 
     divided(probe, len(rows), int((stops - starts).sum()) // 4)
@@ -329,7 +310,7 @@ def _coarse(store: Store) -> Scanned:
     return store.codec.scanned(store.columns, store.offsets, coarse=True)
 
 
-def _each(parts: Sequence[Tokens], advance: Advance, search: Callable[[Tokens], dict[str, float]]) -> Ranked:
+def _each(parts: Queries, advance: Advance, search: Callable[[Tokens], dict[str, float]]) -> Ranked:
     """Call `search` for each query without its padding, in parallel if there are enough queries."""
 
     def one(query: Tokens) -> dict[str, float]:

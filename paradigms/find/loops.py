@@ -104,33 +104,12 @@ def blurred(histogram, count, spread):
 
 @no_type_check
 @cached_njit(nogil=True)
-def probed(similarities, least):
-    """Return the query tokens j and lists c of all pairs with similarities[c, j] ≥ least[j].
-
-    The pairs are sorted by token, then by descending similarity.
-    """
-    tokens = [0][:0]
-    lists = [0][:0]
-    values = [np.float32(0)][:0]
-    for c in range(similarities.shape[0]):
-        for j in range(least.shape[0]):
-            if similarities[c, j] >= least[j]:
-                tokens.append(j)
-                lists.append(c)
-                values.append(similarities[c, j])
-    order = np.argsort(-np.array(values), kind="mergesort")
-    order = order[np.argsort(np.array(tokens)[order], kind="mergesort")]
-    return np.array(tokens)[order], np.array(lists)[order]
-
-
-@no_type_check
-@cached_njit(nogil=True)
 def bound(similarities, least, weights, tokens, lists, begins, ends, entries, alive, state, documents):
     """bound(d) = Σⱼ weights[j] max(0, max_c similarities[c, j] − least[j]) for each document d in a list.
 
     c runs over the lists that contain d and that token j probes.
 
-    tokens, lists: the pairs (j, c) in the order of `probed`. begins, ends: range of each pair's list in
+    tokens, lists: the pairs (j, c) with j ascending. begins, ends: range of each pair's list in
     `entries`. alive: False for deleted documents, which have no bound. state: [documents, 2], initially 0;
     state[d, 0] is set to the bound. documents: output. Returns the number of documents with a bound.
     """
@@ -155,14 +134,14 @@ def bound(similarities, least, weights, tokens, lists, begins, ends, entries, al
 @no_type_check
 @cached_njit(nogil=True)
 def bound_unlisted(
-    similarities, least, weights, chosen, centroids, offsets, first, stop, alive, state, documents, met
+    similarities, least, weights, chosen, centroids, offsets, first, alive, state, documents, met
 ):
-    """Extend `bound` to the documents `first` to `stop`, whose tokens are not in the lists yet.
+    """Extend `bound` to the documents from `first` on, whose tokens are not in the lists yet.
 
     chosen[c]: whether any query token probes list c. met, returned: number of documents in `documents`.
     """
     maxima = np.empty(least.shape[0], np.float32)
-    for d in range(first, stop):
+    for d in range(first, alive.shape[0]):
         listed = False
         for token in range(offsets[d], offsets[d + 1] if alive[d] else offsets[d]):
             c = min(np.int64(centroids[token]), similarities.shape[0] - 1)
@@ -204,25 +183,6 @@ def largest(documents, state, count):
             used += 1
         state[d] = 0
     return documents[:used], bounds
-
-
-@no_type_check
-@cached_njit(nogil=True)
-def cut(entries, begins, ends, document, out):
-    """Set out[n] to the first position from begins[n] to ends[n] whose entry is ≥ `document`, or to ends[n].
-
-    Entries are in ascending order between begins[n] and ends[n].
-    """
-    for n in range(begins.shape[0]):
-        low = begins[n]
-        high = ends[n]
-        while low < high:
-            middle = (low + high) // 2
-            if entries[middle] < document:
-                low = middle + 1
-            else:
-                high = middle
-        out[n] = low
 
 
 @no_type_check

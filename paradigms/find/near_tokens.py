@@ -6,38 +6,28 @@ retrieved similarities by `impute.imputed_rel` (Lee et al. 2023, Eq. 4). Both ar
 and k' is the total number of tokens. Inverted lists and flat indexes give the same results for the same seed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from paradigms.core import Tokens
-from paradigms.find.nearest import Factory, Nearest
-from paradigms.find.ranking import Ranked, from_tokens
+from paradigms.find.nearest import Nearest, NearestFile
+from paradigms.find.ranking import Queries, Ranked, from_tokens
 from paradigms.find.scan import Exact
 from paradigms.recipe import Recipe
 from paradigms.store.build import Advance
 from paradigms.store.columns import Writer
-from paradigms.store.kind import Derived
 from paradigms.store.store import Store
 
 
-@dataclass(frozen=True)
-class TokenFile(Derived):
-    """A FAISS file with all token vectors. factory, seed: see `nearest.Factory`."""
-
-    factory: str = ""
-    seed: int = 0
-
-    def check(self, dim: int) -> None:
-        Factory(self.factory).check(dim)
+class TokenFile(NearestFile):
+    """A FAISS file with all token vectors."""
 
     def write(self, writer: Writer, store: Store, anew: bool) -> None:
         vectors = store.columns["vectors"]
-        factory = Factory(self.factory, self.seed)
-        factory.write(writer, len(vectors), lambda rows: vectors[rows].astype(np.float32), anew)
+        self.write_vectors(writer, len(vectors), lambda rows: vectors[rows].astype(np.float32), anew)
 
     def open(self, store: Store) -> Nearest:
         return Nearest(store.files, (int(store.offsets[-1]), store.dim))
@@ -56,9 +46,7 @@ class NearTokens:
     def exhaustive(self, store: Store) -> Exact:
         return Exact()
 
-    def search(
-        self, store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance
-    ) -> Ranked:
+    def search(self, store: Store, recipe: Recipe, parts: Queries, k: int, advance: Advance) -> Ranked:
         return from_tokens(store, recipe, parts, k, advance, self.token_search)
 
     def token_search(self, store: Store, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:

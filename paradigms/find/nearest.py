@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from paradigms.store.columns import Files, Writer
+from paradigms.store.kind import Derived
 from paradigms.store.residuals import centroids_for
 
 FILE = "tokens.faiss"
@@ -35,26 +36,22 @@ Entries = Callable[[np.ndarray], np.ndarray]  # rows → vectors [rows, d], floa
 
 
 @dataclass(frozen=True)
-class Factory:
-    """A recipe for a FAISS index of vectors.
+class NearestFile(Derived):
+    """A FAISS file of vectors.
 
-    name: a string for `faiss.index_factory`; "" means a flat float16 index for few vectors, and inverted
+    factory: a string for `faiss.index_factory`; "" means a flat float16 index for few vectors, and inverted
     lists for many. seed: random seed of the training sample.
     """
 
-    name: str = ""
+    factory: str = ""
     seed: int = 0
 
     def check(self, dim: int) -> None:
-        """Raise ValueError if FAISS cannot make this index for vectors of `dim` dimensions."""
-        if self.name:
-            _empty(self.name, dim)
+        if self.factory:
+            _empty(self.factory, dim)
 
-    def write(self, writer: Writer, count: int, entries: Entries, anew: bool) -> None:
-        """Write a FAISS file for `count` vectors; the first build trains the index.
-
-        anew: True if any vector may have changed, False if vectors were only appended.
-        """
+    def write_vectors(self, writer: Writer, count: int, entries: Entries, anew: bool) -> None:
+        """Write the file for `count` vectors; the first build trains the index. anew: see `Derived.write`."""
         if not count:
             writer.remove(FILE)
             return
@@ -79,7 +76,7 @@ class Factory:
         faiss = _faiss()
         width = entries(np.arange(1)).shape[1]
         sample = max(1, min(SAMPLE, 2 * NUMBERS // width, count))
-        name = self.name or default_factory(count, sample)
+        name = self.factory or default_factory(count, sample)
         index = _empty(name, width)
         for part in _nested(faiss, index):
             if hasattr(part, "do_polysemous_training"):

@@ -8,13 +8,13 @@ postings.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
+import heapq
 from typing import NamedTuple, no_type_check
 
 import numpy as np
 from scipy.sparse import csr_array
 
 from paradigms.io.compiled import cached_njit
-from paradigms.scoring.kernels import replace_least
 
 BLOCK = 512  # documents; smaller blocks are pruned more often, larger blocks are read faster
 FREQUENT = 0.25  # share of the documents above which a term is stored densely
@@ -45,32 +45,27 @@ def inverted(
     each document's tokens. living: [n], False for deleted documents. If an id occurs more than once in a
     document, the largest code is used. Codes with weight 0 are left out.
     """
-    starts, by_term, weights = _by_term(ids, codes, offsets, living)
+    begins = offsets.astype(np.int32 if len(ids) < 1 << 31 else np.int64)
+    counting = codes * np.repeat(living, np.diff(offsets))
+    # Postings by term, then document.
+    matrix = csr_array((counting, ids, begins), (len(living), int(ids.max(initial=-1)) + 1)).tocsc()
+    matrix.eliminate_zeros()
+    starts = matrix.indptr.astype(np.int64)
     frequent = np.diff(starts) > max(BLOCK, FREQUENT * len(living))
     rows = np.where(frequent, np.cumsum(frequent) - 1, -1)
     number = -(-len(living) // BLOCK)
     dense = np.zeros((int(frequent.sum()), number * BLOCK), np.float32)
     cells = np.zeros_like(starts)
-    count = len(by_term)
+    count = len(matrix.indices)
     # Parts of `np.empty` that are never written take no memory.
     blocks = np.empty(count, np.int32)
     largest = np.zeros(count, codes.dtype)
     first = np.empty(count + 1, np.int64)
     packed = np.empty(count - int(np.diff(starts)[frequent].sum()), np.uint32)
-    used = _fill(by_term, weights, starts, table, rows, cells, blocks, largest, first, packed, dense)
+    postings = matrix.indices, matrix.data, starts
+    used = _fill(*postings, table, rows, cells, blocks, largest, first, packed, dense)
     blocks, largest, first = blocks[: cells[-1]], largest[: cells[-1]], first[: cells[-1] + 1]
     return Postings(cells, blocks, largest, first, packed[:used], rows, dense, number)
-
-
-def _by_term(
-    ids: np.ndarray, codes: np.ndarray, offsets: np.ndarray, living: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sort postings by term, then document; return (starts of the terms [v + 1], documents, codes)."""
-    starts = offsets.astype(np.int32 if len(ids) < 1 << 31 else np.int64)
-    counting = codes * np.repeat(living, np.diff(offsets))
-    matrix = csr_array((counting, ids, starts), (len(living), int(ids.max(initial=-1)) + 1)).tocsc()
-    matrix.eliminate_zeros()
-    return matrix.indptr.astype(np.int64), matrix.indices, matrix.data
 
 
 @no_type_check
@@ -120,7 +115,7 @@ def top_rows(postings, table, terms, weights, k, rows, scores):
         for cell in range(postings.terms[terms[m]], postings.terms[terms[m] + 1]):
             bounds[postings.blocks[cell]] += weights[m] * table[postings.largest[cell]]
             cells[postings.blocks[cell], m] = cell
-    heap = np.zeros(k, np.float32)  # the k best scores, the smallest first
+    heap = [np.float32(0)] * k  # the k best scores, the smallest first
     count = 0
     sums = np.empty(BLOCK, np.float32)
     start = np.argmax(bounds)
@@ -147,5 +142,5 @@ def top_rows(postings, table, terms, weights, k, rows, scores):
                 scores[count] = score
                 count += 1
                 if score > heap[0]:
-                    replace_least(heap, score)
+                    heapq.heapreplace(heap, score)
     return count

@@ -5,7 +5,7 @@ features predicts MaxSim (`paradigms.lemur`). The documents with the largest inn
 all their tokens: by `core.rel` or, if the paradigm imputes, as in reranking.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
 from functools import cached_property
 from typing import Annotated, NamedTuple
@@ -15,15 +15,14 @@ import torch
 from torch import Tensor
 
 from paradigms.core import Tokens
-from paradigms.find.nearest import FLAT, Factory, Nearest
-from paradigms.find.ranking import Ranked, scores, top_documents
+from paradigms.find.nearest import FLAT, Nearest, NearestFile
+from paradigms.find.ranking import Queries, Ranked, scores, top_documents
 from paradigms.find.scan import Exact
 from paradigms.io.checks import Range
 from paradigms.lemur import SAMPLE, TARGETS, TOKENS, Features, Regression, fit_features, token_maxima
 from paradigms.recipe import Recipe
 from paradigms.store.build import Advance
 from paradigms.store.columns import Files, Writer
-from paradigms.store.kind import Derived
 from paradigms.store.store import Store
 
 FEATURES, LEARNED = "features.bin", "learned.bin"  # ψ, and the tokens of the least squares
@@ -39,21 +38,19 @@ class DocumentVectors(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Predictors(Derived):
+class Predictors(NearestFile):
     """A FAISS file with every document's weights w_d, which are fitted to the features ψ (`lemur`).
 
     The first build trains ψ; weights of documents that are added later are fitted to the same ψ. width:
-    number of features, including the constant. epochs: epochs of training ψ; 0 keeps a random layer. factory,
-    seed: see `nearest.Factory`.
+    number of features, including the constant. epochs: epochs of training ψ; 0 keeps a random layer.
     """
 
+    factory: str = FLAT
     width: Annotated[int, Range(2, 1 << 20)] = 1024
     epochs: Annotated[int, Range(0, 1 << 31)] = 4
-    seed: int = 0
-    factory: str = FLAT
 
     def check(self, dim: int) -> None:
-        Factory(self.factory).check(self.width)
+        super().check(self.width)
 
     def write(self, writer: Writer, store: Store, anew: bool) -> None:
         if len(store.columns["vectors"]) and FEATURES not in writer.entries:
@@ -66,7 +63,7 @@ class Predictors(Derived):
             blocks = store.blocks(READ, rows)
             return torch.cat([fitted.regression.weights(store.tokens(block)) for block in blocks]).numpy()
 
-        Factory(self.factory, self.seed).write(writer, len(store.living), encode, anew)
+        self.write_vectors(writer, len(store.living), encode, anew)
 
     def _fit(self, writer: Writer, store: Store) -> None:
         """Train and write ψ; also write the tokens for fitting documents' weights."""
@@ -152,9 +149,7 @@ class NearDocuments:
         encoded = vectors.queries(queries.map(lambda t: t.cpu())).numpy()
         return vectors.nearest(encoded, min(k, len(rows)), hidden if hidden.any() else None, self.probes)
 
-    def search(
-        self, store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance
-    ) -> Ranked:
+    def search(self, store: Store, recipe: Recipe, parts: Queries, k: int, advance: Advance) -> Ranked:
         ranked = []
         for queries in parts:
             _, candidates = self.nearest(store, queries, max(k, self.candidates or max(CANDIDATES, EACH * k)))

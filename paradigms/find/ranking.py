@@ -22,6 +22,8 @@ CANDIDATES = 1 << 17  # padded tokens of one query's candidates that are scored 
 SIZES = {"cpu": (1 << 12, 1 << 20)}
 LARGE_SIZES = (1 << 17, 1 << 26)
 
+Queries = Sequence[Tokens]
+"""Batches of queries [b, 1, j, h]."""
 Ranked = list[dict[str, float]]
 """One dictionary per query: document id → score, best first."""
 Retrieve = Callable[[Store, Tensor, int], tuple[Tensor, Tensor]]
@@ -30,7 +32,7 @@ similar stored tokens, unordered, without deleted documents. Missing tokens have
 
 
 def from_tokens(
-    store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance, retrieve: Retrieve
+    store: Store, recipe: Recipe, parts: Queries, k: int, advance: Advance, retrieve: Retrieve
 ) -> Ranked:
     """Retrieve tokens, and score the documents that contain one of them.
 
@@ -51,7 +53,7 @@ def from_tokens(
 
 
 def _retrieved(
-    store: Store, parts: Sequence[Tokens], k: int, retrieve: Retrieve
+    store: Store, parts: Queries, k: int, retrieve: Retrieve
 ) -> Iterator[tuple[Tokens, Tensor, Tensor]]:
     """Yield each query, without padding, and the similarities and rows that `retrieve` returns for it."""
     most = RETRIEVED // min(k, store.living_tokens)
@@ -89,7 +91,6 @@ def scores(
         values[compilable] = read.relevances([recipes[n] for n in compilable], packed, rows)[:, 0]
     if others:
         pooled = any(recipes[n].reads_pool for n in others)
-        query = _trimmed(query)
         parts = []
         for block in [rows] if pooled else store.blocks(CANDIDATES, rows):
             documents = store.tokens(block, query.mask.device)
@@ -151,10 +152,3 @@ def _order(store: Store) -> tuple[np.ndarray, np.ndarray]:
     ids = store.ids
     by_id = np.array(sorted(range(len(ids)), key=ids.__getitem__), dtype=np.int64)
     return by_id, np.argsort(by_id)
-
-
-def _trimmed(tokens: Tokens) -> Tokens:
-    """Remove positions that are padding in every text; rel does not change."""
-    places = tokens.mask.flatten(0, 1).any(0).nonzero()
-    length = int(places.max()) + 1 if len(places) else 1
-    return tokens.map(lambda t: t[:, :, :length])

@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paradigms.core import Tokens
 from paradigms.find import ranking
-from paradigms.find.ranking import LARGE_SIZES, Ranked, decoded, from_tokens, keys, scanned, top_documents
+from paradigms.find.ranking import Queries, Ranked, decoded, from_tokens, keys, scanned, top_documents
 from paradigms.recipe import Recipe
 from paradigms.scoring.stored import compiled, score, slices
 from paradigms.store.build import Advance
@@ -22,16 +21,13 @@ from paradigms.store.store import Store
 
 IN_PLACE = 1 << 20  # tokens per block of documents when stored vectors are read in place
 TOKEN_BLOCK = 1 << 18  # document tokens that a token search reads at once
-GROUP = 8  # similarities per group; a token search compares the groups' maxima first
 
 
 @dataclass(frozen=True)
 class Exact:
     """Exhaustive search of any store whose codec keeps vectors."""
 
-    def search(
-        self, store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance
-    ) -> Ranked:
+    def search(self, store: Store, recipe: Recipe, parts: Queries, k: int, advance: Advance) -> Ranked:
         search = _imputed if recipe.search == "impute" else _gathered
         return search(store, recipe, parts, k, advance)
 
@@ -43,7 +39,7 @@ class Exact:
         stored = store.columns["vectors"]
         count = min(k, store.living_tokens)
         dead = None if store.dead is None else torch.from_numpy(store.dead)
-        _, cells = ranking.SIZES.get(vectors.device.type, LARGE_SIZES)
+        _, cells = ranking.SIZES.get(vectors.device.type, ranking.LARGE_SIZES)
         slices = vectors.split(max(1, 16 * cells // max(1, min(TOKEN_BLOCK, len(stored)))))
         top = [(v.new_zeros((len(v), 0)), v.new_zeros((len(v), 0)).long()) for v in slices]
         for start in range(0, len(stored), TOKEN_BLOCK):
@@ -52,20 +48,20 @@ class Exact:
                 S = part @ block.T
                 if dead is not None:
                     S.masked_fill_(dead[start : start + TOKEN_BLOCK].to(S.device), -torch.inf)
-                new, places = _largest(S, min(count, len(block)))
+                new, places = S.topk(min(count, len(block)), sorted=False)
                 scores, tokens = torch.cat([scores, new], 1), torch.cat([tokens, places + start], 1)
                 scores, places_of_best = scores.topk(min(count, scores.shape[1]), sorted=False)
                 top[n] = scores, tokens.gather(1, places_of_best)
         return torch.cat([s for s, _ in top]), torch.cat([t for _, t in top])
 
 
-def _gathered(store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance) -> Ranked:
+def _gathered(store: Store, recipe: Recipe, parts: Queries, k: int, advance: Advance) -> Ranked:
     """Score all documents by `core.rel`, keeping one block's scores for one batch of queries in memory."""
     device = parts[0].mask.device
     total = sum(len(queries.mask) for queries in parts)
     read = scanned(store, device) if compiled(recipe) else None
     packed = [read.packed(piece) for queries in parts for piece in slices(queries)] if read else []
-    limit, _ = ranking.SIZES.get(device.type, LARGE_SIZES)
+    limit, _ = ranking.SIZES.get(device.type, ranking.LARGE_SIZES)
     queries: Sequence[Any] = packed or parts
     top: dict[int, Tensor] = {}  # index of a part of the queries → its k best keys so far
     for block in _in_place(store) if read else store.blocks(limit):
@@ -82,7 +78,7 @@ def _gathered(store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, adv
     return [decoded(store, row) for piece in top.values() for row in piece]
 
 
-def _imputed(store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance) -> Ranked:
+def _imputed(store: Store, recipe: Recipe, parts: Queries, k: int, advance: Advance) -> Ranked:
     """Score by `impute.imputed_rel`, with one pass over the stored vectors per slice of queries."""
     read = scanned(store, parts[0].mask.device) if compiled(recipe) else None
     if not read:
@@ -102,19 +98,3 @@ def _in_place(store: Store) -> list[np.ndarray]:
     rows = store.with_tokens()
     cuts = np.searchsorted(store.offsets[rows], range(IN_PLACE, int(store.offsets[-1]), IN_PLACE))
     return [block for block in np.split(rows, cuts) if len(block)]
-
-
-def _largest(S: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Compute S.topk(k) along rows, unordered, by searching only the k groups with the largest maxima."""
-    groups = S.shape[1] // GROUP
-    if groups <= k:
-        return S.topk(k, sorted=False)
-    grouped = groups * GROUP
-    device = S.device
-    maxima = S[:, :grouped].view(-1, GROUP, groups).amax(1)
-    chosen = maxima.topk(k, sorted=False).indices[:, None, :]
-    members = (chosen + torch.arange(GROUP, device=device)[:, None] * groups).flatten(1)
-    rest = torch.arange(grouped, S.shape[1], device=device).expand(len(S), -1)
-    members = torch.cat([members, rest], 1)
-    values, best_places = S.gather(1, members).topk(k, sorted=False)
-    return values, members.gather(1, best_places)

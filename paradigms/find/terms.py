@@ -5,7 +5,6 @@ converts them to `postings`, in about 1 s per 10⁸ weights, and keeps these in 
 on the stored weights. Documents that share no term with the query are not returned.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 
 from paradigms.core import Tokens
-from paradigms.find.ranking import Ranked, top_documents
+from paradigms.find.ranking import Queries, Ranked, top_documents
 from paradigms.recipe import Recipe
 from paradigms.scoring.threads import shared
 from paradigms.store.build import Advance
@@ -28,9 +27,7 @@ if TYPE_CHECKING:
 class BlockMax:
     """Exact search with block-max pruning. Weights of documents and queries must be at least 0."""
 
-    def search(
-        self, store: Store, recipe: Recipe, parts: Sequence[Tokens], k: int, advance: Advance
-    ) -> Ranked:
+    def search(self, store: Store, recipe: Recipe, parts: Queries, k: int, advance: Advance) -> Ranked:
         from paradigms.find import postings
 
         for queries in parts:

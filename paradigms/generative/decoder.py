@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from paradigms.encoder.packed import linears
 
 FAMILIES = ("t5", "mt5", "bart")  # supported model types
-WIDE = (torch.float32, torch.float64)  # types of the compiled norm
 Drop = Callable[[Tensor], Tensor]
 Products = Callable[[Tensor], Sequence[Tensor]]  # from `linears`
 
@@ -143,7 +142,6 @@ class Memory:
     crossing: Float[Tensor, "b n m h"] | None = None  # Σ_h O_h V_h Q α_h of the last layer, newest positions
     layers: list[Layer] | None = None  # the decoder's, looked up once
     mode: tuple[bool, bool] | None = None  # whether gradients and autocast were on when they were
-    bias: Float[Tensor, "1 heads t t"] | None = None  # of positions in self-attention
 
     def of_query(self, query: int) -> "Memory":
         """Return one query's memory, before any decoding."""
@@ -156,10 +154,8 @@ class Memory:
         if self.past:
             old = self.past[0][0].shape[1]
             new = rows.shape[1]
-            flat = (rows + old * np.arange(len(rows))[:, None]).ravel()
-            if old != new or not np.array_equal(flat, np.arange(len(flat))):
-                at = torch.from_numpy(flat).to(self.mask.device)
-                self.past = [(_take(keys, at, new), _take(values, at, new)) for keys, values in self.past]
+            at = torch.from_numpy((rows + old * np.arange(len(rows))[:, None]).ravel()).to(self.mask.device)
+            self.past = [(_take(keys, at, new), _take(values, at, new)) for keys, values in self.past]
 
 
 def _mode() -> tuple[bool, bool]:
@@ -195,7 +191,7 @@ def decode(
         positions = nn.functional.embedding(table.offset + before + places, table.weight)
         inputs = _norm(decoder.layernorm_embedding, inputs + positions, trace)
     x = drop(inputs)
-    bias = _bias(decoder, before, inputs, memory)
+    bias = _bias(decoder, before, inputs)
     mask = memory.mask[:, None, None]
     memory.past = []
 
@@ -296,7 +292,6 @@ def _activated(act: nn.Module, x: Tensor) -> Tensor:
 
 
 def _norm(norm: Any, x: Tensor, trace: Trace | None) -> Tensor:
-    """Apply the norm. Without gradients, T5's norm on a CPU is one compiled loop."""
     weight = norm.weight
     if trace is not None:
         if isinstance(norm, nn.LayerNorm):
@@ -306,15 +301,7 @@ def _norm(norm: Any, x: Tensor, trace: Trace | None) -> Tensor:
         return normed if getattr(norm, "bias", None) is None else normed + norm.bias
     if isinstance(norm, nn.LayerNorm):
         return norm(x)
-    x = x.to(weight.dtype)
-    if torch.is_grad_enabled() or weight.device.type != "cpu" or weight.dtype not in WIDE:
-        return nn.functional.rms_norm(x, x.shape[-1:], weight, norm.variance_epsilon)
-    from paradigms.generative.compiled import rms_norm
-
-    x = x.detach().contiguous()
-    out = torch.empty_like(x)
-    rms_norm(x.numpy(), weight.detach().numpy(), norm.variance_epsilon, out.numpy())
-    return out
+    return nn.functional.rms_norm(x.to(weight.dtype), x.shape[-1:], weight, norm.variance_epsilon)
 
 
 def _inverse_rms(norm: Any, x: Tensor) -> Tensor:
@@ -323,17 +310,14 @@ def _inverse_rms(norm: Any, x: Tensor) -> Tensor:
     return (exact.pow(2).mean(-1, keepdim=True) + eps).rsqrt()
 
 
-def _bias(decoder: Any, before: int, inputs: Tensor, memory: Memory) -> Float[Tensor, "1 heads i t"]:
+def _bias(decoder: Any, before: int, inputs: Tensor) -> Float[Tensor, "1 heads i t"]:
     """Return T5's relative position bias, shared by all layers; later positions get −∞."""
     total = before + inputs.shape[2]
-    if memory.bias is None or memory.bias.shape[-1] < total:
-        size = 2 * total if before else total  # a search asks for one more position at a time
-        place = torch.arange(size, device=inputs.device)
-        bias = inputs.new_zeros(1, 1, size, size)
-        if not _after(decoder):
-            bias = decoder.block[0].layer[0].SelfAttention.compute_bias(size, size)
-        memory.bias = bias.masked_fill(place > place[:, None], -torch.inf)
-    return memory.bias[..., before:total, :total]
+    place = torch.arange(total, device=inputs.device)
+    bias = inputs.new_zeros(1, 1, total, total)
+    if not _after(decoder):
+        bias = decoder.block[0].layer[0].SelfAttention.compute_bias(total, total)
+    return bias.masked_fill(place > place[:, None], -torch.inf)[..., before:, :]
 
 
 def _heads(x: Tensor, attention: Attention) -> Tensor:

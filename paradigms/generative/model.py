@@ -104,11 +104,7 @@ class Generative(Trainable):
 
     @classmethod
     def build(
-        cls,
-        settings: GenerativeSettings,
-        backbone: str | Path,
-        identifiers: Identifiers,
-        corpus: Corpus,
+        cls, settings: GenerativeSettings, backbone: str | Path, identifiers: Identifiers, corpus: Corpus
     ) -> Generative:
         """Build a model to train. If token clusters are needed, the encoder reads the corpus."""
         plain = (settings.tokens, settings.softmax) == ("backbone", "vocabulary")
@@ -287,12 +283,7 @@ class Generative(Trainable):
         scaled = new_vectors or self.added is not None or (tied and config.model_type == "t5")
         return self.width**-0.5 if scaled else 1.0
 
-    def forward(
-        self,
-        sources: Batch,
-        targets: Targets,
-        *scorers: ScoreName,
-    ) -> Float[Tensor, "*s b n m"]:
+    def forward(self, sources: Batch, targets: Targets, *scorers: ScoreName) -> Float[Tensor, "*s b n m"]:
         """log p(d_i | d_<i, q) of every target token, or its contribution under other scorers; 0 at padding.
 
         With multiple scorers, the result has a leading axis s.

@@ -63,12 +63,7 @@ def ripor(
 
 
 def residual(
-    vectors: Float[np.ndarray, "n h"],
-    documents: Sequence[str],
-    *,
-    levels: int,
-    codes: int,
-    seed: int = 0,
+    vectors: Float[np.ndarray, "n h"], documents: Sequence[str], *, levels: int, codes: int, seed: int = 0
 ) -> tuple[Identifiers, Float[np.ndarray, "c h"]]:
     """x_d ↦ (c₁, …, c_L) with c_i the centroid nearest to x_d − Σ_{l<i} E_{l,c_l}, and E [levels · codes, h].
 

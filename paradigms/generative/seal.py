@@ -175,8 +175,5 @@ def _occurrences(index: NGramIndex, states: States, grams: list[Any]) -> Int[np.
         texts = np.searchsorted(offsets, hits, side="right") - 1
         parts.append((candidates[texts], np.full(len(hits), n), hits - offsets[texts]))
     documents, keys, begins = (np.concatenate(column).astype(np.int64) for column in zip(*parts, strict=True))
-    count = max(1, len(states))
-    length = int(np.diff(index.starts).max())
-    packed = np.sort((documents * count + keys) * length + begins)  # sorting one integer is faster
-    rows, positions = np.divmod(packed, length)
-    return np.stack([*np.divmod(rows, count), positions], axis=1)
+    order = np.lexsort((begins, keys, documents))
+    return np.stack([documents, keys, begins], axis=1)[order]

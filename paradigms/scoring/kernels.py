@@ -189,23 +189,7 @@ def _clear(best, row):
 
 
 @no_type_check
-@helper
-def replace_least(heap, value):
-    """Replace heap[0], the smallest value of a heap, with a larger value."""
-    place = 0
-    while 2 * place + 1 < heap.shape[0]:
-        child = 2 * place + 1
-        if child + 1 < heap.shape[0] and heap[child + 1] < heap[child]:
-            child += 1
-        if heap[child] >= value:
-            break
-        heap[place] = heap[child]
-        place = child
-    heap[place] = value
-
-
-@no_type_check
-@cached_njit(nogil=True)  # np.partition takes seconds to compile
+@cached_njit(nogil=True)  # np.partition takes half a minute to compile
 def select(values, k):
     """Partition `values` in place as np.partition does: values[k] is the k-th smallest."""
     low = 0
@@ -250,26 +234,8 @@ def _normalised(total, weight, aligned, queries, documents, normaliser):
 
 @no_type_check
 @helper
-def _finish(best, salience, query, length, normaliser, out):
-    """Compute out[b] = rel from maxima best[lane] (−∞ if missing) and their tokens' salience[lane]."""
-    for b in range(out.shape[0]):
-        total, weight, aligned = 0.0, 0.0, 0
-        for lane in range(query.spans[b], query.spans[b + 1]):
-            if best[lane] > -np.inf:
-                share = query.weights[lane]
-                if salience.shape[0]:
-                    share *= salience[lane]
-                total += share * best[lane]
-                weight += share
-                aligned += share > 0
-        count = query.spans[b + 1] - query.spans[b]
-        out[b] = _normalised(total, weight, aligned, count, length, normaliser)
-
-
-@no_type_check
-@helper
-def _finish_several(best, salience, most, query, length, normaliser, out):
-    """Compute out[b] = rel from best[lane, :most], as in `_finish`, which would be slower with this loop."""
+def _finish(best, salience, most, query, length, normaliser, out):
+    """Compute out[b] = rel from best[lane, :most] (−∞ if missing) and their tokens' salience[lane, :most]."""
     for b in range(out.shape[0]):
         total, weight, aligned = 0.0, 0.0, 0
         for lane in range(query.spans[b], query.spans[b + 1]):
@@ -331,7 +297,8 @@ def maxima(tokens, query, documents, width, normaliser, out):
             _raise_documents(best, aligned_salience, ends, segments, lane, grains, products, salience)
         for n in range(first, following):
             length = documents.stops[n] - documents.starts[n]
-            _finish(best[n - first], aligned_salience[n - first], query, length, normaliser, out[n])
+            weights = aligned_salience[n - first, :, None]
+            _finish(best[n - first, :, None], weights, 1, query, length, normaliser, out[n])
         begun = int(segments > following - first)
         if begun:
             best[0] = best[segments - 1]
@@ -377,7 +344,7 @@ def largest(tokens, query, documents, width, tops, normalisers, out):
                             aligned_salience[lane + j, place] = documents.salience[places[0, r]]
         length = documents.stops[n] - documents.starts[n]
         for s in range(tops.shape[1]):
-            _finish_several(best, aligned_salience, tops[n, s], query, length, normalisers[s], out[n, s])
+            _finish(best, aligned_salience, tops[n, s], query, length, normalisers[s], out[n, s])
 
 
 class Matches(NamedTuple):
@@ -429,7 +396,7 @@ def equal(tokens, query, documents, width, matches, normaliser, out):
                     if salient:
                         aligned_salience[lane] = documents.salience[token]
         length = documents.stops[n] - documents.starts[n]
-        _finish(best[0], aligned_salience, query, length, normaliser, out[n])
+        _finish(best[0, :, None], aligned_salience[:, None], 1, query, length, normaliser, out[n])
 
 
 class Largest(NamedTuple):

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 NORMALISERS = ("one", "query_tokens", "document_tokens", "total", "retrieved")  # position = number in kernels
 PIECES = 4  # pieces of work per thread, so that no thread waits long for another
 NOTHING = np.zeros((1, 0), np.float32)
+EMPTY = NOTHING[0]
+EMPTY.setflags(write=False)  # like memory-mapped files, so that numba compiles only one type
 PACKED = 1 << 20  # bytes of queries scored together, so that they stay in the cache
 
 
@@ -121,12 +123,10 @@ class Scanned:
         fields: Mapping[str, np.ndarray],
         codes: Codes | None = None,
     ) -> None:
-        none = np.zeros(0, np.float32)
-        none.setflags(write=False)
         self.tokens = tokens
         self.offsets = offsets
         self.codes = codes
-        self.salience = np.asarray(fields.get("salience", none))
+        self.salience = np.asarray(fields.get("salience", EMPTY))
         self.ids = np.asarray(fields["ids"]) if "ids" in fields else None
 
     def packed(self, queries: Tokens) -> PackedQueries:
@@ -189,21 +189,26 @@ class Scanned:
         corpus: number of tokens to extrapolate to when imputing. A document is retrieved if a query token
         retrieves one of its tokens.
         """
-        retrieved = self._retrieved(recipe.search_tokens, packed, rows)
-        missing = IMPUTATIONS[recipe.imputation](torch.from_numpy(retrieved.largest), corpus)
-        least = retrieved.largest.min(1)
-        maxima = torch.from_numpy(np.where(retrieved.maxima < least, np.float32(-np.inf), retrieved.maxima))
+        largest, documents, best = self._retrieved(recipe.search_tokens, packed, rows)
+        missing = IMPUTATIONS[recipe.imputation](torch.from_numpy(largest), corpus)
+        maxima = torch.from_numpy(np.where(best < largest.min(1), np.float32(-np.inf), best))
         nothing = missing.new_full((1, len(missing)), -torch.inf)
         scores = torch.empty((len(packed), len(rows)))
         owns = np.zeros((len(packed), len(rows)), bool)
         for n, (low, high) in enumerate(pairwise(packed.query.spans.tolist())):
             scores[n] = filled_mean(nothing[:, low:high], missing[low:high])
-            scores[n, retrieved.documents] = filled_mean(maxima[:, low:high], missing[low:high])
-            owns[n, retrieved.documents] = (maxima[:, low:high] > -torch.inf).any(1).numpy()
+            scores[n, documents] = filled_mean(maxima[:, low:high], missing[low:high])
+            owns[n, documents] = (maxima[:, low:high] > -torch.inf).any(1).numpy()
         return scores, owns
 
-    def _retrieved(self, k: int, packed: PackedQueries, rows: np.ndarray) -> "Retrieved":
-        """Find each query token's k largest similarities to tokens of the documents at `rows`."""
+    def _retrieved(
+        self, k: int, packed: PackedQueries, rows: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Find each query token's k largest similarities to tokens of the documents at `rows`.
+
+        Returns these [j, k], padded with −∞; the places in `rows` of all documents with one of them [n]; and
+        these documents' maxima [n, j], which are arbitrary where they are below the k-th largest.
+        """
         from paradigms.scoring import kernels
 
         starts = self.offsets[rows]
@@ -231,7 +236,7 @@ class Scanned:
         values = np.concatenate([top.values for top in tops.values()], axis=1)
         met = np.concatenate([documents for documents, _ in parts])
         maxima = np.concatenate([block_maxima for _, block_maxima in parts])
-        return Retrieved(np.partition(values, -k, axis=1)[:, -k:], met, maxima)
+        return np.partition(values, -k, axis=1)[:, -k:], met, maxima
 
     def _matches(self, recipe: Recipe, packed: PackedQueries) -> "kernels.Matches":
         from paradigms.scoring import kernels
@@ -244,11 +249,3 @@ class Scanned:
         vectors = np.ascontiguousarray(packed.vectors)
         positive = recipe.align.positive
         return kernels.Matches(self.ids, low, begins, order, vectors, positive)
-
-
-class Retrieved(NamedTuple):
-    """The results of a token search in a pool, for the real tokens of packed queries."""
-
-    largest: np.ndarray  # [j, k]: the largest similarities, padded with −∞
-    documents: np.ndarray  # [n]: places in the pool of all documents with one of these similarities
-    maxima: np.ndarray  # [n, j]: these documents' maxima; arbitrary if below the k-th largest

@@ -154,6 +154,7 @@ class Build:
         launch.wait_for_everyone()
 
 
+@dataclass(eq=False)
 class Building:
     """A build in progress.
 
@@ -161,21 +162,17 @@ class Building:
     writer: writes the codec; None in every process except process 0. place: the store, in error messages.
     """
 
-    def __init__(
-        self, build: Build, table: Files, shards: ShardFiles | ShardMemory, writer: Writer | None, place: str
-    ) -> None:
-        self._build = build
-        self._quantiser: Any = build.kind.quantiser
-        self._table = table
-        self._shards = shards
-        self._writer = writer
-        self._place = place
-        self._codec: Codec | None = None
-        self._checksum = ""
+    build: Build
+    table: Files
+    shards: ShardFiles | ShardMemory
+    writer: Writer | None
+    place: str
+    codec: Codec | None = None
+    checksum: str = ""
 
     def store_shards(self) -> list[bytes]:
         """Train the quantiser, and store this process's share of the shards; return all shards' sources."""
-        build = self._build
+        build = self.build
         count = build.count
         if build.sample is not None and (count or 0) > HELD * SHARD:
             self._train_on_sample(build.sample)
@@ -185,9 +182,9 @@ class Building:
             if documents >= HELD * SHARD:
                 self._train_on_stored(sources, documents, count)
             mine = n % build.launch.num_processes == build.launch.process_index
-            if mine and not any(self._shards.holds(shard.source, codec) for codec in (self._checksum, "")):
-                columns = encoded(build.kind.codec, shard, build.manifest, self._place, build.advance)
-                self._shards.put(shard.source, in_codes(self._codec, columns), self._checksum)
+            if mine and not any(self.shards.holds(shard.source, codec) for codec in (self.checksum, "")):
+                columns = encoded(build.kind.codec, shard, build.manifest, self.place, build.advance)
+                self.shards.put(shard.source, in_codes(self.codec, columns), self.checksum)
             else:
                 build.advance(len(shard.ids))
             documents += len(shard.ids)
@@ -198,13 +195,13 @@ class Building:
     def append(self, writer: Writer, sources: Iterable[bytes]) -> dict[str, int]:
         """Append the codec and all shards to a new store's columns; return what to commit."""
         manifest = {"documents": 0, "tokens": 0}
-        if self._codec is not None:
-            manifest[TRAINED] = self._table.manifest[TRAINED]
-            for name in self._table.entries:
-                writer.append(name, self._table.array(name, "uint8"))
+        if self.codec is not None:
+            manifest[TRAINED] = self.table.manifest[TRAINED]
+            for name in self.table.entries:
+                writer.append(name, self.table.array(name, "uint8"))
         for source in sources:
-            stored_as = self._checksum if self._shards.holds(source, self._checksum) else ""
-            columns = in_codes(self._codec, self._shards.load(source, stored_as))
+            stored_as = self.checksum if self.shards.holds(source, self.checksum) else ""
+            columns = in_codes(self.codec, self.shards.load(source, stored_as))
             for name, rows in columns.items():
                 writer.append(name, rows)
             manifest |= grown(manifest, columns)
@@ -212,24 +209,26 @@ class Building:
 
     def _train_on_sample(self, sample: Iterable[Shard]) -> None:
         """Train the quantiser on a random sample of the documents, or open the codec trained on it."""
-        build = self._build
-        if self._quantiser is None:
+        build = self.build
+        quantiser = build.kind.quantiser
+        if quantiser is None:
             return
-        if self._writer is not None:
+        if self.writer is not None:
+            trained = self.table.manifest.get(TRAINED_ON, {})
             shards = iter(sample)
-            again = list(islice(shards, self._table.manifest.get(TRAINED_ON, {}).get("shards", 0)))
-            if not self._trained_on([shard.source for shard in again], build.count):
+            again = list(islice(shards, trained.get("shards", 0)))
+            if trained != _training([shard.source for shard in again], build.count):
                 sources: list[bytes] = []
                 parts: list[np.ndarray] = []
                 documents = vectors = tokens = 0
                 for shard in chain(again, shards):
-                    columns = encoded(build.kind.codec, shard, build.manifest, self._place, lambda n: None)
+                    columns = encoded(build.kind.codec, shard, build.manifest, self.place, lambda n: None)
                     sources.append(shard.source)
                     parts.append(columns[VECTORS])
                     documents += len(shard.ids)
                     vectors += len(parts[-1])
                     tokens = _estimated(vectors, documents, build.count)
-                    if vectors >= self._quantiser.sample_size(tokens):
+                    if vectors >= quantiser.sample_size(tokens):
                         break
                 self._train(parts, vectors, tokens, _training(sources, build.count))
         self._open_codec()
@@ -239,36 +238,35 @@ class Building:
 
         sources: the shards. documents: number of documents in them. count: total number, if known.
         """
-        shards = self._shards
-        if self._quantiser is None or self._codec is not None:
+        shards = self.shards
+        if self.build.kind.quantiser is None or self.codec is not None:
             return
-        self._build.launch.wait_for_everyone()
-        if self._writer is not None and not self._trained_on(sources, count):
+        self.build.launch.wait_for_everyone()
+        training = _training(sources, count)
+        if self.writer is not None and self.table.manifest.get(TRAINED_ON) != training:
             vectors = sum(int(shards.column(source, LENGTHS).sum(dtype=np.int64)) for source in sources)
             parts = (shards.column(source, VECTORS) for source in sources)
             tokens = _estimated(vectors, documents, count)
-            self._train(parts, vectors, tokens, _training(sources, count))
+            self._train(parts, vectors, tokens, training)
         self._open_codec()
 
     def _train(self, parts: Iterable[np.ndarray], vectors: int, tokens: int, shards: dict[str, Any]) -> None:
         """Train the quantiser on `vectors` vectors in `parts`, for an index of `tokens` tokens."""
-        assert self._writer is not None
-        self._quantiser.train(self._writer, parts, vectors, tokens, self._build.dim)
-        self._writer.commit(**{TRAINED: tokens, TRAINED_ON: shards})
-
-    def _trained_on(self, sources: Sequence[bytes], count: int | None) -> bool:
-        """Return whether an interrupted build trained the quantiser on these shards."""
-        return self._table.manifest.get(TRAINED_ON) == _training(sources, count)
+        quantiser: Any = self.build.kind.quantiser
+        assert self.writer is not None
+        quantiser.train(self.writer, parts, vectors, tokens, self.build.dim)
+        self.writer.commit(**{TRAINED: tokens, TRAINED_ON: shards})
 
     def _open_codec(self) -> None:
         """Open the codec that process 0 has committed."""
-        self._build.launch.wait_for_everyone()
-        if isinstance(self._table, ColumnFolder):
-            self._table.read()
-        self._codec = self._quantiser.open(self._table, self._build.dim)
+        self.build.launch.wait_for_everyone()
+        if isinstance(self.table, ColumnFolder):
+            self.table.read()
+        quantiser: Any = self.build.kind.quantiser
+        self.codec = quantiser.open(self.table, self.build.dim)
         # Codes depend on the quantiser's bits, too, which its files do not have.
-        checksums = (entry.get("crc32") for entry in self._table.entries.values())
-        self._checksum = str([self._quantiser, *checksums])
+        checksums = (entry.get("crc32") for entry in self.table.entries.values())
+        self.checksum = str([quantiser, *checksums])
 
 
 def _training(sources: Sequence[bytes], count: int | None) -> dict[str, Any]:

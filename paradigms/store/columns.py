@@ -25,7 +25,6 @@ from paradigms.io.checks import parse_json
 from paradigms.io.files import locked, read_settled, settle, write_json
 
 FORMAT = 5
-CHUNK = 1 << 22  # bytes read at once for a checksum
 MANIFEST = "manifest.json"
 SHARDS = "shards"  # subfolder of a build's hidden folder, for encoded shards
 FILES = (MANIFEST, "*.bin", "*.jsonl", "*.faiss", "*.safetensors")  # files of a store or its build
@@ -82,14 +81,13 @@ class ColumnFolder(_FolderFiles):
         return manifest
 
     def verify(self, most: int | None = None) -> None:
-        """Verify the checksum of every file of at most `most` bytes, reading the files in small pieces.
+        """Verify the checksum of every file of at most `most` bytes.
 
         Raises ValueError, naming the file, if a checksum differs.
         """
         for name, entry in self.entries.items():
-            if (most is None or entry["bytes"] <= most) and _checksum(
-                self.folder / entry["file"], entry["bytes"]
-            ) != entry["crc32"]:
+            verified = most is None or entry["bytes"] <= most
+            if verified and zlib.crc32(self.array(name, "uint8").data) != entry["crc32"]:
                 raise self.damaged(name, "its checksum differs")
 
     def identity(self) -> tuple[int, ...]:
@@ -240,22 +238,12 @@ class FolderWriter(_FolderFiles):
         return self.entries[name]
 
 
-def _checksum(file: Path, size: int) -> int:
-    """Compute the crc32 of a file's first `size` bytes."""
-    checksum = 0
-    with file.open("rb") as stream:
-        while size and (data := stream.read(min(size, CHUNK))):
-            checksum, size = zlib.crc32(data, checksum), size - len(data)
-    return checksum
-
-
 class ColumnMemory:
     """Columns in memory: `Files` and `Writer` at once. `writing` yields a copy that shares its columns."""
 
     def __init__(self, manifest: Mapping[str, Any], columns: Mapping[str, np.ndarray] | None = None) -> None:
         self.manifest = dict(manifest)
-        self._columns = dict(columns or {})
-        self._pieces: dict[str, list[np.ndarray]] = {}  # appended to a column but not joined yet
+        self._pieces = {name: [column] for name, column in (columns or {}).items()}
 
     def __str__(self) -> str:
         return "the store in memory"
@@ -268,7 +256,7 @@ class ColumnMemory:
     @property
     def entries(self) -> dict[str, dict[str, Any]]:
         """Column name → {"bytes": n}."""
-        return {name: {"bytes": self._joined(name).nbytes} for name in {**self._columns, **self._pieces}}
+        return {name: {"bytes": self._joined(name).nbytes} for name in self._pieces}
 
     def array(self, name: str, column: DTypeLike) -> np.ndarray:
         """Return a column, read-only. Raises ValueError if its length is not a whole number of rows."""
@@ -282,7 +270,7 @@ class ColumnMemory:
     @contextmanager
     def writing(self) -> "Iterator[ColumnMemory]":
         """Yield a copy that can be changed; this object does not change."""
-        yield ColumnMemory(self.manifest, {name: self._joined(name) for name in self.entries})
+        yield ColumnMemory(self.manifest, {name: self._joined(name) for name in self._pieces})
 
     def append(self, name: str, rows: bytes | np.ndarray) -> None:
         """Append rows to a column, which is created if it does not exist."""
@@ -291,7 +279,6 @@ class ColumnMemory:
 
     def remove(self, name: str) -> None:
         """Remove a column; rows appended later start a new column."""
-        self._columns.pop(name, None)
         self._pieces.pop(name, None)
 
     def commit(self, **state: Any) -> None:
@@ -301,19 +288,20 @@ class ColumnMemory:
 
     def _joined(self, name: str) -> np.ndarray:
         """Return a column's bytes, starting on a memory page so that rows are aligned with cache lines."""
-        column = self._columns.get(name, np.zeros(0, np.uint8))
-        pieces = self._pieces.pop(name, [])
-        if size := sum(piece.nbytes for piece in pieces):
-            joined = np.frombuffer(mmap.mmap(-1, column.nbytes + size), np.uint8)
-            start = column.nbytes
-            joined[:start] = column
+        pieces = self._pieces.get(name, [])
+        size = sum(piece.nbytes for piece in pieces)
+        if not size:
+            return np.zeros(0, np.uint8)
+        if len(pieces) > 1 or pieces[0].ctypes.data % mmap.PAGESIZE:
+            joined = np.frombuffer(mmap.mmap(-1, size), np.uint8)
+            start = 0
             while pieces:  # free each piece once it is copied
                 piece = pieces.pop(0)
                 joined[start : start + piece.nbytes] = piece
                 start += piece.nbytes
             joined.setflags(write=False)
-            column = self._columns[name] = joined
-        return column
+            pieces.append(joined)
+        return pieces[0]
 
 
 Files: TypeAlias = ColumnFolder | ColumnMemory

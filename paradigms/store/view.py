@@ -94,9 +94,8 @@ class View:
         Ids, digests of texts and the manifest are not counted.
         """
         files = self.files.entries.items()
-        return sum(entry["bytes"] for name, entry in files if name not in (DOCUMENTS, TEXTS)) / max(
-            1, len(self)
-        )
+        counted = sum(entry["bytes"] for name, entry in files if name not in (DOCUMENTS, TEXTS))
+        return counted / max(1, len(self))
 
     @cached_property
     def ids(self) -> list[str]:

@@ -162,6 +162,24 @@ def test_gathering_is_rel_on_what_codes_stand_for(bits, fine_bits):
             assert_same_scores(few, [best_first(scores, 3) for scores in expected])
 
 
+def test_documents_with_the_largest_bounds_are_candidates(index):
+    """bound(d) = Σⱼ max(0, max_c cᵀqⱼ − lⱼ) over the probed lists c of d's tokens."""
+    store = index.store
+    Q = queries(9)
+    query = Q.map(lambda t: t[:, :, Q.mask[0, 0]])
+    packed = lists._codes(store)[0].packed(query)
+    probed = lists._probe(store, packed, 5, 0)
+    above = store.codec.centroids[:, :DIM] @ query.vectors[0, 0].T - torch.from_numpy(probed.least)
+    nearest = torch.from_numpy(store.columns["centroids"].astype(np.int64))
+    bounds = {}
+    for row in store.with_tokens().tolist():
+        own = nearest[store.offsets[row] : store.offsets[row + 1]]
+        bounds[row] = float(above[own].amax(0).clamp(min=0).sum())
+    best = sorted(bounds, key=bounds.__getitem__, reverse=True)
+    for limit in range(1, len(bounds)):
+        assert lists._bounded(store, packed, probed, limit).tolist() == sorted(best[:limit])
+
+
 @pytest.mark.parametrize("k", [1, 20, 10**6])
 @pytest.mark.parametrize("probes", [1, 3, 99])
 def test_imputing_is_the_formula(index, k, probes):
