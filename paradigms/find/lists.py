@@ -36,7 +36,7 @@ from paradigms.core import Tokens
 from paradigms.find.ranking import Queries, Ranked, from_tokens, scanned, scores, top_documents
 from paradigms.recipe import Recipe
 from paradigms.scoring.stored import EMPTY, PackedQueries, Scanned, divided
-from paradigms.scoring.threads import shared
+from paradigms.scoring.threads import shared, worth
 from paradigms.store.build import Advance
 from paradigms.store.columns import Files, Writer
 from paradigms.store.kind import Derived
@@ -222,7 +222,7 @@ def _probe(store: Store, packed: PackedQueries, probes: int, k: int) -> ProbedLi
 def _bounded(store: Store, packed: PackedQueries, probed: ProbedLists, limit: int) -> np.ndarray:
     """Return, in ascending order, the `limit` documents with the largest bounds.
 
-    Bounds are weighted by the query's salience, if any.
+    Bounds are weighted by the query's salience, if any. Each thread has documents of its own.
     """
     from paradigms.find import loops
 
@@ -230,21 +230,36 @@ def _bounded(store: Store, packed: PackedQueries, probed: ProbedLists, limit: in
     lists: OpenLists = store.derived
     begins = lists.begins[probed.lists]
     ends = lists.begins[probed.lists + 1]
+    unlisted = int(store.offsets[-1]) - len(lists.entries)
+    threads = worth((int((ends - begins).sum()) + unlisted) // 4)  # entries are read faster than codes
     documents = len(store.living)
-    # Removed until it is cleared again, so that an interrupted search cannot leave a dirty state.
-    state = lists.states.__dict__.pop("state", None)
-    if state is None:
-        state = np.zeros((documents, 2), np.float32)
-    most = int((ends - begins).sum()) + documents - lists.first
-    rows = np.empty(min(documents, most), np.int64)
+    edges = [documents * n // threads for n in range(threads + 1)]
+    cuts = np.empty((threads + 1, len(begins)), np.int64)  # where each thread's documents begin in each list
+    for n, document in enumerate(edges):
+        loops.cut(lists.entries, begins, ends, document, cuts[n])
+    cuts[0] = begins
+    cuts[threads] = ends
     similarities = query.centroid_products, probed.least, query.weights
-    pairs = probed.tokens, probed.lists, begins, ends, lists.entries
-    count = loops.bound(*similarities, *pairs, store.living[: lists.first], state, rows)
-    tail = probed.chosen, store.columns["centroids"], store.offsets, lists.first, store.living
-    count = loops.bound_unlisted(*similarities, *tail, state, rows, count)
-    rows, bounds = loops.largest(rows[:count], state, limit)
-    lists.states.state = state
-    return _largest(rows, bounds, limit)
+
+    def bound(n: int) -> tuple[np.ndarray, np.ndarray]:
+        # Removed until it is cleared again, so that an interrupted search cannot leave a dirty state.
+        state = lists.states.__dict__.pop("state", None)
+        if state is None:
+            state = np.zeros((documents, 2), np.float32)
+        first = max(lists.first, edges[n])
+        most = int(np.maximum(cuts[n + 1] - cuts[n], 0).sum()) + max(0, edges[n + 1] - first)
+        rows = np.empty(min(documents, most), np.int64)
+        ranges = probed.tokens, probed.lists, cuts[n], cuts[n + 1], lists.entries
+        count = loops.bound(*similarities, *ranges, store.living[: lists.first], state, rows)
+        tail = probed.chosen, store.columns["centroids"], store.offsets, first, edges[n + 1], store.living
+        count = loops.bound_unlisted(*similarities, *tail, state, rows, count)
+        best_rows = loops.largest(rows[:count], state, limit)
+        lists.states.state = state
+        return best_rows
+
+    parts = shared(bound, range(threads), threads)
+    rows, bounds = (np.concatenate(values) for values in zip(*parts, strict=True))
+    return np.unique(_largest(rows, bounds, limit))
 
 
 def _f(

@@ -134,14 +134,14 @@ def bound(similarities, least, weights, tokens, lists, begins, ends, entries, al
 @no_type_check
 @cached_njit(nogil=True)
 def bound_unlisted(
-    similarities, least, weights, chosen, centroids, offsets, first, alive, state, documents, met
+    similarities, least, weights, chosen, centroids, offsets, first, stop, alive, state, documents, met
 ):
-    """Extend `bound` to the documents from `first` on, whose tokens are not in the lists yet.
+    """Extend `bound` to the documents `first` to `stop`, whose tokens are not in the lists yet.
 
     chosen[c]: whether any query token probes list c. met, returned: number of documents in `documents`.
     """
     maxima = np.empty(least.shape[0], np.float32)
-    for d in range(first, alive.shape[0]):
+    for d in range(first, stop):
         listed = False
         for token in range(offsets[d], offsets[d + 1] if alive[d] else offsets[d]):
             c = min(np.int64(centroids[token]), similarities.shape[0] - 1)
@@ -183,6 +183,25 @@ def largest(documents, state, count):
             used += 1
         state[d] = 0
     return documents[:used], bounds
+
+
+@no_type_check
+@cached_njit(nogil=True)
+def cut(entries, begins, ends, document, out):
+    """Set out[n] to the first position from begins[n] to ends[n] whose entry is ≥ `document`, or to ends[n].
+
+    Entries are in ascending order between begins[n] and ends[n].
+    """
+    for n in range(begins.shape[0]):
+        low = begins[n]
+        high = ends[n]
+        while low < high:
+            middle = (low + high) // 2
+            if entries[middle] < document:
+                low = middle + 1
+            else:
+                high = middle
+        out[n] = low
 
 
 @no_type_check

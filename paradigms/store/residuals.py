@@ -112,12 +112,12 @@ class Residuals:
         return codec
 
 
-@dataclass(eq=False)
 class Centroids:
     """Centroids c [K, h], grouped in cells; cell n contains the centroids cells[n] to cells[n + 1] − 1."""
 
-    centroids: Float[Tensor, "K h"]
-    cells: np.ndarray
+    def __init__(self, centroids: Float[Tensor, "K h"], cells: np.ndarray) -> None:
+        self.centroids = centroids
+        self.cells = cells
 
     def nearest(self, vectors: Float[Tensor, "t h"]) -> Int[Tensor, " t"]:
         """argmin_c ‖x − c‖² for each vector, over all centroids on a GPU, else in the nearest cells only."""
@@ -277,17 +277,20 @@ class Codec:
 
     def encode_vectors(self, vectors: Float[Tensor, "t h"]) -> Rows:
         """Encode vectors as codes (uint8 [t, h·b/8]), scales (uint8 [t]) and centroids (uint16 [t])."""
+        from paradigms.store import loops
+
         vectors = padded(vectors, self.bits)
         nearest = self.nearest(vectors) if len(vectors) else torch.zeros(0).long()
         columns: Rows = {"centroids": nearest.numpy().astype(np.uint16)}
         for prefix, bits in self.codes.items():
+            step = np.float32(STEPS[bits])
             codes = np.empty((len(vectors), len(self.spread) * bits // 8), np.uint8)
             scales = np.empty(len(vectors), np.float32)
             for part in (slice(first, first + CODED) for first in range(0, len(vectors), CODED)):
                 residuals = self._residuals(vectors[part], nearest[part]).numpy()
-                codes[part], scales[part] = quantised(residuals, self.spread, bits)
+                loops.encode(residuals, self.spread, bits, step, MANTISSA, codes[part], scales[part])
             with np.errstate(divide="ignore"):
-                level = np.rint(np.log2(scales / np.float32(STEPS[bits])) * MANTISSA) + UNIT
+                level = np.rint(np.log2(scales / step) * MANTISSA) + UNIT
             columns |= {f"{prefix}codes": codes, f"{prefix}scales": level.clip(0, 255).astype(np.uint8)}
         return columns
 
@@ -304,25 +307,6 @@ class Codec:
 
     def _residuals(self, vectors: Float[Tensor, "t h"], nearest: Int[Tensor, " t"]) -> Float[Tensor, "t h"]:
         return vectors.cpu() - self.centroids[nearest]
-
-
-def quantised(residuals: np.ndarray, spread: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """residual ≈ scale · σ ⊙ (z − (2^b − 1) / 2): quantise residuals [t, h] to codes z and scales [t].
-
-    Each residual is quantised with the best step for a normal distribution of its size, rounded to MANTISSA
-    steps per factor of two. The scale, 0 for a residual of 0, is then fitted to the codes by least squares.
-    """
-    inverse = np.divide(1, spread, out=np.zeros_like(spread), where=spread > 0)
-    size = np.sqrt(np.einsum("th, th -> t", residuals, residuals) / np.square(spread).sum())
-    octaves = np.log2(np.maximum(size, np.float32(1e-20))).astype(np.float64)
-    unit = np.exp2(-np.rint(octaves * MANTISSA) / MANTISSA) / np.float32(STEPS[bits])
-    top = (1 << bits) - 1
-    levels = np.floor((residuals * inverse * unit[:, None] + (top / 2 + 0.5)).clip(0, top))
-    coded = spread * (levels - top / 2)
-    scales = np.einsum("th, th -> t", residuals, coded) / np.einsum("th, th -> t", coded, coded)
-    parts = levels.astype(np.uint8).reshape(len(levels), 8 // bits, -1)
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-    return np.bitwise_or.reduce(parts << shifts, axis=1), scales
 
 
 def middle(bits: int) -> float:
