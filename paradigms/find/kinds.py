@@ -28,8 +28,9 @@ def exact() -> Kind:
 def faiss(factory: str = "", probes: int = 0, seed: int = 0) -> Kind:
     """Store float16 vectors and a FAISS index; a search scores the documents whose tokens FAISS finds.
 
-    factory, seed: see `nearest.NearestFile`. probes: number of lists to read per query token, or the depth of
-    a graph's search; 0 means what `find.recall` chooses.
+    factory: a string for `faiss.index_factory`; "" means a flat float16 index for few tokens, and inverted
+    lists for many. probes: number of lists to read per query token, or the depth of a graph's search; 0 means
+    what `find.recall` chooses. seed: random seed of the training sample.
     """
     return Kind("faiss", Float16(), NearTokens(probes), TokenFile(factory, seed))
 
@@ -45,8 +46,10 @@ def compressed(
 ) -> Kind:
     """Store a centroid and 1, 2, 4 or 8 bits per dimension for each token; a search scores a few lists.
 
-    bits, lists, rounds, seed, fine_bits: see `store.residuals.Residuals`. probes, candidates: see
-    `lists.Probing`.
+    lists: number of centroids; 0 means the power of two nearest to 4√tokens. rounds, seed: settings of
+    k-means. fine_bits: bits per dimension of a second code, from which the best candidates are scored again;
+    0 stores none. probes: number of lists to read per query token. candidates: number of documents to score
+    in full, raised to k if smaller. 0 means what `find.recall` chooses.
     """
     codec = Residuals(bits, lists, rounds, seed, fine_bits)
     return Kind("compressed", Float16(), Probing(probes, candidates), Lists(), codec)
@@ -70,8 +73,10 @@ def lemur(
 ) -> Kind:
     """Store float16 vectors and a vector per document that predicts MaxSim and selects documents to score.
 
-    width, epochs, seed, factory: see `predictors.Predictors`. probes, candidates: see
-    `predictors.NearDocuments`.
+    width, epochs, seed: see `lemur` and `predictors.Predictors`. factory: FAISS index of these vectors, by
+    default a flat one (`nearest.FLAT`). probes: number of lists to read per query, if it has lists.
+    candidates: number of documents to score in full, raised to k if smaller. 0 means what `find.recall`
+    chooses.
     """
     derived = Predictors(factory, seed, width, epochs)
     return Kind("lemur", Float16(), NearDocuments(probes, candidates), derived)

@@ -135,6 +135,8 @@ def _check(identifiers: Identifiers, corpus: Corpus) -> None:
         raise ValueError(f"NP-decoding needs identifiers that are text, got {identifiers.kind} identifiers")
     if identifiers.documents != corpus.ids:
         raise ValueError("identifiers and corpus must have the same documents in the same order")
+    if not len(identifiers.tokens):
+        raise ValueError("the identifiers have no tokens to cluster")
     if identifiers.end not in (None, END) or identifiers.tokens.min() < FIRST:
         raise ValueError(
             f"NP-decoding needs T5's numbering, where {START} starts, {END} ends and no identifier contains "
