@@ -47,8 +47,8 @@ def environment(config: str) -> dict[str, str]:
     given = ["--config_file", str(CONFIGS / config), "--num_processes", "2"]
     given += ["--main_process_port", "0", "x.py"]
     arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args(given))
-    found = prepare_multi_gpu_env(arguments)
-    return {name: value for name, value in found.items() if os.environ.get(name) != value}
+    results = prepare_multi_gpu_env(arguments)
+    return {name: value for name, value in results.items() if os.environ.get(name) != value}
 
 
 def forked(checks: Sequence[Check], backbone: Path, folder: Path, **environment: str) -> None:

@@ -124,15 +124,15 @@ def test_a_checkpoint_of_its_layout_scores_as_the_paper_says(tmp_path, family):
 def test_rel_is_the_sum_of_its_parts_and_A_is_block_diagonal(model):
     """The law: one rel, three blocks, which padding and the other parts do not change."""
     D, Q = sides(model)
-    whole = model.score(D, Q)
+    full = model.score(D, Q)
     parts = part_scores(D, Q).values()
-    assert_same(sum(parts), whole)
+    assert_same(sum(parts), full)
     assert all(part.abs().max() > 0 for part in parts)
-    made = interact(D, Q, model.align, model.normalise)
+    built = interact(D, Q, model.align, model.normalise)
     kinds_d, kinds_q = (torch.where(t.ids >= 0, 0, t.ids) for t in (D, Q))
-    assert not made.alignment[(kinds_d[..., :, None] != kinds_q[..., None, :])].any()
-    assert set(made.alignment.unique().tolist()) == {0.0, 1.0}
-    assert_same(model.score(pad_tokens(D, 60), pad_tokens(Q, 50)), whole)
+    assert not built.alignment[(kinds_d[..., :, None] != kinds_q[..., None, :])].any()
+    assert set(built.alignment.unique().tolist()) == {0.0, 1.0}
+    assert_same(model.score(pad_tokens(D, 60), pad_tokens(Q, 50)), full)
 
 
 def test_one_part_alone(folder, model):
@@ -200,12 +200,12 @@ def test_the_sum_teaches_each_part(model, in_batch):
 
 def test_one_index_has_all_three(model):
     texts = dict(zip("abcd", DOCUMENTS, strict=True))
-    whole = Indexed.build(model, texts, precision="no")
-    run = whole.search(dict(zip("qrs", QUERIES, strict=True)), 4)
+    full = Indexed.build(model, texts, precision="no")
+    run = full.search(dict(zip("qrs", QUERIES, strict=True)), 4)
     expected = {id: score for id, score, _ in model.rank(QUERIES[0], texts)}
     assert run["q"] == pytest.approx({id: expected[id] for id in "acd"}, abs=5e-3)
     assert run["s"] == {}
-    (explained,) = whole.explain(QUERIES[0], "a")
+    (explained,) = full.explain(QUERIES[0], "a")
     joined = {(explained.query_tokens[j], explained.document_tokens[i]) for i, j, _, _ in explained.links}
     assert {("[dense]", "[dense]"), ("=fox", "=fox")} <= joined
 

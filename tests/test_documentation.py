@@ -50,10 +50,10 @@ def page(request):
 def commands(page: Path) -> list[str]:
     """The commands of a page's blocks, each on one line and without what runs them."""
     lines = page.read_text("utf-8").replace("\\\n", " ").splitlines()
-    found = (
+    results = (
         re.search(r"^    .*?(experiments/\S+\.py|(?<=bin/)paradigms (?=\w))(.*)", line) for line in lines
     )
-    return [match[1] + match[2].partition("   #")[0] for match in found if match]
+    return [match[1] + match[2].partition("   #")[0] for match in results if match]
 
 
 def blocks(page: Path) -> list[str]:

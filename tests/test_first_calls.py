@@ -74,8 +74,8 @@ LISTS: dict[str, Callable[[], Any]] = {
 def test_texts_are_taken_in_the_order_of_iteration(models, made):
     """By number, a Series would look up labels: the texts of other rows."""
     for model in models.values():
-        for got, wanted in zip(model.encode(made()), model.encode(LIST), strict=True):
-            assert np.array_equal(got, wanted)
+        for got, expected in zip(model.encode(made()), model.encode(LIST), strict=True):
+            assert np.array_equal(got, expected)
     model = models["colbert"]
     assert torch.equal(model.encode_documents(made()).vectors, model.encode_documents(LIST).vectors)
     assert model.count_cut(made()) == model.count_cut(LIST)

@@ -38,10 +38,10 @@ def reconfigured(backbone, folder, **fields):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_saved_model_has_the_identity_of_the_model(family, tmp_path):
     model = built("colbert", write_checkpoint(family, tmp_path / "backbone"), dim=8)
-    whole = identity(model.encoder)
+    full = identity(model.encoder)
     model.save_pretrained(tmp_path / "saved")
     for options in ({}, {"for_search": True}):
-        assert not differing(whole, identity(load(tmp_path / "saved", **options).encoder))
+        assert not differing(full, identity(load(tmp_path / "saved", **options).encoder))
 
 
 def test_settings_of_queries_and_readouts_leave_the_identity(tiny_bert):

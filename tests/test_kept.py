@@ -470,13 +470,13 @@ class World(RuleBasedStateMachine):
             return
         kept.checked = self.version
         try:
-            found = kept.answer()
+            results = kept.answer()
         except REFUSED as error:
             if kept.made == self.content():
                 raise AssertionError(f"{what} is refused, though it has the same content") from error
             return
         try:
-            assert_within_rounding(found, kept.anew(), **STORED)
+            assert_within_rounding(results, kept.anew(), **STORED)
         except AssertionError as error:
             raise AssertionError(f"{what} answers otherwise than one made anew ({self.last})") from error
 

@@ -205,8 +205,8 @@ def test_only_the_table_of_rooms_imports_by_name():
 )
 def test_what_comes_from_strangers_has_one_door(call: str, door: str):
     files = [*modules("paradigms"), *modules("experiments")]
-    found = {str(f.relative_to(ROOT)) for f in files if re.search(call, f.read_text(encoding="utf-8"))}
-    assert found <= {door}
+    results = {str(f.relative_to(ROOT)) for f in files if re.search(call, f.read_text(encoding="utf-8"))}
+    assert results <= {door}
 
 
 # Where a tolerance may stand, and why, beside tests/theory: numpy in float64, against digits of publications.
@@ -221,6 +221,6 @@ def test_tolerances_for_rounding_are_those_of_near():
     """Comparisons use float64 or a tolerance from the length of the sum, both from tests/near.py."""
     named = re.compile(r"allclose|assert_close|assert_almost_equal|\b[ar]tol\b|assert_series_equal|isclose")
     files = {str(file.relative_to(ROOT)): file.read_text(encoding="utf-8") for file in modules("tests")}
-    found = {file for file, text in files.items() if named.search(text)} - TOLERATED.keys()
-    found = {file for file in found if not file.startswith("tests/theory/")}
-    assert not found, f"compare with assert_same or assert_within_rounding of tests/near.py: {found}"
+    results = {file for file, text in files.items() if named.search(text)} - TOLERATED.keys()
+    results = {file for file in results if not file.startswith("tests/theory/")}
+    assert not results, f"compare with assert_same or assert_within_rounding of tests/near.py: {results}"

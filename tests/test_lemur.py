@@ -32,8 +32,8 @@ def test_the_targets_add_up_to_maxsim(salience: bool, monkeypatch: pytest.Monkey
     vectors = queries.vectors[:, 0].where(queries.mask[:, 0, :, None], 0)
     for held in (lemur.SIMILARITIES, 1):  # all documents at once, and one at a time
         monkeypatch.setattr(lemur, "SIMILARITIES", held)
-        found = token_maxima(documents, vectors.flatten(0, 1)).unflatten(0, weights.shape)
-        assert_same((found * weights[..., None]).sum(1), expected)
+        results = token_maxima(documents, vectors.flatten(0, 1)).unflatten(0, weights.shape)
+        assert_same((results * weights[..., None]).sum(1), expected)
 
 
 def test_weights_are_the_ridge_regression_of_the_targets() -> None:

@@ -22,9 +22,9 @@ def test_an_inner_product_of_encodings_is_rel_under_buckets(
     documents, queries = sides(salience)
     encoding = FixedEncoding(planes, repetitions, 0, fill=fill, seed=3)
     align = Buckets(planes, repetitions, fill, seed=3)
-    found = encoding.queries(queries) @ encoding.documents(documents).T
-    assert found.shape == (3, 5)
-    assert_same(found, rel(documents, queries, align, one))
+    results = encoding.queries(queries) @ encoding.documents(documents).T
+    assert results.shape == (3, 5)
+    assert_same(results, rel(documents, queries, align, one))
 
 
 def test_a_centre_moves_buckets_and_no_order() -> None:
@@ -35,10 +35,10 @@ def test_a_centre_moves_buckets_and_no_order() -> None:
     d, q = (replace(t, vectors=t.vectors - centre) for t in (documents, queries))
     A = interact(d, q, Buckets(planes=3, repetitions=4), one).alignment
     expected = (A * similarity(d, queries)[0]).sum((-2, -1))
-    found = encoding.queries(queries, centre) @ encoding.documents(documents, centre).T
-    assert_same(found, expected)
-    whole, less = (rel(t, queries, QueryToDocument(), one)[:, 1:] for t in (documents, d))  # 0 is empty
-    assert_same(whole - less, (whole - less)[:, :1].expand_as(whole))
+    results = encoding.queries(queries, centre) @ encoding.documents(documents, centre).T
+    assert_same(results, expected)
+    full, less = (rel(t, queries, QueryToDocument(), one)[:, 1:] for t in (documents, d))  # 0 is empty
+    assert_same(full - less, (full - less)[:, :1].expand_as(full))
 
 
 @pytest.mark.parametrize("shortened", [{"inner": 8}, {"inner": 8, "final": 64}])
@@ -47,11 +47,11 @@ def test_projections_keep_inner_products_on_average(shortened: dict[str, int]) -
     documents, queries = sides()
     errors = []
     for seed in range(25):
-        whole = FixedEncoding(2, 3, 0, seed=seed)
-        short = replace(whole, **shortened)
+        full = FixedEncoding(2, 3, 0, seed=seed)
+        short = replace(full, **shortened)
         D, Q = short.documents(documents), short.queries(queries)
         assert D.shape == (5, short.width(20)) == (5, 64 if "final" in shortened else 3 * 4 * 8)
-        errors.append(Q @ D.T - whole.queries(queries) @ whole.documents(documents).T)
-    found = torch.stack(errors)
-    assert (found.mean(0).abs() <= 5 * found.std(0) / 5 + 1e-9).all()
-    assert found.abs().max() > 0.1
+        errors.append(Q @ D.T - full.queries(queries) @ full.documents(documents).T)
+    results = torch.stack(errors)
+    assert (results.mean(0).abs() <= 5 * results.std(0) / 5 + 1e-9).all()
+    assert results.abs().max() > 0.1

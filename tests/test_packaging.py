@@ -26,9 +26,9 @@ EXAMPLES = [
 
 @pytest.mark.parametrize("module", EXAMPLES)
 def test_examples_in_docstrings(module: str):
-    found = doctest.testmod(importlib.import_module(module), optionflags=doctest.NORMALIZE_WHITESPACE)
-    assert found.failed == 0
-    assert found.attempted > 0
+    results = doctest.testmod(importlib.import_module(module), optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert results.failed == 0
+    assert results.attempted > 0
 
 
 def test_versions_agree():
@@ -42,8 +42,8 @@ def test_versions_agree():
 def test_the_makefile_names_tests_that_exist():
     plain = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "SUITE")}
     command = ["make", "-n", "test-cpus"]
-    made = subprocess.run(command, cwd=ROOT, env=plain, capture_output=True, text=True, check=True)
-    named = set(re.findall(r"tests/\S+\.py", made.stdout))
+    built = subprocess.run(command, cwd=ROOT, env=plain, capture_output=True, text=True, check=True)
+    named = set(re.findall(r"tests/\S+\.py", built.stdout))
     assert len(named) > 9
     assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
 
@@ -58,8 +58,8 @@ def test_a_wheel_holds_all_that_the_command_needs(tmp_path: Path):
     for name in ("pyproject.toml", "README.md", "paradigms", "theory"):
         (source / name).symlink_to(ROOT / name)
     building = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--skip-dependency-check"]
-    made = subprocess.run([*building, "-o", str(tmp_path), str(source)], capture_output=True, text=True)
-    assert made.returncode == 0, made.stdout + made.stderr
+    built = subprocess.run([*building, "-o", str(tmp_path), str(source)], capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
     [wheel] = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as files:
         names = set(files.namelist())

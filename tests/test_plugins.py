@@ -44,10 +44,10 @@ def test_a_subclass_comes_back_as_itself_in_every_tower(registered, tiny_bert, t
     pair = Paradigm(model.recipe, TwoTowers(model.encoder, PARADIGMS["dpr"](tiny_bert).encoder))
     for name, saved, factor in (("one", model, 0.25), ("pair", pair, 0.5)):
         saved.save_pretrained(tmp_path / name)
-        found = Paradigm.from_pretrained(tmp_path / name)
-        assert torch.equal(scores(found), scores(saved))
-        assert_same(scores(found), factor * scores(PARADIGMS["dpr"](tiny_bert)))
-        assert found.description() == saved.description()
+        results = Paradigm.from_pretrained(tmp_path / name)
+        assert torch.equal(scores(results), scores(saved))
+        assert_same(scores(results), factor * scores(PARADIGMS["dpr"](tiny_bert)))
+        assert results.description() == saved.description()
         plugins = json.loads((tmp_path / name / "plugins.json").read_text())
         assert plugins == {"encoder halved": "test_plugins.py"}
 

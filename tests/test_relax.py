@@ -81,8 +81,8 @@ def test_float32_is_exact_but_for_the_rounding_of_a_sum(spread):
     mask = torch.arange(256) < lengths
     budget = token_budget(0.4, mask)
     exact = entropic.solve(np.where(mask, scores.double(), -np.inf), budget.numpy(), 0.002).gates
-    found = entropic_topk(scores, budget, 0.002, mask).double()
-    assert_within_rounding(found, exact, torch.float32, 256)
+    results = entropic_topk(scores, budget, 0.002, mask).double()
+    assert_within_rounding(results, exact, torch.float32, 256)
 
 
 @given(PROBLEMS)

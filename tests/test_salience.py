@@ -103,11 +103,11 @@ def test_texts_without_salience_train_and_search(tiny_bert, tmp_path, variant, a
     for side in SIDES if silent == "some documents" else [silent]:
         assert gradients[f"encoder.salience_heads.{side}.weight"].any() == (side != silent)
     index = Indexed.build(paradigm, CORPUS)
-    found = index.search({"q": "the sea"}, 16)["q"]
+    results = index.search({"q": "the sea"}, 16)["q"]
     documents, queries = index.index.store.tokens_of(CORPUS.ids), paradigm.encode_queries(["the sea"])
     scores = paradigm.score(documents, queries)[0].tolist()
-    assert_same_scores([found], [dict(zip(CORPUS.ids, scores, strict=True))])
-    assert {d for d, score in found.items() if score == 0} >= set(dead)
+    assert_same_scores([results], [dict(zip(CORPUS.ids, scores, strict=True))])
+    assert {d for d, score in results.items() if score == 0} >= set(dead)
 
 
 def test_the_l1_term_is_the_mean_salience_of_texts_of_any_length(tiny_bert):

@@ -71,8 +71,8 @@ def test_weights_are_those_of_the_formula(masked: Path) -> None:
     for row, text in zip(own, QUERIES, strict=True):
         row[model.encoder.tokenizer(text, add_special_tokens=False)["input_ids"]] = 1
     for terms, expected in (("own", q * own), ("ones", own)):
-        found = PARADIGMS["splade"](masked, query_terms=terms).double().encode_queries(QUERIES)
-        assert_same(dense(found, q.shape[1]).double(), expected)
+        results = PARADIGMS["splade"](masked, query_terms=terms).double().encode_queries(QUERIES)
+        assert_same(dense(results, q.shape[1]).double(), expected)
     cut = dense(PARADIGMS["splade"](masked, most_terms=5).double().encode_documents(DOCUMENTS), d.shape[1])
     assert_same(cut, d * (d >= d.topk(5).values[:, -1:]))
 
@@ -155,10 +155,10 @@ def test_bm25_is_equal_ids_with_its_weights() -> None:
     for row, text in zip(counts, QUERIES, strict=True):
         for term in bm25.vocabulary.keys() & {*bm25.terms(text)}:
             row[bm25.vocabulary[term]] = bm25.terms(text).count(term)
-    found = rel(*sides(torch.from_numpy(bm25.matrix().toarray()), counts), EqualIds(), one)
+    results = rel(*sides(torch.from_numpy(bm25.matrix().toarray()), counts), EqualIds(), one)
     run = bm25.search({text: text for text in QUERIES}, 4)
     expected = torch.tensor([[run[text].get(id, 0.0) for id in "abcd"] for text in QUERIES])
-    assert_within_rounding(found, expected, torch.float32, 10)  # words of a query
+    assert_within_rounding(results, expected, torch.float32, 10)  # words of a query
 
 
 def test_unicoil_is_coil_with_one_dimension(tiny_bert: Path) -> None:
@@ -167,7 +167,7 @@ def test_unicoil_is_coil_with_one_dimension(tiny_bert: Path) -> None:
     torch.manual_seed(0)
     model = PARADIGMS["coil"](tiny_bert, **settings).double().eval()
     encoder = model.encoder
-    found = model.score(model.encode_documents(DOCUMENTS), model.encode_queries(QUERIES))
+    results = model.score(model.encode_documents(DOCUMENTS), model.encode_queries(QUERIES))
 
     def weighed(text: str) -> tuple[Tensor, Tensor]:
         batch = encoder.tokenize([text], "document")
@@ -180,24 +180,26 @@ def test_unicoil_is_coil_with_one_dimension(tiny_bert: Path) -> None:
         for n, document in enumerate(DOCUMENTS):
             (q_ids, q), (d_ids, d) = weighed(query), weighed(document)
             expected = sum(u * d[d_ids == j].max() for j, u in zip(q_ids, q, strict=True) if j in d_ids)
-            assert_same(found[b, n], expected, scale=1)
+            assert_same(results[b, n], expected, scale=1)
 
 
 def test_weights_are_scored_in_training_as_rel_in_values_and_gradients() -> None:
     """Terms that come more than once, as in uniCOIL, too."""
     random = torch.Generator().manual_seed(0)
-    found = []
+    results = []
     for x, n, l in ((1, 6, 9), (4, 1, 7)):
         vectors = torch.rand(x, n, l, 1, generator=random, dtype=torch.float64).requires_grad_()
         mask = torch.rand(x, n, l, generator=random) < 0.8
-        found.append(Tokens(vectors, mask, torch.randint(0, 6, (x, n, l), generator=random)))
-    scores = [f(*found, EqualIds(), one) for f in (rel, in_batch_rel)]
+        results.append(Tokens(vectors, mask, torch.randint(0, 6, (x, n, l), generator=random)))
+    scores = [f(*results, EqualIds(), one) for f in (rel, in_batch_rel)]
     assert_same(*scores)
-    gradients = [torch.autograd.grad(s.square().sum(), [t.vectors for t in found]) for s in scores]
+    gradients = [torch.autograd.grad(s.square().sum(), [t.vectors for t in results]) for s in scores]
     for a, b in zip(*gradients, strict=True):
         assert_same(a, b)
-    negative = replace(found[0], vectors=-found[0].vectors)  # which is no matrix product
-    assert_same(in_batch_rel(negative, found[1], EqualIds(), one), rel(negative, found[1], EqualIds(), one))
+    negative = replace(results[0], vectors=-results[0].vectors)  # which is no matrix product
+    assert_same(
+        in_batch_rel(negative, results[1], EqualIds(), one), rel(negative, results[1], EqualIds(), one)
+    )
 
 
 # --- what makes terms few -------------------------------------------------------------------------------

@@ -57,8 +57,8 @@ def test_A_reads_them_and_nothing_else_of_the_corpus(model):
     counted = model.count_corpus(TEXTS)
     weighed = model.with_alignment(Idf(statistics=counted.name), "total").double()
     D, Q = weighed.encode_documents(TEXTS[:2]), weighed.encode_queries([QUERY])
-    made, plain = weighed.interact(D, Q), interact(D, Q, model.align, model.normalise)
-    assert_same(made.alignment, plain.alignment * counted.idf(Q.ids)[:, :, None, :])
+    built, plain = weighed.interact(D, Q), interact(D, Q, model.align, model.normalise)
+    assert_same(built.alignment, plain.alignment * counted.idf(Q.ids)[:, :, None, :])
     explained = weighed.explain(QUERY, TEXTS[0])
     assert explained.reads.startswith("the corpus's document frequencies")
 
@@ -110,13 +110,13 @@ def test_a_checkpoint_keeps_and_checks_them(model, tmp_path):
     assert STATISTICS[counted.name].frequencies.equal(counted.frequencies)
     again.explain(QUERY, TEXTS[0])
 
-    whole = load_file(folder / FILE)
+    full = load_file(folder / FILE)
     for change, message in (
         ({"documents": torch.tensor(9)}, f"not {counted.name}, which the alignment reads"),
         ({"documents": torch.tensor(1)}, "are not of 1 documents"),
         ({"more": torch.tensor(2)}, "it holds documents, frequencies, more, tokens"),
     ):
-        save_file(whole | change, folder / FILE)
+        save_file(full | change, folder / FILE)
         with pytest.raises(ValueError, match=rf"{FILE}.*{message}"):
             paradigms.load(folder)
     (folder / FILE).unlink()

@@ -43,14 +43,14 @@ def corpora(draw: st.DrawFn) -> tuple[Tensor, Tensor, int]:
 
 def retrieve(S: Tensor, valid: Tensor, k: int) -> list[tuple[Tensor, Tensor, int]]:
     """Sort the corpus's tokens for each query: similarities [j, k'] and their documents."""
-    found = []
+    results = []
     for s, real in zip(S, valid, strict=True):
         rows = real.any(-1).nonzero()
         columns = real.any(0).any(0).nonzero()[:, 0]
         P = s[rows[:, 0], rows[:, 1]][:, columns].T
         order = P.argsort(1, descending=True)[:, :k]
-        found.append((P.gather(1, order), rows[:, 0][order], len(rows)))
-    return found
+        results.append((P.gather(1, order), rows[:, 0][order], len(rows)))
+    return results
 
 
 def test_a_salience_that_no_search_reads_is_refused():
@@ -73,8 +73,8 @@ def test_the_power_law_is_found_and_extrapolated_to_the_middle_of_what_is_missin
     expected = torch.tensor([0.9 * middle**-0.2, 0.7 * middle**-0.05], dtype=float64)
     assert_same(IMPUTATIONS["power_law"](retrieved.flip(1), 5000), expected)
     # All of the corpus is retrieved: there is no rank beyond the last.
-    whole = IMPUTATIONS["power_law"](retrieved, 50)
-    assert_same(whole, retrieved[:, -1])
+    full = IMPUTATIONS["power_law"](retrieved, 50)
+    assert_same(full, retrieved[:, -1])
 
 
 @pytest.mark.parametrize("row", [[0.3, -0.1], [-0.2, -0.5], [0.4]])
@@ -107,17 +107,17 @@ def test_retrieved_tokens_alone_give_imputed_rel(corpus, name):
     S, valid, k = corpus
     expected = imputed_rel(S, valid, k, name)
     for row, (scores, owners, tokens) in zip(expected, retrieve(S, valid, k), strict=True):
-        documents, found = retrieved_rel(scores, owners, tokens, name)
+        documents, results = retrieved_rel(scores, owners, tokens, name)
         assert documents.tolist() == sorted(set(owners.flatten().tolist()))
-        assert_same(found, row[documents])
+        assert_same(results, row[documents])
 
 
 @given(corpora())
 def test_imputed_rel_is_the_theorys(corpus):
     """f_XTR' = f_ColBERT + (1/N) Σ over missing (m − max P) >= f_ColBERT, for documents that have tokens."""
     S, valid, k = corpus
-    found = imputed_rel(S, valid, k)
-    for s, real, scores in zip(S, valid, found, strict=True):
+    results = imputed_rel(S, valid, k)
+    for s, real, scores in zip(S, valid, results, strict=True):
         columns, rows = real.any(0).any(0), real.any(-1)
         documents, owners = rows.nonzero()[:, 0].unique(return_inverse=True)
         P = s[rows][:, columns].T.numpy()
@@ -163,5 +163,5 @@ def test_gradients_are_appendix_a(seed, k, temperature):
     ):
         D, Q = similarities(P, 5)
         in_batch_loss(D, Q, cut, torch.tensor([2]), temperature).backward()
-        found = D.grad.reshape(20, 3).T.numpy()
-        assert_same(found, expected)
+        results = D.grad.reshape(20, 3).T.numpy()
+        assert_same(results, expected)

@@ -32,11 +32,11 @@ SYSTEMS = ("bm25", "colbert", "aligner", "reranker")
 def started(sound: Path) -> tuple[Any, int, int]:
     """A service of this process, its port, and the most memory that the process has held before."""
     torch.manual_seed(0)
-    made: dict[str, Any] = {"bm25": BM25(CORPUS)}
+    built: dict[str, Any] = {"bm25": BM25(CORPUS)}
     for name in ("colbert", "aligner"):
-        made[name] = Indexed.build(PARADIGMS[name](sound / "bert", special_tokens=False), CORPUS)
-    made["reranker"] = Reranking(made["colbert"].model, CORPUS, made["bm25"])
-    running = serving(made, most=MOST)
+        built[name] = Indexed.build(PARADIGMS[name](sound / "bert", special_tokens=False), CORPUS)
+    built["reranker"] = Reranking(built["colbert"].model, CORPUS, built["bm25"])
+    running = serving(built, most=MOST)
     port = running.__enter__()
     asked(port, "/search", {"queries": {"q": QUERY}, "align": "Buckets(planes=4, repetitions=10)"})
     return running, port, peak()

@@ -39,9 +39,9 @@ def assert_formula(index: BM25, queries: tuple[str, ...], k1: float, b: float) -
     documents = [index.terms(text) for text in TEXTS]
     for query in queries:
         scores = [by_formula(index.terms(query), document, documents, k1, b) for document in documents]
-        found = index.rerank({"q": query}, {"q": dict.fromkeys(IDS, 0.0)})["q"]
+        results = index.rerank({"q": query}, {"q": dict.fromkeys(IDS, 0.0)})["q"]
         # Each weight is rounded to float32 before at most 6 of them are added.
-        assert_within_rounding(found, dict(zip(IDS, scores, strict=True)), torch.float32, 1 + 6)
+        assert_within_rounding(results, dict(zip(IDS, scores, strict=True)), torch.float32, 1 + 6)
 
 
 @pytest.mark.parametrize(("k1", "b", "ngrams"), [(0.9, 0.4, 1), (1.2, 0.75, 1), (0.9, 0.4, 2)])
@@ -133,5 +133,5 @@ def test_ndcg_on_scifact():
     collection = needs.collection("scifact")
     test = collection.split("test")
     run = BM25(collection.corpus).search(test.queries, 100)
-    found = ir_measures.calc_aggregate([ir_measures.nDCG @ 10], test.judgements, run)
-    assert found[ir_measures.nDCG @ 10] == pytest.approx(0.6635, abs=0.001)
+    results = ir_measures.calc_aggregate([ir_measures.nDCG @ 10], test.judgements, run)
+    assert results[ir_measures.nDCG @ 10] == pytest.approx(0.6635, abs=0.001)

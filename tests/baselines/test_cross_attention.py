@@ -77,10 +77,10 @@ def tokens(model: CrossAttention, query: str, document: str) -> list[str]:
 def test_scores_are_the_head_on_the_joint_encoding_whatever_the_padding(checkpoints, family, pooling):
     model = build(checkpoints[family], pooling=pooling).double()
     pairs = [(query, text) for query in QUERIES.values() for text in TEXTS]
-    found = score(model, [q for q, _ in pairs], [d for _, d in pairs])
+    results = score(model, [q for q, _ in pairs], [d for _, d in pairs])
     expected = [by_hand(model, checkpoints[family], *pair, pooling) for pair in pairs]
-    assert_same(found, expected)
-    assert found.std() > 0.05  # the two texts matter
+    assert_same(results, expected)
+    assert results.std() > 0.05  # the two texts matter
 
 
 def test_each_text_is_cut_for_itself_and_as_the_other_paradigms_cut_it(tiny_bert):
@@ -112,11 +112,11 @@ def test_a_published_reranker_tells_scores_apart_in_16_bits(tmp_path, family):
     (last,) = (layer for layer in model.modules() if getattr(layer, "out_features", 0) == 1)
     torch.nn.init.constant_(last.bias, 8.0)
     pairs = [(query, text * repeats) for query in QUERIES.values() for text in TEXTS for repeats in (1, 2, 9)]
-    found = {name: model.score_texts(pairs, precision=name) for name in ("no", "bf16")}
-    assert len(set(found["bf16"])) >= len(set(found["no"])) > 30
-    assert_within_rounding(found["bf16"], found["no"], torch.bfloat16, 2 * 8, scale=8)
+    results = {name: model.score_texts(pairs, precision=name) for name in ("no", "bf16")}
+    assert len(set(results["bf16"])) >= len(set(results["no"])) > 30
+    assert_within_rounding(results["bf16"], results["no"], torch.bfloat16, 2 * 8, scale=8)
     again = pickle.loads(pickle.dumps(model)).bfloat16()
-    assert_within_rounding(again.score_texts(pairs), found["no"], torch.bfloat16, 2 * 8, scale=8)
+    assert_within_rounding(again.score_texts(pairs), results["no"], torch.bfloat16, 2 * 8, scale=8)
 
 
 def test_a_score_that_is_not_finite_is_refused(tiny_bert):
@@ -136,12 +136,12 @@ def test_reranking_is_the_score_of_every_pair_best_first_whatever_the_batches(ti
         sizes.clear()
         monkeypatch.setitem(module.TOKENS, "cpu", tokens)
         monkeypatch.setattr(module, "WINDOW", window)
-        found = Reranking(model, CORPUS).rerank(QUERIES, every)
+        results = Reranking(model, CORPUS).rerank(QUERIES, every)
         assert model.training
-        assert found["q2"] == {}
+        assert results["q2"] == {}
         for query, scores in expected.items():
-            assert_same(found[query], dict(zip(CORPUS.ids, scores, strict=True)))
-            assert all(a >= b for a, b in pairwise(found[query].values()))
+            assert_same(results[query], dict(zip(CORPUS.ids, scores, strict=True)))
+            assert all(a >= b for a, b in pairwise(results[query].values()))
         assert sum(count for count, _ in sizes) == 12
         assert all(count == 1 or count * length <= tokens for count, length in sizes)
     assert len(sizes) < 6  # the last: several pairs a batch
@@ -180,11 +180,11 @@ def test_the_loss_is_cross_entropy_over_the_querys_own_candidates(tiny_bert):
             texts = [CORPUS[p] for p in (example.positive, *example.negatives)]
             s = [by_hand(model, tiny_bert, example.query, text) / (temperature or 1.0) for text in texts]
             losses.append(math.log(sum(map(math.exp, s))) - s[0])
-        found = objective.loss(model, objective.collate(EXAMPLES))
-        assert_same(found, sum(losses) / 4)
+        results = objective.loss(model, objective.collate(EXAMPLES))
+        assert_same(results, sum(losses) / 4)
         # Processes share nothing: the mean of their losses is that of the whole batch.
         halves = [objective.loss(model, objective.collate(part)) for part in (EXAMPLES[:2], EXAMPLES[2:])]
-        assert_same(found, sum(halves) / 2)
+        assert_same(results, sum(halves) / 2)
 
 
 def test_examples_without_negatives_or_with_unequally_many_are_refused(tiny_bert):

@@ -40,17 +40,17 @@ TEXTS = {"fish.txt": "the fish in the sea", "fire.txt": "fire and warm wood", "s
 def models(tmp_path_factory, tiny_bert, seq2seq):
     """name -> folder of a saved model."""
     root, lengths = tmp_path_factory.mktemp("models"), {"query_length": 12, "document_length": 24}
-    made = {}
+    built = {}
     for name in ("aligner", "coil", "colbert", "dpr", "xtr"):
         torch.manual_seed(0)
         options = {"dim": 8, "special_tokens": False} if name != "dpr" else {"pooling": "mean"}
-        made[name] = PARADIGMS[name](tiny_bert, **options | lengths)
-    made["cross_attention"] = cross_attention(tiny_bert, **lengths)
+        built[name] = PARADIGMS[name](tiny_bert, **options | lengths)
+    built["cross_attention"] = cross_attention(tiny_bert, **lengths)
     corpus = Corpus(list(TEXTS), list(TEXTS.values()), list(TEXTS))
-    made["dsi"] = dsi(seq2seq["t5"], corpus)
-    for name, model in made.items():
+    built["dsi"] = dsi(seq2seq["t5"], corpus)
+    for name, model in built.items():
         model.save_pretrained(root / name)
-    return {name: root / name for name in made}
+    return {name: root / name for name in built}
 
 
 @pytest.fixture
@@ -704,9 +704,9 @@ def test_oracle_of_fewer_numbers_is_that_of_an_index_with_as_few(models, name):
     """Projected tokens have length 1, as an index of as few numbers stores them, if the model's have."""
     model = load(models[name])
     short, texts = model.truncated(3), list(TEXTS.values())
-    whole, fewer = (Store.build(kinds.exact(), m, TEXTS, texts) for m in (model, short))
-    axes = np.eye(whole.dim)[:, :3]
-    study, index = stored(whole, axes), stored(fewer)
+    full, fewer = (Store.build(kinds.exact(), m, TEXTS, texts) for m in (model, short))
+    axes = np.eye(full.dim)[:, :3]
+    study, index = stored(full, axes), stored(fewer)
     assert study.unit
     assert_within_rounding(study.vectors, index.vectors, torch.float16, 4)
     for n in range(3):

@@ -279,8 +279,8 @@ def test_what_a_folder_lacks_is_named(tmp_path, make, file, text, message):
     folder = make(tmp_path)
     if text is not None:
         put(folder / file, text)
-    for found in folder.glob(file) if text is None else ():
-        found.unlink()
+    for results in folder.glob(file) if text is None else ():
+        results.unlink()
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         load_collection(folder)
 

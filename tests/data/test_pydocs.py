@@ -15,7 +15,7 @@ REST = " ".join(f"word{i}" for i in range(30))
 
 def similarity(x: str, y: str) -> float:
     """Jaccard similarity of the triples of words."""
-    a, b = (set(zip(found, found[1:], found[2:], strict=False)) for found in map(words, (x, y)))
+    a, b = (set(zip(results, results[1:], results[2:], strict=False)) for results in map(words, (x, y)))
     return len(a & b) / max(len(a | b), 1)
 
 
@@ -72,10 +72,10 @@ def test_which_definitions_count(tmp_path):
     for n in range(source.count("DOC")):
         source = source.replace("DOC", f"Say what number {n} does.\\n\\n{REST} {n}", 1)
     file.write_text(textwrap.dedent(source))
-    found = {item.id: item for item in pydocs.docstrings("numpy.lib.part", file)}
+    results = {item.id: item for item in pydocs.docstrings("numpy.lib.part", file)}
     names = ["", "conditional", "Public", "Public.method", "Public.__aenter__"]
-    assert list(found) == [f"numpy.lib.part:{name}" for name in names]
-    method = found["numpy.lib.part:Public.method"]
+    assert list(results) == [f"numpy.lib.part:{name}" for name in names]
+    method = results["numpy.lib.part:Public.method"]
     assert (method.summary, method.rest) == ("Say what number 3 does.", f"{REST} 3")
     assert method.group == "numpy.lib"
     file.write_text("# This file was automatically generated from x\n" + file.read_text())

@@ -33,8 +33,8 @@ def folder(tmp_path):
 
 def test_passages_are_named_by_the_line_that_they_begin_on(folder):
     problems = Problems()
-    found = list(text_passages(folder, problems, words=3))
-    assert found == [
+    results = list(text_passages(folder, problems, words=3))
+    assert results == [
         ("b.md:1", "b.md", "One two three."),
         ("b.md:3", "b.md", "Four five six"),
         ("b.md:3.2", "b.md", "seven.\neight"),
@@ -49,8 +49,8 @@ def test_passages_are_named_by_the_line_that_they_begin_on(folder):
 def test_what_has_no_white_space_is_cut_and_kept(tmp_path):
     (tmp_path / "ja.txt").write_text("猫は動物です。犬も動物です。", encoding="utf-8")
     (tmp_path / "row.csv").write_text("x\na,b,c,d,e f")
-    found = [text for _, _, text in text_passages(tmp_path, Problems(), words=4)]
-    assert found == ["猫は動物", "です。犬も", "動物です。", "x\na,b,c,", "d,e f"]
+    results = [text for _, _, text in text_passages(tmp_path, Problems(), words=4)]
+    assert results == ["猫は動物", "です。犬も", "動物です。", "x\na,b,c,", "d,e f"]
 
 
 def test_links_one_file_and_a_hidden_folder_that_is_asked_for(folder, tmp_path):
@@ -129,8 +129,10 @@ def test_html_and_json_lines_in_a_folder_of_notes(tmp_path):
     (tmp_path / "b.jsonl").write_text('{"title": "Fire", "text": "warm wood"}\n\n{"id": 7, "body": "ice"}\n')
     (tmp_path / "c.jsonl").write_text('{"text": "kept"}\n{"level": "debug"}\n')
     problems = Problems()
-    found = [(id, title, " ".join(text.split())) for id, title, text in text_passages(tmp_path, problems, 50)]
-    assert found == [
+    results = [
+        (id, title, " ".join(text.split())) for id, title, text in text_passages(tmp_path, problems, 50)
+    ]
+    assert results == [
         ("a.html:2", "a.html", "Sea the fish & the sea snow"),
         ("b.jsonl:1", "Fire", "Fire warm wood"),
         ("b.jsonl:3", "b.jsonl", "ice"),
@@ -187,8 +189,8 @@ def test_pages_of_a_pdf_are_passages_by_number(tmp_path):
     (tmp_path / "c.pdf").write_bytes(pdf("secret", password="password"))
     (tmp_path / "d.pdf").write_text("%PDF-1.4\n1 0 obj\n")
     problems = Problems()
-    found = list(text_passages(tmp_path, problems))
-    assert found == [("a.pdf:1", "a.pdf", WORDS[0]), ("a.pdf:2", "a.pdf", WORDS[1])]
+    results = list(text_passages(tmp_path, problems))
+    assert results == [("a.pdf:1", "a.pdf", WORDS[0]), ("a.pdf:2", "a.pdf", WORDS[1])]
     reasons = {"b.pdf": "scanned pages", "c.pdf": "encrypted PDF", "d.pdf": "pdf file that cannot be read"}
     for name, reason in reasons.items():
         assert [kind for kind in problems.counts if reason in kind and name in problems.examples[kind][0]]
@@ -204,9 +206,9 @@ def test_documents_of_word_processors_and_ebooks(tmp_path, kind):
     pypandoc.convert_text(source, kind, format="md", **options)
     (tmp_path / f"b.{kind}").write_bytes(b"PK\x03\x04 damaged")
     problems = Problems()
-    found = [(id, text.split()) for id, _, text in text_passages(tmp_path, problems) if id.startswith("a")]
+    results = [(id, text.split()) for id, _, text in text_passages(tmp_path, problems) if id.startswith("a")]
     words = " ".join(["Server", WORDS[0], "day task one stop", WORDS[1]]).split()
-    assert found == [(f"a.{kind}:1", words)]
+    assert results == [(f"a.{kind}:1", words)]
     if kind != "rtf":  # which is text, whatever it holds
         assert list(problems.counts) == [f"{kind} file that cannot be read (left out)"]
 

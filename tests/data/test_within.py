@@ -27,44 +27,44 @@ def collection(documents: int = 40, each: int = 5, name: str = "made"):
 
 
 def test_every_test_document_has_training_queries_and_no_query_is_in_two_splits():
-    whole = collection()
-    divided = within_documents(whole)
+    full = collection()
+    divided = within_documents(full)
     train, dev, test = (divided.split(name) for name in ("train", "dev", "test"))
     learned = {d for grades in train.judgements.values() for d in grades}
-    assert learned == set(whole.corpus.ids)
-    assert learned_share(whole.split("train"), whole.split("test")) == 0
+    assert learned == set(full.corpus.ids)
+    assert learned_share(full.split("train"), full.split("test")) == 0
     left_out = sum(divided.problems.counts.values())
     assert len(train.queries) + len(dev.queries) + len(test.queries) + left_out == 200
     assert not train.queries.keys() & (dev.queries.keys() | test.queries.keys())
     assert len(test.queries) > len(dev.queries) > 0
     assert 20 < len(test.queries) < 80
-    assert divided.fingerprint != whole.fingerprint
-    assert within_documents(whole).splits == divided.splits  # drawn by ids alone
+    assert divided.fingerprint != full.fingerprint
+    assert within_documents(full).splits == divided.splits  # drawn by ids alone
 
 
 def test_the_documents_with_the_most_queries_are_kept_with_these():
-    whole = collection(documents=6, each=3)
-    asked = whole.split("train")
+    full = collection(documents=6, each=3)
+    asked = full.split("train")
     fewer = asked.only(q for q in asked.queries if q not in ("q0.0", "q2.1", "q2.2"))
-    found = most_asked(replace(whole, splits={**whole.splits, "train": fewer}), 4)
-    assert found.corpus.ids == ["d1", "d3", "d4", "d5"]  # d0 and d2 have fewer than three queries
-    assert found.split("train").queries.keys() == {"q4.0", "q4.1", "q4.2"}
-    assert found.split("test") == whole.split("test")
-    assert found.fingerprint != whole.fingerprint
+    results = most_asked(replace(full, splits={**full.splits, "train": fewer}), 4)
+    assert results.corpus.ids == ["d1", "d3", "d4", "d5"]  # d0 and d2 have fewer than three queries
+    assert results.split("train").queries.keys() == {"q4.0", "q4.1", "q4.2"}
+    assert results.split("test") == full.split("test")
+    assert results.fingerprint != full.fingerprint
     with pytest.raises(ValueError, match="at least 1, got 0"):
-        most_asked(whole, 0)
+        most_asked(full, 0)
 
 
 def test_near_copies_of_training_queries_and_words_of_a_document_are_no_test_queries():
-    whole = collection()
-    train = within_documents(whole).split("train")
-    copied, quoted, *_ = within_documents(whole).split("test").queries
-    queries = {q: text for split in whole.splits.values() for q, text in split.queries.items()}
+    full = collection()
+    train = within_documents(full).split("train")
+    copied, quoted, *_ = within_documents(full).split("test").queries
+    queries = {q: text for split in full.splits.values() for q, text in split.queries.items()}
     queries[copied] = next(iter(train.queries.values())).upper() + "!"
     queries[quoted] = "Document number " + quoted[1:].split(".")[0]
-    of = {name: {q: queries[q] for q in split.queries} for name, split in whole.splits.items()}
-    whole = replace(whole, splits={name: replace(whole.split(name), queries=of[name]) for name in of})
-    divided = within_documents(whole)
+    of = {name: {q: queries[q] for q in split.queries} for name, split in full.splits.items()}
+    full = replace(full, splits={name: replace(full.split(name), queries=of[name]) for name in of})
+    divided = within_documents(full)
     assert all(copied not in split.queries for split in divided.splits.values())
     assert "near copy of a training query (left out)" in divided.problems.counts
     assert quoted in divided.split("train").queries
@@ -78,12 +78,12 @@ def test_descriptions_of_parameters_train_and_summaries_test(built_in):
     texts = [(f"d{n}", "", text + sentence) for n, sentence in enumerate(sentences)]
     queries = [(f"q:d{n}", f"{question(n, 2)} {n}") for n in range(len(WORDS))]
     judged = {"test": iter([(f"q:d{n}", f"d{n}", 1) for n in range(len(WORDS))])}
-    whole = assemble("pydocs-x", texts, queries, judged)
+    full = assemble("pydocs-x", texts, queries, judged)
     if not built_in:  # a folder of this name
         with pytest.raises(ValueError, match="no document has two queries"):
-            within_documents(whole)
+            within_documents(full)
         return
-    divided = within_documents(replace(whole, built_in=True))
+    divided = within_documents(replace(full, built_in=True))
     held = {**divided.split("dev").queries, **divided.split("test").queries}
     assert held
     assert all(query.startswith("q:") for query in held)

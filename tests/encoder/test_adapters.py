@@ -31,10 +31,10 @@ def test_a_saved_paradigm_has_its_adapters_merged(checkpoints, tmp_path, family,
     assert all(torch.equal(weight, before[name]) for name, weight in paradigm.state_dict().items())
     merged = Paradigm.from_pretrained(tmp_path / "saved")
     assert not differing(identity(paradigm.encoder), identity(merged.encoder))  # an index serves both
-    found, expected = (p.double().encode_documents(TEXTS) for p in (merged, paradigm))
+    results, expected = (p.double().encode_documents(TEXTS) for p in (merged, paradigm))
     plain = PARADIGMS["aligner"](checkpoints[family], document_length=20).double().encode_documents(TEXTS)
     assert float((expected.vectors - plain.vectors).abs().max()) > 0.05
-    for mine, theirs in ((found.vectors, expected.vectors), (found.salience, expected.salience)):
+    for mine, theirs in ((results.vectors, expected.vectors), (results.salience, expected.salience)):
         assert_within_rounding(mine, theirs, torch.float32, TERMS)  # merged weights are rounded to it
     assert merged.encoder.settings.lora_rank == 0
     assert not merged.encoder.settings.dora

@@ -37,12 +37,12 @@ def test_first_tokens_are_those_of_the_whole_text(checkpoints: dict[str, Path], 
     @given(st.lists(TEXTS, max_size=4), st.integers(3, 24))
     def check(texts: list[str], length: int) -> None:
         nonlocal cuts
-        found, options = beginnings(tokenizer, texts, length), {"truncation": True, "max_length": length}
-        cuts += found != texts
+        results, options = beginnings(tokenizer, texts, length), {"truncation": True, "max_length": length}
+        cuts += results != texts
         for special in (False, True):
             rows = [
                 tokenizer(t, add_special_tokens=special, **options).input_ids
-                for t in (texts or [""], found or [""])
+                for t in (texts or [""], results or [""])
             ]
             assert rows[0] == rows[1]
 
@@ -64,8 +64,8 @@ def test_a_text_of_many_megabytes_is_read_as_far_as_its_tokens_are_kept(
             most = max(most, *map(len, texts))
             return tokenizer(texts, **options)
 
-    (found,) = beginnings(Counting(), ["the bird over the sea " * 1_000_000], 16)
-    assert len(found) == most < 200
+    (results,) = beginnings(Counting(), ["the bird over the sea " * 1_000_000], 16)
+    assert len(results) == most < 200
 
 
 def test_where_tokens_may_reach_over_spaces_texts_are_left_whole() -> None:
@@ -85,8 +85,8 @@ def test_the_part_that_is_read_has_the_same_tokens(tiny_bert: Path, name: str) -
     encoder = built(name, tiny_bert, document_length=8).encoder
     texts = ["", "the sea", "The SEA,  the mountain; the river and the ship", "boat " * 9000, "sea " * 5]
     read = read_part(encoder, texts)
-    whole, part = (encoder.tokenize(of, "document").input_ids.tolist() for of in (texts, read))
-    assert part == whole
+    full, part = (encoder.tokenize(of, "document").input_ids.tolist() for of in (texts, read))
+    assert part == full
     assert all(text.startswith(beginning) for text, beginning in zip(texts, read, strict=True))
     assert read[:2] == texts[:2]
     assert (

@@ -62,9 +62,9 @@ def test_the_pass_is_that_of_transformers(types):
 def test_a_pass_is_within_its_rounding(precision, dtype):
     model = random_bert()
     with autocast(CPU, precision):
-        found = last_hidden(model, inputs())
-    assert found.dtype == dtype
-    assert_within_rounding(found, model.double()(**inputs())[0], dtype, 64)  # norms cancel older errors
+        results = last_hidden(model, inputs())
+    assert results.dtype == dtype
+    assert_within_rounding(results, model.double()(**inputs())[0], dtype, 64)  # norms cancel older errors
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])
@@ -110,18 +110,18 @@ def test_a_model_opened_to_search_encodes_the_same(name, tmp_path):
     if name in options:
         PARADIGMS[name]("offline", **options[name]).save_pretrained(tmp_path / name)
     place = "offline" if name == "offline" else tmp_path / name
-    whole, light = load(place), load(place, for_search=True)
+    full, light = load(place), load(place, for_search=True)
     assert isinstance(light.encoder.backbone, Light)
     assert isinstance(light.encoder.tokenizer, LightTokenizer)
-    assert not differing(identity(light.encoder), identity(whole.encoder))
+    assert not differing(identity(light.encoder), identity(full.encoder))
     for side in ("query", "document"):
-        batches = [model.encoder.tokenize(TEXTS, side) for model in (whole, light)]
+        batches = [model.encoder.tokenize(TEXTS, side) for model in (full, light)]
         assert torch.equal(batches[0].input_ids, batches[1].input_ids)
         assert torch.equal(batches[0].counts, batches[1].counts)
-        assert light.encoder.labels(TEXTS[2], side) == whole.encoder.labels(TEXTS[2], side)
-    light, whole = light.double(), whole.double()
-    assert_same(light.encode_queries(TEXTS).vectors, whole.encode_queries(TEXTS).vectors)
-    assert light.count_cut(TEXTS) == whole.count_cut(TEXTS)
+        assert light.encoder.labels(TEXTS[2], side) == full.encoder.labels(TEXTS[2], side)
+    light, full = light.double(), full.double()
+    assert_same(light.encode_queries(TEXTS).vectors, full.encode_queries(TEXTS).vectors)
+    assert light.count_cut(TEXTS) == full.count_cut(TEXTS)
     with pytest.raises(ValueError, match="without for_search to save it"):
         light.save_pretrained(tmp_path / "saved")
     with pytest.raises(ValueError, match="without for_search to train it"):

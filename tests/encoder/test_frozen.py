@@ -53,23 +53,23 @@ def keep(
 def test_values_and_gradients_are_those_of_the_whole_backbone_with_frozen_layers(
     checkpoints, tmp_path, family, trained, kept
 ):
-    whole, split = build(checkpoints[family]).double(), build(checkpoints[family]).double()
+    complete, split = build(checkpoints[family]).double(), build(checkpoints[family]).double()
     split.freeze(trained)
     names = {name for name, p in split.named_parameters() if p.requires_grad}
     if kept:
         keep(split, tmp_path, TEXTS)
-        whole.freeze(trained)
-        round_states(whole)
+        complete.freeze(trained)
+        round_states(complete)
         round_states(split)
-    found = []
-    for encoder in (whole, split):
+    results = []
+    for encoder in (complete, split):
         for name, p in encoder.named_parameters():
             p.requires_grad_(name in names)
         out = vectors(encoder.eval(), TEXTS + OTHERS)  # of OTHERS nothing is kept
         (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
         grads = {n: p.grad for n, p in encoder.named_parameters() if p.grad is not None}
-        found.append((out, grads))
-    (expected, wanted), (out, grads) = found
+        results.append((out, grads))
+    (expected, wanted), (out, grads) = results
     assert grads
     assert_same([out, grads], [expected, wanted])
 
@@ -81,12 +81,12 @@ def test_a_decoders_upper_layers_keep_their_attention(checkpoints, tmp_path):
     config.layer_types = ["full_attention", "full_attention", "sliding_attention"]
     Qwen3Model(config).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(checkpoints["qwen3"]).save_pretrained(tmp_path)
-    whole, split = build(tmp_path).double().eval(), build(tmp_path).double().eval()
+    complete, split = build(tmp_path).double().eval(), build(tmp_path).double().eval()
     text = [" ".join(OTHERS * 20)]  # longer than the window, unlike the texts of the check in `freeze`
     for trained in (1, 3):
         split.freeze(trained)
         with torch.no_grad():
-            assert_same(vectors(split, text), vectors(whole, text), 1.0)
+            assert_same(vectors(split, text), vectors(complete, text), 1.0)
 
 
 def test_lower_layers_have_no_dropout_and_upper_ones_do(tiny_bert):
@@ -105,13 +105,13 @@ def test_untrained_paradigms_share_the_output_of_all_layers_and_trained_ones_do_
     given = {"document": TEXTS}, Accelerator(cpu=True)
     keep_states(colbert, 1, tmp_path, *given, untrained=True)
     keep_states(dpr, 1, tmp_path, *given)
-    found = vectors(dpr.encoder, TEXTS)
+    results = vectors(dpr.encoder, TEXTS)
     assert dpr.encoder.split.outputs is None
-    assert found.requires_grad
+    assert results.requires_grad
     keep_states(dpr, 1, tmp_path, *given, untrained=True)
     monkeypatch.setattr(dpr.encoder.split, "upper", lambda *_: pytest.fail("was kept"))
     terms = dpr.encoder.backbone.config.hidden_size  # of the norm, of outputs rounded to float16
-    assert_within_rounding(vectors(dpr.encoder, TEXTS), found.detach(), torch.float16, terms)
+    assert_within_rounding(vectors(dpr.encoder, TEXTS), results.detach(), torch.float16, terms)
     monkeypatch.undo()
     keep_states(dpr, 1, tmp_path, *given)
     assert vectors(dpr.encoder, TEXTS).requires_grad
@@ -128,11 +128,11 @@ def test_states_of_other_weights_are_not_read(tiny_bert, tmp_path):
     store = keep(encoder, tmp_path, TEXTS)
     before = vectors(encoder, TEXTS)
     encoder.backbone.encoder.layer[0].attention.self.value.weight.data.mul_(-2)
-    found = vectors(encoder, TEXTS)
+    results = vectors(encoder, TEXTS)
     encoder.split.store = None
-    assert_same(found, vectors(encoder, TEXTS))
+    assert_same(results, vectors(encoder, TEXTS))
     assert len(store) == len(TEXTS)
-    assert float((found - before).abs().max()) > 1e-3
+    assert float((results - before).abs().max()) > 1e-3
 
 
 def test_too_many_states_are_computed_anew_and_a_full_disk_is_told(tiny_bert, tmp_path, monkeypatch, capsys):
@@ -178,13 +178,13 @@ def test_a_damaged_file_is_named_and_written_again(tiny_bert, tmp_path, harm):
     encoder.freeze(1)
     keep(encoder, tmp_path, TEXTS)
     (file,) = tmp_path.rglob("*.safetensors")
-    whole = file.read_bytes()
+    complete = file.read_bytes()
     harm(file)
     again = build(tiny_bert)  # the first holds what it has read
     again.freeze(1)
     with pytest.warns(UserWarning, match=r"is damaged \(states\.safetensors"):
         assert len(keep(again, tmp_path, TEXTS)) == len(TEXTS)
-    assert file.read_bytes() == whole
+    assert file.read_bytes() == complete
 
 
 def test_what_cannot_be_split_or_kept_is_told(tiny_bert, tmp_path):
@@ -211,9 +211,9 @@ def test_what_cannot_be_split_or_kept_is_told(tiny_bert, tmp_path):
     forward = reads.backbone.forward
 
     def odd(*args: Any, **named: Any) -> Any:  # its result depends on more than the last layer's input
-        found = forward(*args, **named)
-        found.last_hidden_state = found.last_hidden_state + len(set(reads.backbone.encoder.layer))
-        return found
+        results = forward(*args, **named)
+        results.last_hidden_state = results.last_hidden_state + len(set(reads.backbone.encoder.layer))
+        return results
 
     reads.backbone.encoder.layer.append(layers[0])
     reads.backbone.forward = odd

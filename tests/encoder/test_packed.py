@@ -23,9 +23,9 @@ def layers(bias: bool) -> list[nn.Linear]:
 def test_products_are_those_of_torch_with_weights_as_they_are_now(shape, bias):
     some, x = layers(bias), torch.randn(*shape, WIDTH)
     for _ in range(2):
-        for layer, found in zip(some, linears(*some)(x), strict=True):
+        for layer, results in zip(some, linears(*some)(x), strict=True):
             expected = deepcopy(layer).double()(x.double())
-            for mine in (found, linears(layer)(x)[0]):
+            for mine in (results, linears(layer)(x)[0]):
                 assert_within_rounding(mine, expected, torch.float32, WIDTH, scale=WIDTH)
         some[1].weight.data.mul_(-3)  # not the first weight, under which the joined copy is kept
         some[2].weight = nn.Parameter(torch.randn(32, WIDTH))

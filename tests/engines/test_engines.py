@@ -169,13 +169,13 @@ def test_an_engine_answers_as_exact_search_does(indexed, engine_of, name):
     engine = engine_of(name, model.encoder.dim, single)
     assert hand_over(store, model, engine) == 79
     queries = texts(6, 1) | {"none": " "}
-    wanted = Indexed(Index(store), model).search(queries, 10)
+    expected = Indexed(Index(store), model).search(queries, 10)
     retriever = EngineRetriever(engine, model)
-    found = retriever.search(queries, 10)
-    assert found.pop("none") == {}
-    wanted.pop("none")
-    assert_same_run(found, wanted)
-    run = {query: dict.fromkeys([*list(wanted[query])[2:5], "0/7", "empty"], 0.0) for query in wanted}
+    results = retriever.search(queries, 10)
+    assert results.pop("none") == {}
+    expected.pop("none")
+    assert_same_run(results, expected)
+    run = {query: dict.fromkeys([*list(expected[query])[2:5], "0/7", "empty"], 0.0) for query in expected}
     assert_same_run(retriever.rerank(queries, run), Indexed(Index(store), model).rerank(queries, run))
     with pytest.raises(ValueError, match="k must be at least 1, got 0"):
         retriever.search(queries, 0)
@@ -355,11 +355,11 @@ def test_lancedb_indexes_many_vectors_a_document_where_cosines_are_inner_product
     engine.approximate(index_type="IVF_FLAT")
     again = LanceEngine(str(tmp_path / "b"), 16, nprobes=1000)
     for query in unit[:3, :4]:
-        wanted, found = (dict(top(one, query, 10)) for one in (exact, again))
-        both = wanted.keys() & found.keys()
+        expected, results = (dict(top(one, query, 10)) for one in (exact, again))
+        both = expected.keys() & results.keys()
         assert len(both) >= 8  # of those near its tokens, LanceDB scores some
-        assert_within_rounding({id: found[id] for id in both}, {id: wanted[id] for id in both}, **SCORES)
-        assert next(iter(found)) == next(iter(wanted))
+        assert_within_rounding({id: results[id] for id in both}, {id: expected[id] for id in both}, **SCORES)
+        assert next(iter(results)) == next(iter(expected))
     with pytest.raises(ValueError, match="the query has a vector of length"):
         top(again, 2 * unit[0], 10)
 
@@ -415,11 +415,11 @@ def test_a_folder_of_qdrant_has_one_process_and_an_index(tmp_path):
     write(engine, [str(n) for n in range(500)], documents)
     with pytest.raises(BlockingIOError, match="qdrant is being written by another process"):
         QdrantEdgeEngine(tmp_path / "qdrant", 4)
-    wanted = top(engine, documents[7], 5)
+    expected = top(engine, documents[7], 5)
     engine.approximate()
     engine.close()
     again = QdrantEdgeEngine(tmp_path / "qdrant", 4, exact=True)
-    assert top(again, documents[7], 5) == wanted
+    assert top(again, documents[7], 5) == expected
     again.close()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("mine")
@@ -437,10 +437,10 @@ def test_pgvector_scores_the_documents_of_the_nearest_vectors(engine_of):
     few, one = (engine_of("pgvector", 16, nearest=nearest) for nearest in (100, 1))
     few.connection.execute("SET enable_seqscan = off")  # which is faster for so few rows
     for query in vectors[:3, :4]:
-        wanted, found = dict(top(exact, query, 200)), dict(top(few, query, 10))
-        assert list(found)[:3] == list(wanted)[:3]
+        expected, results = dict(top(exact, query, 200)), dict(top(few, query, 10))
+        assert list(results)[:3] == list(expected)[:3]
         # In full: of all vectors of a document.
-        assert found == pytest.approx({id: wanted[id] for id in found})
+        assert results == pytest.approx({id: expected[id] for id in results})
         assert len(top(one, query[:1], 10)) == 1
     with pytest.raises(ValueError, match="nearest must be from 0 to 1,000, got 1001"):
         engine_of("pgvector", 16, nearest=1001)

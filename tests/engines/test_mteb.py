@@ -49,18 +49,18 @@ def evaluated(model: object, task: object) -> dict:
 def test_mteb_measures_what_our_search_finds(tiny_bert: Path, name: str):
     paradigm = PARADIGMS[name](str(tiny_bert), query_length=8, document_length=12)
     model = MTEBModel(paradigm)
-    found = evaluated(model, task())
+    results = evaluated(model, task())
     run = Indexed.build(paradigm, TEXTS).search(QUERIES)
     ranks = [list(run[q]).index(d) + 1 for q, d in (("q1", "d1"), ("q2", "d2"))]
-    assert round(found["mrr_at_10"], 5) == round(sum(1 / r for r in ranks) / 2, 5)
+    assert round(results["mrr_at_10"], 5) == round(sum(1 / r for r in ranks) / 2, 5)
     assert model.mteb_model_meta.name == f"retrieval-paradigms/{name}"
     without = evaluated(model, task(identical=True))
-    assert without["mrr_at_10"] >= found["mrr_at_10"]
+    assert without["mrr_at_10"] >= results["mrr_at_10"]
 
 
 def test_a_reranker_orders_the_candidates_alone(tiny_bert: Path):
     model = MTEBModel(RERANKERS["cross_attention"](str(tiny_bert)), name="mine")
-    found = evaluated(model, task(top_ranked={"q1": ["d1"], "q2": ["d1", "q2"]}))
-    assert found["recall_at_10"] == 0.5
+    results = evaluated(model, task(top_ranked={"q1": ["d1"], "q2": ["d1", "q2"]}))
+    assert results["recall_at_10"] == 0.5
     with pytest.raises(ValueError, match="cannot search, it only scores pairs"):
         model.search([{"id": "q", "text": "cat"}], top_k=1, encode_kwargs={})

@@ -75,11 +75,11 @@ def test_every_paradigm_in_an_experiment(tiny_bert, tmp_path, candidates, name):
     """Indexing, the retriever, and the reranker after it and after BM25."""
     model = model_of(name, tiny_bert)
     retriever = Indexer(model, tmp_path / "index", k=3).index(iter(rows()))
-    found = retriever(TOPICS)
-    assert set(found.columns) == {"qid", "query", "docno", "score", "rank"}
+    results = retriever(TOPICS)
+    assert set(results.columns) == {"qid", "query", "docno", "score", "rank"}
     if name != "xtr":  # which takes the candidates for its pool
-        both = found.merge(Reranker(model)(candidates), on=["qid", "docno"])
-        assert len(both) == len(found)
+        both = results.merge(Reranker(model)(candidates), on=["qid", "docno"])
+        assert len(both) == len(results)
         assert_within_rounding(both["score_x"], both["score_y"], **SCORES)
     reranker = texts() >> Reranker(model)
     assert measured(bm25(), retriever, retriever % 2, retriever >> reranker, bm25() >> reranker) == [1.0] * 5
@@ -90,9 +90,9 @@ def test_a_reranker_keeps_every_row(tiny_bert, seq2seq, candidates, name):
     """A generative model, too, whose corpus is in the model."""
     generative = name == "genre"
     model = GENERATIVE[name](seq2seq["t5"], CORPUS) if generative else model_of(name, tiny_bert)
-    found = Reranker(model)(candidates)
-    assert len(found) == len(candidates)
-    for _, group in found.groupby("qid"):
+    results = Reranker(model)(candidates)
+    assert len(results) == len(candidates)
+    for _, group in results.groupby("qid"):
         ordered = group.sort_values("rank")["score"].tolist()
         assert ordered == sorted(ordered, reverse=True)
     if generative:
@@ -104,9 +104,9 @@ def test_a_reranker_keeps_every_row(tiny_bert, seq2seq, candidates, name):
 def test_a_retriever_keeps_what_is_of_queries(tiny_bert, tmp_path, candidates):
     """Other columns, such as a score or a text, would be mistaken for those of the documents found."""
     retriever = Indexer(model_of("colbert", tiny_bert), tmp_path / "index").index(rows())
-    found = retriever(TOPICS.assign(query_0="as it was", score=7.0, text="of another"))
-    assert (found["query_0"] == "as it was").all()
-    pd.testing.assert_frame_equal(found.drop(columns="query_0"), retriever(TOPICS))
+    results = retriever(TOPICS.assign(query_0="as it was", score=7.0, text="of another"))
+    assert (results["query_0"] == "as it was").all()
+    pd.testing.assert_frame_equal(results.drop(columns="query_0"), retriever(TOPICS))
     with pytest.raises(Exception, match="docno"):
         retriever(candidates)
 

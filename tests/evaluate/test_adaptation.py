@@ -34,28 +34,28 @@ def test_the_evidence_is_corrected_by_the_best_of_all_rivals(monkeypatch):
     patterns = list(product((1, -1), repeat=6))
     largest = [max(t(row, signs) for row in d) for signs in patterns]
     expected = [np.mean([m >= t(row, (1,) * 6) - 1e-9 for m in largest]) for row in d]
-    found = evidence(values)
-    assert found[1:] == pytest.approx(expected)
-    assert found[0] == 1
+    results = evidence(values)
+    assert results[1:] == pytest.approx(expected)
+    assert results[0] == 1
     alone = [evidence(values[[0, s]])[1] for s in range(1, 5)]
     assert all(c >= a for c, a in zip(expected, alone, strict=True))
     assert any(c > a for c, a in zip(expected, alone, strict=True))
     monkeypatch.setattr("paradigms.evaluate.adaptation.EXACT_SHOTS", 5)
     sampled = evidence(values)
-    assert not np.array_equal(sampled, found)
-    assert np.abs(sampled - found).max() < 0.06
+    assert not np.array_equal(sampled, results)
+    assert np.abs(sampled - results).max() < 0.06
 
 
 def test_adaptation_measures_each_choice_on_the_other_queries():
     values = np.random.default_rng(4).random((4, 30))
-    found = adapt(values, 8, best, seed=5)
-    first = found.adapted[:3], found.default[:3], found.chosen[:3]  # of the first partition
+    results = adapt(values, 8, best, seed=5)
+    first = results.adapted[:3], results.default[:3], results.chosen[:3]  # of the first partition
     for part, adapted, default, chosen in zip(folds(30, 8, seed=[5, 0]), *first, strict=True):
         rest = [q for q in range(30) if q not in part]
         assert chosen == values[:, part].mean(axis=1).argmax()
         assert adapted == pytest.approx(values[chosen, rest].mean())
         assert default == pytest.approx(values[0, rest].mean())
-    assert found.gain.mean() == pytest.approx((found.adapted - found.default).mean(), abs=0.01)
+    assert results.gain.mean() == pytest.approx((results.adapted - results.default).mean(), abs=0.01)
     with pytest.raises(ValueError, match="NaN"):
         adapt(np.full((2, 9), np.nan), 2)
 
@@ -67,10 +67,10 @@ def test_intervals_of_the_gain_cover_as_they_say():
     for n in range(draws):
         random = np.random.default_rng([n, shots])
         values = random.normal(size=(5, 80)) + 0.5 * random.normal(size=(seeds, 5, 80))
-        found = [adapt(of_seed, shots) for of_seed in values]
-        interval = seeds_interval(np.stack([of.gain for of in found]), resamples=1000)
+        results = [adapt(of_seed, shots) for of_seed in values]
+        interval = seeds_interval(np.stack([of.gain for of in results]), resamples=1000)
         covered += interval.low <= 0 <= interval.high
-        gains = (found[0].adapted - found[0].default)[: 80 // shots]
+        gains = (results[0].adapted - results[0].default)[: 80 // shots]
         by_folds += abs(gains.mean()) < 1.96 * gains.std(ddof=1) / len(gains) ** 0.5
     assert 0.88 < covered / draws < 0.99
     assert by_folds / draws < 0.75

@@ -144,13 +144,13 @@ def test_holm_on_a_hand_example():
 def systems(queries=120, seed=0):
     generator = np.random.default_rng(seed)
     base = generator.random(queries)
-    made = {}
+    built = {}
     for name, shift in {"BM25": 0.0, "same": 0.0, "good": 0.15, "bad": -0.15}.items():
         drawn = [generator.normal(0, 0.1, queries) for _ in range(2)]
         values = [np.clip(base + shift + noise, 0, 1) for noise in drawn]
         ids = [f"q{x}" for x in range(queries)]
-        made[name] = PerQuery(ids, dict(zip(("nDCG@10", "R@10"), values, strict=True)))
-    return made
+        built[name] = PerQuery(ids, dict(zip(("nDCG@10", "R@10"), values, strict=True)))
+    return built
 
 
 def test_compare_marks_better_and_worse():

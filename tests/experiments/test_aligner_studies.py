@@ -39,8 +39,8 @@ def adapted(name: str, own: str, means: list[float], bm25: float = 0.1, kept: Se
 
 
 def adaptation_words(*tasks: Task) -> dict[str, str]:
-    found = verdicts(study(tasks), "qian2022", "adaptation")
-    return {verdict.claim.quantity.removeprefix("nDCG@10: "): verdict.word for verdict in found}
+    hits = verdicts(study(tasks), "qian2022", "adaptation")
+    return {verdict.claim.quantity.removeprefix("nDCG@10: "): verdict.word for verdict in hits}
 
 
 LIKE_THE_PAPER = [0.70, 0.69, 0.65, 0.61, 0.56, 0.71, 0.69, 0.67, 0.63]
@@ -57,18 +57,18 @@ def test_planted_effects_of_adaptation_get_their_verdicts() -> None:
         adapted("nfcorpus", "k=4", [0.1] * 9),
     ]
     assert len(unmeasured(study(tasks), "qian2022", "adaptation")) == 2  # zero-shot, entropic
-    found = adaptation_words(*tasks)
+    hits = adaptation_words(*tasks)
 
     def contrast(name: str, a: str, b: str) -> str:
-        return found[f"{name}, trained with k=1, {a} − {name}, trained with k=1, {b}"]
+        return hits[f"{name}, trained with k=1, {a} − {name}, trained with k=1, {b}"]
 
     assert contrast("scifact", "k=1", "k=8") == REPRODUCED
     assert contrast("nfcorpus", "k=1", "k=8") == CONTRADICTED
     assert contrast("squad_v1_dev", "k=1", "k=2") == REPRODUCED
     gain = "nfcorpus, trained with k=1, gain by adapting with 16 examples"
-    assert found[gain] == YES  # a control: the paper's sentence cannot fail
+    assert hits[gain] == YES  # a control: the paper's sentence cannot fail
     pair = "{0}, trained with k=1, default − {0}, trained with k=4, default"
-    assert found[pair.format("scifact")] == REPRODUCED
+    assert hits[pair.format("scifact")] == REPRODUCED
 
 
 @pytest.mark.parametrize(("bm25", "kept"), [(1.7, [30]), (0.1, [30, 0])])
@@ -87,12 +87,12 @@ def test_a_point_is_what_searching_and_reranking_give(finished: Callable[[str], 
     test = some_queries(data.split("test"), 0)
     index = Index(Store.build(kinds.exact(), paradigm, data.corpus.ids, data.corpus))
     pruned = Index(index.store.copy(kinds.exact(), keep=0.2))
-    found = Indexed(pruned, paradigm, keep=0.3).search(test.queries, 8)
+    hits = Indexed(pruned, paradigm, keep=0.3).search(test.queries, 8)
     result = json.loads((results / "entropic-0" / "values.json").read_text())
     (point,) = (p for p in result["points"] if (p["query_keep"], p["document_keep"]) == (0.3, 0.2))
     for stage, of_stage in (
-        ("pruned", found),
-        ("refined", Indexed(index, paradigm).rerank(test.queries, found)),
+        ("pruned", hits),
+        ("refined", Indexed(index, paradigm).rerank(test.queries, hits)),
     ):
         measured = per_query(of_stage, test.judgements, ("RR@10", "nDCG@10")).values
         assert {name: value.tolist() for name, value in measured.items()} == point[stage]
@@ -114,9 +114,9 @@ def planted(
 
     def point(pair: tuple[float, float], level: float) -> dict[str, Any]:
         values = (0.5 if pair == (1.0, 1.0) else level) + random.normal(0, 1e-3, MANY)
-        found = {"RR@10": values.tolist(), "nDCG@10": values.tolist()}
+        hits = {"RR@10": values.tolist(), "nDCG@10": values.tolist()}
         costs = dict.fromkeys(COSTS, 1.0)
-        return {"query_keep": pair[0], "document_keep": pair[1], "refined": found, "pruned": found} | costs
+        return {"query_keep": pair[0], "document_keep": pair[1], "refined": hits, "pruned": hits} | costs
 
     results: list[dict[str, Any]] = [
         {"method": method, "seed": 0, "points": [point(pair, level) for pair in pairs]}
@@ -139,22 +139,22 @@ def planted(
 
 def test_planted_effects_of_pruning_get_their_verdicts() -> None:
     good = {"entropic": 0.495, "relu": 0.49, "hard": 0.4, "l1-1": 0.495, "none": 0.3}
-    found = planted(good)
+    hits = planted(good)
     starts = ("pruned “at", "the model “rem", "pruning 80%", "β^d = 20%", "β^q = 30%", "the hard")
     for start in (*starts, "the constraint", "important noun", "alignment adaptation"):
-        assert [w for s, w in found.items() if s.startswith(start)] == [REPRODUCED], start
+        assert [w for s, w in hits.items() if s.startswith(start)] == [REPRODUCED], start
     worse = planted(good | {"entropic": 0.35})
     for start in (*starts[:4], "the hard"):
         assert [w for s, w in worse.items() if s.startswith(start)] == [CONTRADICTED], start
-    assert not any(s.startswith("β^q = 10%") for s in found)  # not measured
-    assert {w for s, w in (found | worse).items() if "L1" in s} == {UNDECIDED}  # one coefficient was tried
+    assert not any(s.startswith("β^q = 10%") for s in hits)  # not measured
+    assert {w for s, w in (hits | worse).items() if "L1" in s} == {UNDECIDED}  # one coefficient was tried
     for level, word in ((0.495, REPRODUCED), (0.3, CONTRADICTED)):  # dev queries choose the better one
         several = planted(good | {"l1-1": level, "l1-10": 0.2})
         assert [w for s, w in several.items() if "L1 performs" in s] == [word]
     assert set(planted(good, bm25=1.1).values()) == {UNDECIDED}
     untrained = planted(good, kept=0)  # the gated model; claims about the others are tested
     assert {s.split()[0] for s, word in untrained.items() if word != UNDECIDED} == {"a"}
-    assert planted(good, flat="entropic", relative=0.11) == found
+    assert planted(good, flat="entropic", relative=0.11) == hits
     flat = planted(good, flat="entropic")
     assert {s.split()[0] for s, word in flat.items() if word != UNDECIDED} == {"a"}  # of ReLU's gate
 
@@ -176,10 +176,10 @@ def build(backbone: Path, **options: object) -> Paradigm:
 def test_pieces_become_words_again(family: str, checkpoints: dict[str, Path]) -> None:
     """## marks a piece that continues, ▁ one that begins."""
     paradigm = build(checkpoints[family], salience="none")
-    found = words_of(paradigm, QUERY, "query", paradigm.encode_queries([QUERY]).mask[0, 0])
-    assert [word for word, _ in found] == QUERY.split()
-    assert len(found[0][1]) >= 5
-    places = [place for _, of in found for place in of]
+    hits = words_of(paradigm, QUERY, "query", paradigm.encode_queries([QUERY]).mask[0, 0])
+    assert [word for word, _ in hits] == QUERY.split()
+    assert len(hits[0][1]) >= 5
+    places = [place for _, of in hits for place in of]
     assert places == sorted(set(places))
     labels = paradigm.encoder.labels(QUERY, "query")
     assert {labels[n] for n in range(len(labels)) if n not in places} <= {"[CLS]", "[SEP]", "</s>"}

@@ -102,8 +102,8 @@ def verdicts(
     dev = {"untrained": [0.1, 0.2] * 8, "trained": [0.1 + gain, 0.2 + gain] * 8}
     trainings = {name: [{"kept step": 30, DEV: dev}] * 2 for name in MODELS}
     assert scripts.unmeasured(study.study_of(values, trainings), "wu2024", "directions") == []
-    found = scripts.verdicts(study.study_of(values, trainings), "wu2024", "directions")
-    return [verdict.word for verdict in found]
+    results = scripts.verdicts(study.study_of(values, trainings), "wu2024", "directions")
+    return [verdict.word for verdict in results]
 
 
 def test_verdicts_follow_the_numbers() -> None:

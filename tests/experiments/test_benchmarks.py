@@ -65,12 +65,12 @@ def real(tmp_path: Path) -> Path:
 
 def test_documents_do_not_depend_on_the_range_they_are_drawn_in(real: Path) -> None:
     documents = composed.Composed(str(real), "tokens")
-    whole = list(documents.parts(0, 3000))
-    assert [id for names, _ in whole for id in names] == [str(n) for n in range(3000)]
+    full = list(documents.parts(0, 3000))
+    assert [id for names, _ in full for id in names] == [str(n) for n in range(3000)]
     [(names, tokens)] = documents.parts(2100, 2104)
-    assert names == whole[2][0][52:56]
+    assert names == full[2][0][52:56]
     there = tokens.mask[0]
-    assert (tokens.vectors[0][there] == whole[2][1].vectors[0, 52:56, : there.shape[1]][there]).all()
+    assert (tokens.vectors[0][there] == full[2][1].vectors[0, 52:56, : there.shape[1]][there]).all()
 
 
 def test_composed_tokens_keep_the_moments_of_their_cells(real: Path) -> None:
@@ -136,5 +136,5 @@ def test_the_peer_does_the_same_work(
 def test_tables_pair_the_rounds() -> None:
     """Ratios of our trainer to the peer are taken round by round."""
     rates = {Case("dpr", "no"): [2, 4], Case("dpr", "no", PEER): [1, 4]}
-    made = training.sections({case: [Round(rate, 1.0) for rate in row] for case, row in rates.items()})
-    assert [row["ours / system"] for row in made["peers"].rows] == ["–", "1.50 [1.00, 2.00]"]
+    built = training.sections({case: [Round(rate, 1.0) for rate in row] for case, row in rates.items()})
+    assert [row["ours / system"] for row in built["peers"].rows] == ["–", "1.50 [1.00, 2.00]"]

@@ -40,11 +40,11 @@ def test_the_numbers_are_those_of_the_saved_models(finished: Callable[[str], Pat
         mixture = hybrid_name(system, "BM25-bi")
         λ, chosen = measured["weights"][mixture]["λ"], measured["weights"][mixture]["round"]
         index = Indexed.build(load(own / f"{name}-{chosen}" / "checkpoint"), corpus)
-        found = index.search(test.queries, 10)
-        assert measured["retrieve"][system] == values(found)
+        hits = index.search(test.queries, 10)
+        assert measured["retrieve"][system] == values(hits)
         run: Run = {}
         for query in test.queries:
-            candidates = {query: dict.fromkeys([*found[query], *lexical[query]], 0.0)}
+            candidates = {query: dict.fromkeys([*hits[query], *lexical[query]], 0.0)}
             dense = index.rerank(test.queries, candidates)[query]
             sparse = bm25.rerank(test.queries, candidates)[query]
             run[query] = {document: dense[document] + λ * sparse[document] for document in dense}
@@ -80,8 +80,8 @@ def planted_seed(seed: int, systems: dict = MEANS, moved: float = 0.1) -> dict[s
 
 
 def hybrid_words(*seeds: dict[str, Any]) -> dict[str, str]:
-    found = verdicts(HybridStudy(seeds).study(), "luan2021", "hybrids")
-    return {verdict.claim.quantity.removeprefix("RR@10: "): verdict.word for verdict in found}
+    hits = verdicts(HybridStudy(seeds).study(), "luan2021", "hybrids")
+    return {verdict.claim.quantity.removeprefix("RR@10: "): verdict.word for verdict in hits}
 
 
 def test_claims_follow_the_numbers() -> None:
@@ -107,9 +107,9 @@ def test_claims_follow_the_numbers() -> None:
 
 def test_what_has_not_learned_proves_nothing() -> None:
     for seed in ({"moved": 0.0}, {"systems": MEANS | {DE: 0.15}}):
-        found = hybrid_words(planted_seed(0, **seed), planted_seed(1, **seed))
-        assert {word for quantity, word in found.items() if DE in quantity} == {UNDECIDED}
-        assert REPRODUCED in {word for quantity, word in found.items() if DE not in quantity}
+        hits = hybrid_words(planted_seed(0, **seed), planted_seed(1, **seed))
+        assert {word for quantity, word in hits.items() if DE in quantity} == {UNDECIDED}
+        assert REPRODUCED in {word for quantity, word in hits.items() if DE not in quantity}
 
 
 def test_projected_ranks_are_those_under_explicit_matrices() -> None:
@@ -119,8 +119,8 @@ def test_projected_ranks_are_those_under_explicit_matrices() -> None:
     assert (documents @ query).argmax() not in relevant
     rows = [sparse.csr_array(documents), sparse.csr_array(query[None])]
     problem = Problem(*rows, (documents @ query)[:, None], [np.arange(9)])
-    found = projected_ranks(problem, 0, relevant, [1, 3, 40], problem.draw(samples, rng), rng)
-    for k, ranks in zip([1, 3, 40], found, strict=True):
+    hits = projected_ranks(problem, 0, relevant, [1, 3, 40], problem.draw(samples, rng), rng)
+    for k, ranks in zip([1, 3, 40], hits, strict=True):
         A = rng.standard_normal((samples, k, 12))
         scores = np.einsum("sk,skn->sn", A @ query, A @ documents.T)
         explicit = 1 + (scores > scores[:, relevant].max(1, keepdims=True)).sum(1)
@@ -153,18 +153,18 @@ def planted(poor: str = "") -> CapacityStudy:
 
 def of_table(study: CapacityStudy) -> list[Verdict]:
     """Verdicts but for those about Figure 1, whose values the paper does not print."""
-    found = verdicts(study.study(), "luan2021", "containing")
-    return [verdict for verdict in found if "Figure 1" not in verdict.claim.place]
+    hits = verdicts(study.study(), "luan2021", "containing")
+    return [verdict for verdict in hits if "Figure 1" not in verdict.claim.place]
 
 
 def test_every_claim_holds_of_the_papers_own_table_but_for_some() -> None:
     """Table A.1 contradicts two claims at 400 tokens, and has differences too small to matter."""
     study = planted()
     assert unmeasured(study.study(), "luan2021", "containing") == []
-    found = of_table(study)
-    assert len(found) >= 10
-    assert all(float(v.claim.printed) == pytest.approx(v.interval.mean, abs=0.01) for v in found)
-    against = {(v.claim.quantity.split(": ")[-1], v.word) for v in found if v.word != REPRODUCED}
+    hits = of_table(study)
+    assert len(hits) >= 10
+    assert all(float(v.claim.printed) == pytest.approx(v.interval.mean, abs=0.01) for v in hits)
+    against = {(v.claim.quantity.split(": ")[-1], v.word) for v in hits if v.word != REPRODUCED}
     assert against >= {
         ("ME-BERT-64, 400 tokens − BM25-uni, 400 tokens", CONTRADICTED),
         ("BM25-bi, 400 tokens", CONTRADICTED),

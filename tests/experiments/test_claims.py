@@ -58,9 +58,9 @@ def test_every_contrast_can_turn(paper: str, row: dict[str, Any]) -> None:
     for contrast in listed(row["contrast"]):
         one = row | {"contrast": contrast}
         for excess, words in ((0.3, {REPRODUCED, YES}), (-0.3, {CONTRADICTED, NO})):
-            ((_, found),) = study_for(one, excess).claims(paper, [one])
-            assert found
-            assert {verdict.word for verdict in judge(found)} <= words
+            ((_, hits),) = study_for(one, excess).claims(paper, [one])
+            assert hits
+            assert {verdict.word for verdict in judge(hits)} <= words
 
 
 @pytest.mark.parametrize("paper", PAPERS)
@@ -99,11 +99,11 @@ def test_limits_follow_from_the_factors() -> None:
     values = {"m": {"a": level(0.1), "b": level(0.2), "c": level(0.3)}}
     contrasts = ["a − b", "a + b − 2 · c", "− a", "1/2 · a"]
     row = {"place": "§1", "claim": "c", "measure": "m", "contrast": contrasts}
-    ((_, found),) = Study(values).claims("lee2023", [row])
-    assert [claim.limits for claim in found] == [(-1, 1), (-2, 2), (-1, 0), (0, 0.5)]
-    assert [claim.exchangeable for claim in found] == [True, False, False, False]
-    ((_, found),) = Study(values).claims("lee2023", [row | {"limits": [-3, 3]}])
-    assert found[0].limits == (-3, 3)
+    ((_, hits),) = Study(values).claims("lee2023", [row])
+    assert [claim.limits for claim in hits] == [(-1, 1), (-2, 2), (-1, 0), (0, 0.5)]
+    assert [claim.exchangeable for claim in hits] == [True, False, False, False]
+    ((_, hits),) = Study(values).claims("lee2023", [row | {"limits": [-3, 3]}])
+    assert hits[0].limits == (-3, 3)
 
 
 def level(value: float) -> np.ndarray:
@@ -126,10 +126,10 @@ def test_a_row_is_tested_for_each_member_of_its_groups() -> None:
     values = {"nDCG@10": {"A": level(0.5), "B": level(0.3), "C": level(0.7)}}
     row = {"place": "§1", "claim": "c", "measure": "nDCG@10", "contrast": "A − {other}", "least": 0.01}
     study = Study(values, {"other": ["B", "C", "D"]}, printed={"nDCG@10": {"A": [0.6, 0.2], "B": [0.5]}})
-    ((_, found),) = study.claims("lee2023", [row])
-    assert [claim.quantity for claim in found] == ["nDCG@10: A − B", "nDCG@10: A − C"]
-    assert [claim.printed for claim in found] == ["+0.100", ""]
-    assert [verdict.word for verdict in judge(found)] == [REPRODUCED, CONTRADICTED]
+    ((_, hits),) = study.claims("lee2023", [row])
+    assert [claim.quantity for claim in hits] == ["nDCG@10: A − B", "nDCG@10: A − C"]
+    assert [claim.printed for claim in hits] == ["+0.100", ""]
+    assert [verdict.word for verdict in judge(hits)] == [REPRODUCED, CONTRADICTED]
     assert not study.claims("lee2023", [row | {"only": ["arguana"]}])[0][1]
 
 
@@ -139,8 +139,8 @@ def test_models_that_training_did_not_move_leave_a_claim_open() -> None:
     row = {"place": "§1", "claim": "c", "measure": "m", "contrast": "A, one − A, two"}
 
     def word(study: Study, **changes: Any) -> tuple[str, str]:
-        ((_, found),) = study.claims("lee2023", [row | changes])
-        (verdict,) = judge(found)
+        ((_, hits),) = study.claims("lee2023", [row | changes])
+        (verdict,) = judge(hits)
         return verdict.word, verdict.reason
 
     assert word(still) == (UNDECIDED, "training did not move A on dev queries")
@@ -205,8 +205,8 @@ def test_near_copies_of_training_documents_are_left_out(monkeypatch: pytest.Monk
     better = level(0.3) + np.where(np.arange(400) < 200, 0.2, -0.05)
     study = Study({"m": {"A": better, "B": level(0.3)}}, queries=ids, clusters=ids)
     values = study.section("lee2023", "f").values
-    whole, rest = (claims.again(values, omitted)[0] for omitted in ([], ids[:200]))
-    assert [row["verdict"] for row in (whole, rest)] == [REPRODUCED, CONTRADICTED]
+    full, rest = (claims.again(values, omitted)[0] for omitted in ([], ids[:200]))
+    assert [row["verdict"] for row in (full, rest)] == [REPRODUCED, CONTRADICTED]
 
 
 def test_committed_values_give_the_verdicts_of_the_pages(
@@ -239,8 +239,8 @@ def test_a_claim_names_the_first_model_that_training_did_not_move() -> None:
 def test_the_first_queries_of_a_draw_come_from_the_whole_split() -> None:
     names = [f"q{n}" for n in range(400)]  # in the order of their articles
     split = Split(dict.fromkeys(names, "text"), {name: {"d": 1} for name in names})
-    whole = list(some_queries(split, 0).queries)
-    assert sorted(whole) == sorted(names)
-    assert list(some_queries(split, 40).queries) == whole[:40]
-    assert len({names.index(name) // 40 for name in whole[:40]}) > 7
+    full = list(some_queries(split, 0).queries)
+    assert sorted(full) == sorted(names)
+    assert list(some_queries(split, 40).queries) == full[:40]
+    assert len({names.index(name) // 40 for name in full[:40]}) > 7
     assert not some_queries(Split({}, {}), 3).queries

@@ -134,11 +134,11 @@ def test_a_finished_run_only_renews_its_report(finished: Path, words: Path, tiny
     with pytest.raises(SystemExit, match="steps: 2 then, 3 now"):
         run(settings(words, tiny_bert, finished, steps=3))
     file = finished / "runs" / "xtr.retrieve.run"
-    whole = file.read_text()
+    complete = file.read_text()
     file.write_text("")
     with pytest.raises(SystemExit, match=r"xtr\.retrieve\.run is damaged: it has 0 rows"):
         run(settings(words, tiny_bert, finished))
-    file.write_text(whole)
+    file.write_text(complete)
 
 
 def test_an_interrupted_run_ends_as_one_that_was_not(
@@ -244,9 +244,9 @@ def test_a_reranker_searches_what_bm25_finds(words: Path, tiny_bert: Path, tmp_p
     reranker = write_headed(BertForSequenceClassification, tmp_path / "reranker", num_labels=1)
     second = systems(second={"checkpoint": str(reranker)})
     run(settings(words, tiny_bert, tmp_path / "out", systems=second))
-    found, bm25 = (read_run(tmp_path / "out" / "runs" / f"{n}.retrieve.run") for n in ("second", "bm25"))
-    assert {q: set(of) for q, of in found.items()} == {q: set(of) for q, of in bm25.items()}
-    assert found != bm25
+    results, bm25 = (read_run(tmp_path / "out" / "runs" / f"{n}.retrieve.run") for n in ("second", "bm25"))
+    assert {q: set(of) for q, of in results.items()} == {q: set(of) for q, of in bm25.items()}
+    assert results != bm25
 
 
 @pytest.mark.slow

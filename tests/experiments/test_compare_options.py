@@ -54,9 +54,9 @@ def test_a_query_never_finds_itself_and_all_find_as_many(results: Path, arguana:
     split = load_collection(arguana).split("test")
     assert own_documents(load_collection(arguana).corpus, split) == set(split.queries)
     for name in ("colbert.retrieve", "dpr.retrieve", "colbert.rerank", "candidates"):
-        found = read_run(results / "runs" / f"{name}.run")
-        assert all(query not in scores for query, scores in found.items())
-        assert "retrieve" not in name or {len(scores) for scores in found.values()} == {6}
+        hits = read_run(results / "runs" / f"{name}.run")
+        assert all(query not in scores for query, scores in hits.items())
+        assert "retrieve" not in name or {len(scores) for scores in hits.values()} == {6}
     assert "4 queries are documents themselves" in (results / "report.html").read_text()
     assert len(read_run(results / "runs" / "bm25.retrieve.run")) == 4
 
@@ -104,10 +104,10 @@ def test_an_index_of_passages_reranks_as_the_comparison_does(results: Path, argu
     again = common | {"run": before, "index": tmp_path / "encoded", "output": tmp_path / "out"}
     run("rerank", *PASSAGES, **again, fuse="rrf")
     expected = read_run(results / "runs" / "colbert.rerank.run")
-    found = read_run(tmp_path / "out" / "reranked.run")
-    assert_within_rounding({query: found[query] for query in expected}, expected, torch.float16, 1, scale=1)
+    hits = read_run(tmp_path / "out" / "reranked.run")
+    assert_within_rounding({query: hits[query] for query in expected}, expected, torch.float16, 1, scale=1)
     fused = read_run(tmp_path / "out" / "fused.run")  # written scores differ where scores tie
-    expected = fuse([read_run(before), found])
+    expected = fuse([read_run(before), hits])
     assert {query: [*row] for query, row in fused.items()} == {q: [*row] for q, row in expected.items()}
     with pytest.raises(SystemExit, match="holds passages of 5 words, not 0"):
         run("rerank", **again)
@@ -120,15 +120,15 @@ def test_an_engines_index_is_compared_with_its_first_stage(
     checkpoint = results / "colbert" / "checkpoint"
     engine = f"clickhouse:{tmp_path_factory.getbasetemp() / 'clickhouse'}"
     options = json.dumps({"database": "compared", "first": "bm25", "candidates": 6})
-    made = ["index", str(arguana), "--output", str(tmp_path / "index"), "--model", str(checkpoint)]
-    main([*made, "--engine", engine, "--engine-options", options])
+    built = ["index", str(arguana), "--output", str(tmp_path / "index"), "--model", str(checkpoint)]
+    main([*built, "--engine", engine, "--engine-options", options])
     mine = {"checkpoint": str(checkpoint), "index": str(tmp_path / "index")}
     systems = json.dumps({"mine": mine, "both": {"fuse": ["bm25", "mine"]}})
     flags = {"collection": arguana, "output": tmp_path / "out", "systems": systems, "depth": 6, "steps": 0}
     run("compare", **flags, tracker="none")
     for name in ("mine", "both"):
         assert json.loads((tmp_path / "out" / name / "costs.json").read_text())["bytes/document"] is None
-    found, first = (read_run(tmp_path / "out" / "runs" / f"{name}.retrieve.run") for name in ("mine", "bm25"))
-    assert {query: set(scores) for query, scores in found.items()} == {q: set(s) for q, s in first.items()}
+    hits, first = (read_run(tmp_path / "out" / "runs" / f"{name}.retrieve.run") for name in ("mine", "bm25"))
+    assert {query: set(scores) for query, scores in hits.items()} == {q: set(s) for q, s in first.items()}
     with pytest.raises(SystemExit, match="other documents, or passages of other words"):
         run("compare", *PASSAGES, **flags | {"output": tmp_path / "other"}, tracker="none")

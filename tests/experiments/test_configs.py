@@ -54,6 +54,6 @@ def test_the_generative_studies_share_models_under_one_file(name: str) -> None:
     """All scripts accept the file and train their models with the same settings."""
     scripts = ("document_encoding", "alignment_directions", "term_matching", "low_rank")
     given = [f"--config={CONFIGS / name}", "--collection=words", "--models=results/models"]
-    found = [from_command_line(import_module(script).Settings, "", given) for script in scripts]
+    results = [from_command_line(import_module(script).Settings, "", given) for script in scripts]
     for setting in (*TRAINING, "models"):
-        assert len({getattr(settings, setting) for settings in found}) == 1, setting
+        assert len({getattr(settings, setting) for settings in results}) == 1, setting

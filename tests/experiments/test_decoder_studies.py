@@ -45,7 +45,7 @@ def test_the_measures_are_the_theorys_own() -> None:
     A = lemma.alignment(S)
     identity = np.broadcast_to(np.eye(4), (2, 3, 4, 4))
     view = Seen(np.broadcast_to(D, (2, 5, 4)), Q, (identity, identity), np.broadcast_to(A, (2, 3, 5, 6)))
-    found = low_rank.head_measures(view, low_rank.weight_norm(view), rng)
+    results = low_rank.head_measures(view, low_rank.weight_norm(view), rng)
     best, error = lemma.best_rank_one(A)
     product = kernels.elu(D) @ kernels.elu(Q).T
     others = [product / product.sum(1, keepdims=True), product / np.exp(S).sum(1)[:, None]]
@@ -59,7 +59,7 @@ def test_the_measures_are_the_theorys_own() -> None:
         "elu_error": min(abs((S * other).sum() / kernels.relevance(D, Q) - 1) for other in others),
     }
     for key, value in expected.items():
-        assert_same(found[key], np.full((2, 3), value))
+        assert_same(results[key], np.full((2, 3), value))
 
 
 def test_verdicts_of_low_rank_follow_the_numbers() -> None:
@@ -72,9 +72,9 @@ def test_verdicts_of_low_rank_follow_the_numbers() -> None:
     def words(numbers: dict[str, float], poor: str = "") -> set[str]:
         heads = {key: np.full((2, 200, 2, 2), value) for key, value in numbers.items()}
         assert unmeasured(low_rank.study_of(heads), "wu2024", "low rank") == []
-        found = verdicts(low_rank.study_of(heads, poor), "wu2024", "low rank")
-        assert len(found) == 11
-        return {verdict.word for verdict in found}
+        results = verdicts(low_rank.study_of(heads, poor), "wu2024", "low rank")
+        assert len(results) == 11
+        return {verdict.word for verdict in results}
 
     assert words(good) == {REPRODUCED, YES}
     assert words(bad) == {CONTRADICTED, NO}

@@ -81,8 +81,8 @@ def test_a_plugin_is_saved_indexed_and_searched_in_other_processes(
     rows = [json.dumps({"_id": id, "text": text}) for id, text in TEXTS.items()]
     (tmp_path / "texts.jsonl").write_text("\n".join(rows))
     plugin = ["--plugin", file]
-    made = ["--model", tmp_path / "saved", "--output", tmp_path / "made"]
-    commanded(tmp_path / "log", "index", tmp_path / "texts.jsonl", *made, *plugin)
+    built = ["--model", tmp_path / "saved", "--output", tmp_path / "made"]
+    commanded(tmp_path / "log", "index", tmp_path / "texts.jsonl", *built, *plugin)
     said = commanded(tmp_path / "log", "search", tmp_path / "made", query, "--format", "jsonl", *plugin)
     ranked = [json.loads(line) for line in said.splitlines() if line.startswith("{")]  # or of the log
     expected = dict(zip(TEXTS, wanted[0].tolist(), strict=True))

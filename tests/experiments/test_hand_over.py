@@ -34,8 +34,8 @@ def given(tiny_bert: Path, tmp_path: Path) -> tuple[Paradigm, dict[str, Any]]:
 
 
 def check(model: Paradigm, engine: Engine) -> None:
-    wanted = Indexed.build(model, TEXTS)
-    assert_same_run(EngineRetriever(engine, model).search(QUERIES, 50), wanted.search(QUERIES, 50))
+    expected = Indexed.build(model, TEXTS)
+    assert_same_run(EngineRetriever(engine, model).search(QUERIES, 50), expected.search(QUERIES, 50))
     engine.close()
 
 

@@ -14,14 +14,14 @@ from tests.experiments.scripts import published, run, unmeasured
 
 @pytest.mark.parametrize(("dislikes", "distractors"), [(False, 0), (True, 0), (True, 3)])
 def test_every_set_is_asked_for_once(dislikes, distractors):
-    made = limit.collection(Settings(documents=8, dislikes=dislikes, distractors=distractors))
-    judged = [frozenset(grades) for split in made.splits.values() for grades in split.judgements.values()]
+    built = limit.collection(Settings(documents=8, dislikes=dislikes, distractors=distractors))
+    judged = [frozenset(grades) for split in built.splits.values() for grades in split.judgements.values()]
     assert len(judged) == len(set(judged)) == 28
     assert {len(documents) for documents in judged} == {2}
-    assert len(made.corpus) == (8 + distractors) * (1 + dislikes)
-    assert len({len(re.findall(r"\w+", text)) for text in made.corpus}) == 1
-    texts = dict(zip(made.corpus.ids, made.corpus, strict=True))
-    for split in made.splits.values():
+    assert len(built.corpus) == (8 + distractors) * (1 + dislikes)
+    assert len({len(re.findall(r"\w+", text)) for text in built.corpus}) == 1
+    texts = dict(zip(built.corpus.ids, built.corpus, strict=True))
+    for split in built.splits.values():
         for query, grades in split.judgements.items():
             word = split.queries[query].removeprefix("Who likes ").removesuffix("?")
             liked = {

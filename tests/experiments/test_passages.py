@@ -116,8 +116,8 @@ def test_vectors_score_as_bm25(folder, counts):
     documents, queries = weigh(counts)
     scores = (documents @ queries.T).toarray()
     for column, query in enumerate(counts.query_ids):
-        found = {bm25.corpus.ids[i]: scores[i, column] for i in np.flatnonzero(scores[:, column] > 0)}
-        assert_within_rounding(found, run[query], torch.float32, 1 + len(asked[query].split()))
+        hits = {bm25.corpus.ids[i]: scores[i, column] for i in np.flatnonzero(scores[:, column] > 0)}
+        assert_within_rounding(hits, run[query], torch.float32, 1 + len(asked[query].split()))
 
 
 def test_run_writes_everything(folder, tmp_path, monkeypatch):
@@ -125,8 +125,8 @@ def test_run_writes_everything(folder, tmp_path, monkeypatch):
     settings = random_projections.Settings(collection=str(folder), queries=40, output=str(tmp_path / "out"))
     random_projections.main(settings)
     results = {n: json.loads((tmp_path / f"out/{n}.json").read_text()) for n in ("claims", "figure3")}
-    whole = results["figure3"][-1]
-    assert whole["low"] < whole["exact k"] < whole["high"]
+    full = results["figure3"][-1]
+    assert full["low"] < full["exact k"] < full["high"]
     assert [row["claim"] for row in results["claims"]] == [
         *["normalized margins decrease with document length"] * 2,
         "the required dimension increases with document length",

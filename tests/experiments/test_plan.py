@@ -44,11 +44,11 @@ class Sent(CommDebugMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":
             sizes = [leaf.nbytes for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-            whole = max(sizes) if "base" in func.__name__ else sum(sizes)
+            full = max(sizes) if "base" in func.__name__ else sum(sizes)
             if func.__name__ in ("allgather_.default", "reduce_scatter_.default"):
                 world = dist.get_world_size()
-                whole = sum(sizes) * world // (world + 1)  # the own part is listed twice
-            self.bytes[func.__name__.partition(".")[0]] += whole
+                full = sum(sizes) * world // (world + 1)  # the own part is listed twice
+            self.bytes[func.__name__.partition(".")[0]] += full
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
@@ -108,7 +108,7 @@ def test_a_step_is_as_planned(
     model.encoder.tokens = {}  # as on a GPU
     objective = Contrastive(model, [text] * 8, examples).configure(TrainingSettings(chunk=settings.chunk))
     batch = objective.collate(examples)
-    whole = sum(weight.nbytes for weight in model.parameters())
+    full = sum(weight.nbytes for weight in model.parameters())
     for layer in model.layers:
         layer.gradient_checkpointing = settings.recompute  # type: ignore[assignment]
         layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)  # type: ignore[assignment]
@@ -143,7 +143,7 @@ def test_a_step_is_as_planned(
     assert calls == {op: planned[name]["calls"] for op, name in names.items()}
     assert sent.bytes == {op: planned[name]["bytes"] for op, name in names.items()}
     parts = plan.parts_of(settings, query, document)
-    copies = 0 if settings.shards else whole  # which `living` ignores
+    copies = 0 if settings.shards else full  # which `living` ignores
     assert living.peak + copies == pytest.approx(parts["peak"], rel=0.1)
     own = [parallel.own_rows(weight)[0].nbytes for weight in model.parameters()]
     assert 2 * sum(own) == pytest.approx(parts["moments"], rel=0.01)

@@ -21,10 +21,10 @@ def test_every_paradigm_is_measured_once_on_every_index(
     file = tmp_path / "out" / "costs.json"
     rows = json.loads(file.read_text())
     assert all(row["nDCG@10"].count(".") == 3 for row in rows)  # a mean and its interval
-    found = {(row["paradigm"], row["engine"]): row for row in rows}
+    results = {(row["paradigm"], row["engine"]): row for row in rows}
     for name in ("dpr", "coil", "xtr"):
         for index in ("exact", "FAISS", "compressed, 8 bits", "compressed, 1 bit"):
-            row = found.pop((name, index))
+            row = results.pop((name, index))
             assert row["build s"] > 0
             assert 0 < row["10%"] <= row["ms"] <= row["90%"]
             assert row["recall@10"] == 1 if index == "exact" else 0 < row["recall@10"] <= 1
@@ -32,12 +32,12 @@ def test_every_paradigm_is_measured_once_on_every_index(
             least = {"exact": 2, "FAISS": 4, "compressed, 8 bits": 1, "compressed, 1 bit": 1 / 8}[index]
             assert row["bytes/document"] > least * values
     for bits in (8, 16):
-        row = found.pop(("bm25", f"inverted, {bits} bits"))
+        row = results.pop(("bm25", f"inverted, {bits} bits"))
         assert row["recall@10"] > 0.9
         assert row["h"] == 1
-    assert 0 < found.pop(("xtr", "lemur"))["recall@10"] <= 1
-    clickhouse = {names: row for names, row in found.items() if names[1].startswith("ClickHouse")}
-    others = found.keys() - clickhouse
+    assert 0 < results.pop(("xtr", "lemur"))["recall@10"] <= 1
+    clickhouse = {names: row for names, row in results.items() if names[1].startswith("ClickHouse")}
+    others = results.keys() - clickhouse
     assert {engine for _, engine in others} <= set(serving_costs.ENGINES)  # those that are installed
     assert not any(paradigm == "coil" for paradigm, _ in others)  # whose rel other engines do not compute
     assert all(0 < row["recall@10"] <= 1 for row in clickhouse.values())

@@ -38,18 +38,18 @@ def test_queries_become_a_training_split(
     monkeypatch.setattr(generate_queries, "BATCH", 4)
     monkeypatch.setattr(generate_queries, "LENGTH", 8)
     generate_queries.main(generate_queries.Settings(**settings))
-    made = load_collection(tmp_path / "collection")
-    train = made.split("train")
+    built = load_collection(tmp_path / "collection")
+    train = built.split("train")
     assert train.queries
-    assert made.split("test").judgements == load_collection(collection).split("test").judgements
+    assert built.split("test").judgements == load_collection(collection).split("test").judgements
     pairs = [json.loads(line) for line in (tmp_path / "pairs.jsonl").read_text().splitlines()]
     assert [row["query"] for row in pairs] == list(train.queries.values())
     assert [{row["document"]: 1} for row in pairs] == list(train.judgements.values())
     file = tmp_path / "written.jsonl"
-    whole = file.read_text()
-    file.write_text("".join(whole.splitlines(keepends=True)[:1]) + whole.splitlines()[1][:9])
+    full = file.read_text()
+    file.write_text("".join(full.splitlines(keepends=True)[:1]) + full.splitlines()[1][:9])
     generate_queries.main(generate_queries.Settings(**settings))
-    assert file.read_text() == whole
+    assert file.read_text() == full
 
 
 def test_the_round_trip_keeps_queries_that_find_their_document(collection: Path):
@@ -159,14 +159,14 @@ def test_every_way_is_measured_certified_and_drawn(words: Path, tiny_bert: Path,
     fewer_bytes.main(settings)
     own = out / folder_name(settings.collections[0])
     rows = json.loads((own / "fewer.json").read_text())["answer"]
-    whole = rows[0]
-    assert (whole["certified"], whole["unchanged"]) == (5, 5)
-    assert whole["error"] < 1e-4  # what sums are rounded by
+    full = rows[0]
+    assert (full["certified"], full["unchanged"]) == (5, 5)
+    assert full["error"] < 1e-4  # what sums are rounded by
     for row in rows:
         assert row["violations"] == 0
         assert len(row["nDCG@10"]) == row["queries"] == 5
         assert row["documents"] == 30
-        assert row["bytes/document"] < whole["bytes/document"] or row["kind"] in ("all tokens", "bits")
+        assert row["bytes/document"] < full["bytes/document"] or row["kind"] in ("all tokens", "bits")
     before = {file: file.stat().st_mtime_ns for file in own.rglob("*.json")}
     fewer_bytes.main(settings)
     assert before == {file: file.stat().st_mtime_ns for file in own.rglob("*.json")}

@@ -52,24 +52,24 @@ def test_rates_of_a_case_by_hand() -> None:
         torch.tensor([[[True, True, False]]]),
         torch.tensor([[[8, 7, 5]]]),
     )
-    found = {
+    hits = {
         (d, s): part for d, s, part in attention.multivector_rates(mvdr(documents, queries), "", ["", ""])
     }
     # S of the first document, query token 8: 1, 1.7, 1, so it takes the equal token; 7: 1, .9, 0, likewise.
-    ids, rates, possible = found[HARD]
+    ids, rates, possible = hits[HARD]
     assert ids.tolist() == [[8, 7, -1]] * 2
     assert rates.tolist() == [[1, 1, 0], [1, 0, 0]]
     assert possible.tolist() == [[True, True, False], [True, False, False]]
     best = exp(1) / (exp(1) + 2)
-    assert_within_rounding(found[SOFT][1], [[best, best, 0], [1, 0, 0]], torch.float32, 3)
-    assert_within_rounding(found["q→d", "uniform"][1], [[1 / 3, 1 / 3, 0], [1, 0, 0]], torch.float32, 3)
+    assert_within_rounding(hits[SOFT][1], [[best, best, 0], [1, 0, 0]], torch.float32, 3)
+    assert_within_rounding(hits["q→d", "uniform"][1], [[1 / 3, 1 / 3, 0], [1, 0, 0]], torch.float32, 3)
     # d→q: 7 ties and takes the first query token, 8; 8 takes 8 (1.7 > .9); 9 is not in the query.
-    ids, rates, possible = found["d→q", "MVDR (q←d)"]
+    ids, rates, possible = hits["d→q", "MVDR (q←d)"]
     best, other = exp(1) / (exp(1) + 1), 1 / (exp(1) + 1)
     assert ids.tolist() == [[7, 8, 9], [8, -1, -1]]
     assert_within_rounding(rates, [[other, best, 0], [best, 0, 0]], torch.float32, 3)
     assert possible.tolist() == [[True, True, False], [True, False, False]]
-    assert_within_rounding(found["d→q", "uniform"][1], [[0.5, 0.5, 0], [0.5, 0, 0]], torch.float32, 3)
+    assert_within_rounding(hits["d→q", "uniform"][1], [[0.5, 0.5, 0], [0.5, 0, 0]], torch.float32, 3)
 
 
 def test_a_decoders_rates_against_loops(seq2seq: dict[str, Path]) -> None:

@@ -80,13 +80,13 @@ def test_gold_and_lexical_tokens_are_counted_at_every_rank(
         hits = np.zeros((len(own), int(index.store.offsets[-1]), 3))
         for n, (row, mine) in enumerate(zip(rows, own, strict=True)):
             hits[n] = [(d in relevant, word == mine, s) for s, d, word in row]
-        for at, (kind, whole) in enumerate((("gold", GOLD), ("lexical", LEXICAL))):
+        for at, (kind, complete) in enumerate((("gold", GOLD), ("lexical", LEXICAL))):
             for condition, by_query in ranks[kind].items():
                 rank = int(condition.removeprefix("r = "))
                 expected = hits[:, rank - 1, at].mean() if len(own) else 0
                 assert by_query[place] == pytest.approx(expected)
             expected = hits[:, :100, at].mean() if len(own) else 0
-            assert values[whole][""][place] == pytest.approx(expected)
+            assert values[complete][""][place] == pytest.approx(expected)
         others = [hit[2] for row in hits for hit in row[:100] if not hit[0]]
         best = [max(s for s, d, _ in row if d == of) for row in rows for of in relevant]
         expected = np.mean(best) - np.mean(others) if others else 0

@@ -29,8 +29,8 @@ def first_run(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """BM25's run of the test queries, and of one that the split does not hold."""
     file = tmp_path_factory.mktemp("runs") / "bm25.run"
     data = load_collection(words)
-    found = BM25(data.corpus).search(data.split("test").queries, 20)
-    write_run(file, found | {"q0": {"d0": 1.0}})
+    results = BM25(data.corpus).search(data.split("test").queries, 20)
+    write_run(file, results | {"q0": {"d0": 1.0}})
     return file
 
 
@@ -114,10 +114,10 @@ def test_reranking_writes_the_run_and_its_measures(
 ) -> None:
     output = tmp_path / "rerank"
     run("rerank", checkpoint=trained / "checkpoint", run=first_run, collection=words, output=output, depth=1)
-    found, given = read_run(output / "reranked.run"), read_run(first_run)
+    results, given = read_run(output / "reranked.run"), read_run(first_run)
     queries = load_collection(words).split("test").queries
-    assert list(found) == list(queries)
-    for query, scores in found.items():
+    assert list(results) == list(queries)
+    for query, scores in results.items():
         assert set(scores) == set(sorted(given[query], key=lambda d: (-given[query][d], d))[:1])
     with (output / "table.csv").open() as file:
         rows = list(csv.DictReader(file))

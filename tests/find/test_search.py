@@ -82,8 +82,8 @@ def test_search_equals_the_twin_over_the_whole_corpus(indexes, name, sizes, monk
         elif paradigm.recipe.search == "gather":
             assert_same_scores([run[query]], [best_first(expected, 5)])
         else:
-            found = {document: expected[document] for document in run[query]}
-            assert_within_rounding(run[query], found, **SCORES)
+            results = {document: expected[document] for document in run[query]}
+            assert_within_rounding(run[query], results, **SCORES)
             # Every document that is not found has only imputed similarities: none is better.
             left_out = expected.keys() - run[query].keys()
             assert min(run[query].values()) >= max(expected[d] for d in left_out) - TOLERANCE

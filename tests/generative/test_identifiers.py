@@ -52,9 +52,11 @@ def words(tokenizer: Any, identifiers: Identifiers) -> list[list[str]]:
 )
 def test_windows_begin_at_starts_and_cover_what_they_can(starts, span, expected) -> None:
     fields = {"tokens": np.arange(2, 15), "offsets": np.array([0, 3, 13])}
-    found = example(**fields, vocabulary=20, documents=["a", "b"], end=None, starts=np.array(starts, int) + 3)
+    results = example(
+        **fields, vocabulary=20, documents=["a", "b"], end=None, starts=np.array(starts, int) + 3
+    )
     slices = [slice(3, 13) if at is None else slice(at + 3, at + 3 + span) for at in expected]
-    assert found.windows(1, span) == slices
+    assert results.windows(1, span) == slices
 
 
 def test_the_digest_follows_what_names_what() -> None:
@@ -137,11 +139,16 @@ def test_missing_and_damaged_files_are_named(tmp_path: Path, name: str) -> None:
 )
 def test_a_document_is_named_by_its_title_or_what_stands_for_it(t5, texts, title, expected, problems):
     corpus = Corpus(["a", "b", "red sea"][: len(texts)], texts, title)
-    found = titles(corpus, t5, 12)
-    assert [" ".join(row) for row in words(t5, found)] == expected
-    assert (found.kind, found.end, found.vocabulary, found.documents) == ("title", 1, len(t5), corpus.ids)
-    assert found.problems.examples == problems
-    assert found.problems.counts == {kind: len(examples) for kind, examples in problems.items()}
+    results = titles(corpus, t5, 12)
+    assert [" ".join(row) for row in words(t5, results)] == expected
+    assert (results.kind, results.end, results.vocabulary, results.documents) == (
+        "title",
+        1,
+        len(t5),
+        corpus.ids,
+    )
+    assert results.problems.examples == problems
+    assert results.problems.counts == {kind: len(examples) for kind, examples in problems.items()}
 
 
 def test_what_gives_no_names_is_refused(bert: Any, checkpoints: dict[str, Path]) -> None:
@@ -160,14 +167,14 @@ def test_a_text_is_named_by_its_own_tokens(family, t5, bert, monkeypatch):
     corpus = Corpus([*"abcd"], texts)
     expected = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     monkeypatch.setattr("paradigms.generative.identifiers.BATCH", 3)  # more texts than one call takes
-    found = text(corpus, tokenizer)
-    assert [found[n].tolist() for n in range(4)] == expected
-    assert (found.kind, found.end, found.vocabulary) == ("text", None, len(tokenizer))
-    assert found.problems.counts == {"document without tokens (has no name)": 1}
-    assert found.problems.examples == {"document without tokens (has no name)": ["b"]}
+    results = text(corpus, tokenizer)
+    assert [results[n].tolist() for n in range(4)] == expected
+    assert (results.kind, results.end, results.vocabulary) == ("text", None, len(tokenizer))
+    assert results.problems.counts == {"document without tokens (has no name)": 1}
+    assert results.problems.examples == {"document without tokens (has no name)": ["b"]}
     cut = text(corpus, tokenizer, 5)
     assert [cut[n].tolist() for n in range(4)] == [row[:5] for row in expected]
-    found = text(Corpus(["a"], ["cat </s> dog <pad> [PAD] [SEP] bird"]), tokenizer)
+    results = text(Corpus(["a"], ["cat </s> dog <pad> [PAD] [SEP] bird"]), tokenizer)
     special = {tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.sep_token_id}
-    assert special.isdisjoint(found[0].tolist())
-    assert bool(found.problems) == (family == "t5")  # WordPiece knows how to write "[", "sep", "]"
+    assert special.isdisjoint(results[0].tolist())
+    assert bool(results.problems) == (family == "t5")  # WordPiece knows how to write "[", "sep", "]"

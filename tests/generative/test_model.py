@@ -183,10 +183,12 @@ def test_probabilities_are_in_float32_whatever_autocast_says(kind: str, seq2seq:
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         _, memory = model.begin(sources)
         states = decode(model.backbone.decoder, model.embed(torch.zeros(3, 1, 1).long()), memory)
-        found = model.next_scores([states], torch.zeros(3, 1, 1).long())
+        results = model.next_scores([states], torch.zeros(3, 1, 1).long())
         scores = model(sources, sequences(model))
-    assert found.dtype == scores.dtype == torch.float32
-    assert_within_rounding(found.logsumexp(-1), torch.zeros(3, 1), torch.float32, found.shape[-1], scale=1)
+    assert results.dtype == scores.dtype == torch.float32
+    assert_within_rounding(
+        results.logsumexp(-1), torch.zeros(3, 1), torch.float32, results.shape[-1], scale=1
+    )
 
 
 @pytest.mark.parametrize("kind", ["pawa place", "clusters"])

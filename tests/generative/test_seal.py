@@ -56,12 +56,12 @@ def slow_seal(
     late: dict[int, float] = {}
     if first is not None:
         likely = sorted(range(len(first)), key=lambda v: -first[v])[: seal.LIKELY]
-        found = {v: sum(d.count(v) for d in documents) for v in likely if (v,) not in log_p}
-        found = {v: count for v, count in found.items() if count}
-        late = {v: math.sqrt(slow_weight(documents, (v,), first[v])) for v in found}
+        results = {v: sum(d.count(v) for d in documents) for v in likely if (v,) not in log_p}
+        results = {v: count for v, count in results.items() if count}
+        late = {v: math.sqrt(slow_weight(documents, (v,), first[v])) for v in results}
         best = sorted(late, key=lambda v: (-late[v], v))[: len(log_p)]
         w |= {(v,): late[v] for v in best}
-        counts |= {(v,): found[v] for v in best}
+        counts |= {(v,): results[v] for v in best}
     scores = {}
     for d, document in enumerate(documents):
         heap = [(-w[n], n, i) for n in w if w[n] > 0 for i in occurrences(document, n)]

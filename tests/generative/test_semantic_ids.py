@@ -41,14 +41,14 @@ def blobs(clusters: int, each: int, width: int = 8, seed: int = 0) -> Float[np.n
 def test_ids_are_unique_and_none_begins_another(values: list[float], branching: int, specific: bool) -> None:
     """Equal vectors, too few of them and very different scales among them."""
     vectors = np.array([[value, -value] for value in values])
-    found = semantic(vectors, names(len(values)), branching=branching, position_specific=specific)
-    ids = {(*found[n].tolist(), END) for n in range(len(found))}
-    assert len(ids) == len(values) == len(found)
+    results = semantic(vectors, names(len(values)), branching=branching, position_specific=specific)
+    ids = {(*results[n].tolist(), END) for n in range(len(results))}
+    assert len(ids) == len(values) == len(results)
     assert not any(a != b and a[:-1] == b[: len(a) - 1] for a in ids for b in ids)
-    length = int(np.diff(found.offsets).max())
-    assert found.vocabulary == (branching * length if specific else branching) + 2
-    assert found.end == 1
-    assert found.documents == names(len(values))
+    length = int(np.diff(results.offsets).max())
+    assert results.vocabulary == (branching * length if specific else branching) + 2
+    assert results.end == 1
+    assert results.documents == names(len(values))
 
 
 def test_near_documents_share_a_prefix() -> None:

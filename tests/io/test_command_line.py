@@ -62,13 +62,13 @@ def test_flags_have_dashes_or_underscores(flag: str, capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize("value", ["[old] x", "{"])
 def test_a_string_may_begin_with_a_bracket(value):
-    found = command_line(Settings, "", ["--folder", value, f"--out={value}", "--seeds=[1, 2]"])
-    assert (found["folder"], str(found["out"]), found["seeds"]) == (value, value, [1, 2])
+    results = command_line(Settings, "", ["--folder", value, f"--out={value}", "--seeds=[1, 2]"])
+    assert (results["folder"], str(results["out"]), results["seeds"]) == (value, value, [1, 2])
 
 
 def test_a_list_needs_no_brackets():
-    found = command_line(Settings, "", ["--seeds=1, 2", "--also", "a,b"])
-    assert (found["seeds"], found["also"]) == ([1, 2], ["a", "b"])
+    results = command_line(Settings, "", ["--seeds=1, 2", "--also", "a,b"])
+    assert (results["seeds"], results["also"]) == ([1, 2], ["a", "b"])
     assert command_line(Settings, "", ["--also", "null"])["also"] is None
 
 

@@ -23,11 +23,11 @@ def model(tiny_bert) -> Paradigm:
 
 def test_an_index_without_a_folder_lies_in_memory(model: Paradigm, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tempfile, "mkdtemp", None)
-    whole = Indexed.build(model, TEXTS)
-    assert whole.index.store.folder is None
-    assert whole.size_in_bytes() == whole.index.store.bytes_per_document * len(TEXTS)
-    part = whole.only(["cat", "sea"])
-    del whole
+    full = Indexed.build(model, TEXTS)
+    assert full.index.store.folder is None
+    assert full.size_in_bytes() == full.index.store.bytes_per_document * len(TEXTS)
+    part = full.only(["cat", "sea"])
+    del full
     assert list(part.search({"q": "bird over the sea"})["q"]) == ["sea", "cat"]
 
 

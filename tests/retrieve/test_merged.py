@@ -31,12 +31,12 @@ def model(name: str, backbone: Path, **options: object) -> Paradigm:
 def parts(paradigm: Paradigm, kind: str = "exact") -> tuple[Indexed, Merged]:
     """One index of all documents, and three that share them, one document of which is deleted."""
     kinds = INDEXES[kind](**ALL[kind])
-    whole = Indexed.build(paradigm, TEXTS, kind=kinds)
+    full = Indexed.build(paradigm, TEXTS, kind=kinds)
     thirds = [dict(list(TEXTS.items())[n::3]) for n in range(3)]
     indexes = [Indexed.build(paradigm, third, kind=kinds) for third in thirds]
-    first = type(whole.index)(indexes[0].index.store.delete(["d03"]))
+    first = type(full.index)(indexes[0].index.store.delete(["d03"]))
     merged = Merged([Indexed(first, paradigm, Corpus.of(TEXTS)), *indexes[1:]])
-    return whole.only(id for id in TEXTS if id != "d03"), merged
+    return full.only(id for id in TEXTS if id != "d03"), merged
 
 
 @pytest.mark.parametrize(
@@ -45,9 +45,9 @@ def parts(paradigm: Paradigm, kind: str = "exact") -> tuple[Indexed, Merged]:
 def test_indexes_search_and_rerank_as_one(tiny_bert, name, kind):
     one, several = parts(model(name, tiny_bert), kind)
     for k in (1, 4, 100):
-        found = several.search(QUERIES, k)
-        assert_same_run(found, one.search(QUERIES, k))
-    assert found["none"] == {}
+        results = several.search(QUERIES, k)
+        assert_same_run(results, one.search(QUERIES, k))
+    assert results["none"] == {}
     assert_same_run(several.rerank(QUERIES, POOL), one.rerank(QUERIES, POOL))
     some = [id for id in TEXTS if id != "d03"][::2]
     assert_same_run(several.only(some).search(QUERIES, 5), one.only(some).search(QUERIES, 5))
@@ -58,11 +58,11 @@ def test_indexes_search_and_rerank_as_one(tiny_bert, name, kind):
 def test_each_index_imputes_from_its_own_tokens(tiny_bert):
     """XTR's scores are those of each index, not of one index of all documents."""
     one, several = parts(model("xtr", tiny_bert, search_tokens=7))
-    found = several.search(QUERIES, 100)
+    results = several.search(QUERIES, 100)
     for part in several.parts:
         for query, scores in part.search(QUERIES, 100).items():
-            assert_same_run({query: {id: found[query][id] for id in scores}}, {query: scores})
-    assert found["a"].keys() >= one.search(QUERIES, 100)["a"].keys()
+            assert_same_run({query: {id: results[query][id] for id in scores}}, {query: scores})
+    assert results["a"].keys() >= one.search(QUERIES, 100)["a"].keys()
 
 
 def test_folders_are_opened_and_divided(tiny_bert, tmp_path):
@@ -110,15 +110,15 @@ def search(backbone: Path, folder: Path) -> None:
     """Each process writes the results of every system."""
     torch.set_num_threads(1)
     wrappers.BLOCK = 3  # of four queries
-    state, found = PartialState(cpu=True), {}
+    state, results = PartialState(cpu=True), {}
     for name, kind in SYSTEMS:
         retriever = AllProcesses(opened(model(name, backbone), folder / f"{name}-{kind}"), state)
         run = retriever.search(QUERIES, 7)
-        found[f"{name} {kind} search"] = run
-        found[f"{name} {kind} rerank"] = retriever.rerank(QUERIES, POOL)
+        results[f"{name} {kind} search"] = run
+        results[f"{name} {kind} rerank"] = retriever.rerank(QUERIES, POOL)
         alone = replace(retriever, to_all=False).search(QUERIES, 7)
         assert alone == (run if state.is_main_process else {query: {} for query in QUERIES})
-    (folder / f"{state.num_processes}-{state.process_index}.json").write_text(json.dumps(found))
+    (folder / f"{state.num_processes}-{state.process_index}.json").write_text(json.dumps(results))
     state.destroy_process_group()
 
 

@@ -67,8 +67,8 @@ def test_its_scores_are_the_library_s_also_when_indexed_explained_and_saved(tmp_
     wanted = theirs.similarity(theirs.encode_query(QUERIES), theirs.encode_document(DOCUMENTS))
     assert_within_rounding(score, wanted, torch.float32, 2 * TERMS)
     folder, queries = tmp_path / "index", {"q": QUERIES[0], "r": QUERIES[1]}
-    found = Indexed.build(ours, texts, folder, kind="inverted" if make is sparse else "exact")
-    run = found.search(queries, 4)
+    results = Indexed.build(ours, texts, folder, kind="inverted" if make is sparse else "exact")
+    run = results.search(queries, 4)
     for query, row in zip(run, wanted[:2].tolist(), strict=True):
         expected = dict(zip("abcd", row, strict=True))
         # float16 or 8 bits of a store
@@ -80,7 +80,7 @@ def test_its_scores_are_the_library_s_also_when_indexed_explained_and_saved(tmp_
     assert_same_run(Indexed.open(folder, direct).search(queries, 4), run)
     reranked = Reranking(direct, Corpus.of(texts)).rerank(queries, run)
     assert {query: set(scores) for query, scores in reranked.items()} == {q: set(run[q]) for q in run}
-    (explained,) = found.explain(QUERIES[0], next(iter(run["q"])))
+    (explained,) = results.explain(QUERIES[0], next(iter(run["q"])))
     total = sum(s * a for _, _, s, a in explained.links)
     assert total / explained.Z == pytest.approx(explained.rel, rel=1e-4)
     assert explained.picture is None
@@ -115,8 +115,8 @@ def test_another_alignment_is_searched_and_explained(tmp_path):
     other = ours.with_alignment(TopK(k=2), "total")
     expected = float(other.score(ours.encode_documents(DOCUMENTS[:1]), ours.encode_queries(QUERIES[:1])))
     assert other.explain(QUERIES[0], DOCUMENTS[0]).rel == pytest.approx(expected, rel=1e-5)
-    found = Indexed.build(other, texts).search({"q": QUERIES[0]}, 4)["q"]
-    assert found["a"] == pytest.approx(expected, rel=2e-3)
+    results = Indexed.build(other, texts).search({"q": QUERIES[0]}, 4)["q"]
+    assert results["a"] == pytest.approx(expected, rel=2e-3)
 
 
 def test_pooled_tokens_have_numbers_for_names(tmp_path):
@@ -217,5 +217,7 @@ def test_pages_are_documents(colpali, tmp_path):
 
 def test_a_text_that_is_an_address_stays_a_text(colpali):
     ours, address = wrap(colpali), "https://example.org/a.png"
-    found = ours.encode_queries([address])
-    assert (found.vectors[found.mask].numpy() == colpali.encode_query([{"text": address}])[0].numpy()).all()
+    results = ours.encode_queries([address])
+    assert (
+        results.vectors[results.mask].numpy() == colpali.encode_query([{"text": address}])[0].numpy()
+    ).all()

@@ -41,11 +41,11 @@ def test_an_exported_model_has_the_same_vectors(family, checkpoints, tmp_path):
 def test_8_bits_are_other_vectors_and_another_identity(tiny_bert, tmp_path):
     model = paradigms.PARADIGMS["dpr"](tiny_bert, **LENGTHS).eval()
     folders = [paradigms.export(model, layout, tmp_path / layout) for layout in ("onnx", "onnx-int8")]
-    whole, eight = map(paradigms.load, folders)
-    similarity = (vectors(whole, TEXTS) * vectors(eight, TEXTS)).sum(-1)[[0, 2, 3]]
+    full, eight = map(paradigms.load, folders)
+    similarity = (vectors(full, TEXTS) * vectors(eight, TEXTS)).sum(-1)[[0, 2, 3]]
     assert bool((similarity < 1 - 1e-6).any())
     assert bool((similarity > 0.9).all())
-    assert "weights" in differing(identity(whole.encoder), identity(eight.encoder))
+    assert "weights" in differing(identity(full.encoder), identity(eight.encoder))
 
 
 def test_other_files_are_refused(tiny_bert, tmp_path):

@@ -227,11 +227,11 @@ def test_stanford_colbert_over_other_tokenizers(tmp_path, kind, marker):
         json.dumps({"query_maxlen": 12, "doc_maxlen": 300, "query_token_id": marker})
     )
     documents = ["the fish, is ( in ) the sea ~", "cold, <pad> snow! and é", "the fox, " * 40]
-    found = scores_of(paradigms.load(folder), documents)
+    results = scores_of(paradigms.load(folder), documents)
     expected = late(
         folder, weight, lengths=(12, 64), markers=(marker, "[unused1]"), attend=False, documents=documents
     )
-    assert_same(found, expected)
+    assert_same(results, expected)
 
 
 def test_stanford_colbert_without_a_place_for_markers_is_refused(tmp_path):
@@ -250,7 +250,7 @@ def test_coil(bert):
     torch.save(weights, bert / "model.pt")
     torch.save([Loud()], bert / "args.pt")  # never read
     refused(bert, "pickled weights, model.pt")
-    found = scores_of(paradigms.load(bert, pickled=True))
+    results = scores_of(paradigms.load(bert, pickled=True))
     (q_ids, a, q), (d_ids, b, d) = hidden(bert, QUERIES), hidden(bert, DOCUMENTS)
     token, pooled = (
         (weights[f"{n}_proj.weight"].double(), weights[f"{n}_proj.bias"].double()) for n in ("tok", "cls")
@@ -261,7 +261,7 @@ def test_coil(bert):
             S = S * (q_ids[x][:, None] == d_ids[y]) * b[y]  # 0 where ids differ: the largest is never below 0
             expected = S.max(1).values[1 : int(count) - 1].sum()  # without [CLS] and [SEP]
             expected += (query[0] @ pooled[0].T + pooled[1]) @ (document[0] @ pooled[0].T + pooled[1])
-            assert_same(found[x, y], expected, float(S.abs().sum()))
+            assert_same(results[x, y], expected, float(S.abs().sum()))
     torch.save({"ln_tok.weight": torch.ones(4)} | weights, bert / "model.pt")
     with pytest.raises(ValueError, match="ln_tok"):
         paradigms.load(bert, pickled=True)

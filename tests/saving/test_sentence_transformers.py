@@ -47,9 +47,9 @@ def assert_exported_scores(ours: Any, folder: Path, kind: Any) -> None:
     """Theirs opens what ours wrote, and scores as ours do; and ours opens it again."""
     ours.save_pretrained(folder, layout="sentence-transformers", card=model_card(ours))
     theirs = kind(str(folder)).eval()
-    found = their_scores(theirs)
+    results = their_scores(theirs)
     for model in (ours, paradigms.load(folder)):
-        assert_within_rounding(found, scores_of(model), **SCORES)
+        assert_within_rounding(results, scores_of(model), **SCORES)
 
 
 @pytest.fixture(params=["bert", "modernbert", "t5", "qwen3"])

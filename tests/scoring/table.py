@@ -79,5 +79,5 @@ def gradients(scores: Tensor, *sides: Tokens) -> list[Tensor]:
     """Gradients of a fixed weighting of the scores by both sides' vectors and salience. Frees the graph."""
     weights = torch.randn(scores.shape, generator=torch.Generator().manual_seed(1)).to(scores.dtype)
     leaves = [t for side in sides for t in (side.vectors, side.salience) if t is not None]
-    found = torch.autograd.grad((scores * weights).sum(), leaves, allow_unused=True)
-    return [torch.zeros_like(t) if g is None else g for t, g in zip(leaves, found, strict=True)]
+    results = torch.autograd.grad((scores * weights).sum(), leaves, allow_unused=True)
+    return [torch.zeros_like(t) if g is None else g for t, g in zip(leaves, results, strict=True)]

@@ -52,8 +52,8 @@ def test_in_batch(recipe: Recipe, salience: bool, real: float) -> None:
     cells = 13 * 7 * 5
     for most, bound in ((1, BOUND), (2 * cells, BOUND), (None, BOUND), (None, 1), (1, 1)):
         A, Z = recipe.align, recipe.normalise_function
-        found = in_batch_rel(*sides, A, Z, most, bound)
-        assert_same([found, *gradients(found, *sides)], [expected, *wanted])
+        results = in_batch_rel(*sides, A, Z, most, bound)
+        assert_same([results, *gradients(results, *sides)], [expected, *wanted])
     with torch.no_grad():
         assert_same(score(recipe, *sides), expected)
 
@@ -79,10 +79,10 @@ def test_in_batch_on_a_gpu(fused: ModuleType, monkeypatch: pytest.MonkeyPatch, r
     calls = counted(fused, monkeypatch)
     sides = texts(salience=True, dtype=torch.float32)
     A, Z = recipe.align, recipe.normalise_function
-    found, wide = in_batch_rel(*sides, A, Z), [in_float64(t) for t in sides]
+    results, wide = in_batch_rel(*sides, A, Z), [in_float64(t) for t in sides]
     assert len(calls) == 1
     expected = law(recipe, *wide)
-    each = zip([found, *gradients(found, *sides)], [expected, *gradients(expected, *wide)], strict=True)
+    each = zip([results, *gradients(results, *sides)], [expected, *gradients(expected, *wide)], strict=True)
     sizes = [in_float64(replace(t, vectors=t.vectors.abs())) for t in sides]
     summed = law(recipe, *sizes)
     scale = max(float(t.abs().max()) for t in [summed, *gradients(summed, *sizes)])
@@ -149,8 +149,8 @@ def test_stored_tokens(tmp_path: Path, width: int, salience: bool) -> None:
         for recipe in recipes:
             expected, scale = law(recipe, *wide)[:, rows], float(law(recipe, *sizes).max())
             [alone] = scanned.relevances([recipe], packed, rows)
-            for found in (alone, next(together)) if recipe in several else (alone,):
-                assert_within_rounding(found, expected, torch.float32, terms, scale)
+            for results in (alone, next(together)) if recipe in several else (alone,):
+                assert_within_rounding(results, expected, torch.float32, terms, scale)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -170,10 +170,10 @@ def test_imputed_from_stored_tokens(
     scanned = Scanned(kernels.halves(frozen(halves)), offsets, {})
     recipe = Recipe("test", PoolTopK(k=8), "retrieved", "impute", k, imputation)
     documents = stored_tokens(halves.astype(np.float32), offsets, {}, rows)
-    found, owns = scanned.imputed(recipe, PackedQueries(queries), rows, int(offsets[-1]))
+    results, owns = scanned.imputed(recipe, PackedQueries(queries), rows, int(offsets[-1]))
     assert 1 <= len(kept) <= threads
     S, valid = similarity(in_float64(documents), in_float64(queries))
     expected = imputed_rel(S, valid, k, imputation)
-    for mine in (found, score(recipe, documents, queries)):  # of 32 products, and of at most 33 tokens
+    for mine in (results, score(recipe, documents, queries)):  # of 32 products, and of at most 33 tokens
         assert_within_rounding(mine, expected, torch.float32, 32 + 33, scale=32 * float(expected.abs().max()))
     assert (owns == retrieved_tokens(S, valid, k).any(-1).any(-1).numpy()).all()

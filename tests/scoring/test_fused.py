@@ -102,8 +102,8 @@ def test_what_the_kernels_do_not_do_is_done_without_them(
     ]
     for documents, queries, align in cases:
         expected = rel(*map(in_float64, (documents, queries)), align, Z)
-        found = scoring.in_batch_rel(documents, queries, align, Z)
-        assert_within_rounding(found, expected, documents.vectors.dtype, 20 + 21 + 7)
+        results = scoring.in_batch_rel(documents, queries, align, Z)
+        assert_within_rounding(results, expected, documents.vectors.dtype, 20 + 21 + 7)
     with pytest.raises(RuntimeError, match="dtype"):
         scoring.in_batch_rel(D, replace(Q, vectors=Q.vectors.bfloat16()), best, Z)
     assert not calls

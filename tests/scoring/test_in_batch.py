@@ -27,12 +27,12 @@ def test_autocast_changes_nothing(recipe: Recipe) -> None:
     for cells in (1, None):
         expected = in_batch_rel(*sides, *functions(recipe), cells)
         with torch.autocast("cpu", torch.bfloat16):
-            found = in_batch_rel(*sides, *functions(recipe), cells)
+            results = in_batch_rel(*sides, *functions(recipe), cells)
             rounded = rel(*sides, *functions(recipe))
-        assert found.dtype == torch.float32
-        assert found.equal(expected)
-        assert (found - rounded.float()).abs().max() > 1e-4 * found.abs().max()
-        for mine, theirs in zip(gradients(found, *sides), gradients(expected, *sides), strict=True):
+        assert results.dtype == torch.float32
+        assert results.equal(expected)
+        assert (results - rounded.float()).abs().max() > 1e-4 * results.abs().max()
+        for mine, theirs in zip(gradients(results, *sides), gradients(expected, *sides), strict=True):
             assert mine.equal(theirs)
 
 
@@ -73,8 +73,8 @@ def test_memory_stays_under_the_bound(recipe: Recipe) -> None:
         own = sum(t.nbytes for t in fields if t.requires_grad) + 2 * scores
         peaks.append(living.peak - 2 * own)
     assert 4 * bound < PAIR_BYTES * 32 * 128 * 8  # cut into pieces
-    whole = "pool" in recipe.align.reads and not isinstance(recipe.align, PoolTopK)
-    assert max(peaks) < bound + 8 * 4 * 128 * 24 * 8 * whole  # such an A is given all of a query's S
+    full = "pool" in recipe.align.reads and not isinstance(recipe.align, PoolTopK)
+    assert max(peaks) < bound + 8 * 4 * 128 * 24 * 8 * full  # such an A is given all of a query's S
 
 
 @pytest.mark.parametrize("recipe", [MAXSIM, Recipe("test", TopK(k=2), "total")], ids=label)

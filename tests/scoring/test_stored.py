@@ -32,8 +32,8 @@ def test_every_float16_is_widened_exactly() -> None:
     rows = np.arange(len(halves))
     scanned = Scanned(kernels.halves(frozen(halves)), np.arange(len(halves) + 1), {})
     units = texts(list(np.eye(16, dtype=np.float32)[:, None]))
-    [found] = scanned.relevances([Recipe("test", QueryToDocument(), "one")], PackedQueries(units), rows)
-    assert np.array_equal(found.numpy().T, halves.view(np.float16).astype(np.float32))
+    [results] = scanned.relevances([Recipe("test", QueryToDocument(), "one")], PackedQueries(units), rows)
+    assert np.array_equal(results.numpy().T, halves.view(np.float16).astype(np.float32))
 
 
 def test_registers_are_those_that_the_features_name() -> None:

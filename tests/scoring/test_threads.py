@@ -34,8 +34,8 @@ def test_callers_at_once_do_not_wait_for_each_other() -> None:
         return shared(lambda n: n, range(3), 2)  # asks for threads that all may be taken
 
     with ThreadPoolExecutor(3) as callers:
-        found = [callers.submit(shared, inner, range(20), 2) for _ in range(3)]
-        assert [one.result(timeout=60) for one in found] == [[[0, 1, 2]] * 20] * 3
+        results = [callers.submit(shared, inner, range(20), 2) for _ in range(3)]
+        assert [one.result(timeout=60) for one in results] == [[[0, 1, 2]] * 20] * 3
 
 
 def test_what_fails_leaves_no_thread_at_work() -> None:

@@ -31,8 +31,8 @@ def texts() -> dict[str, str]:
     """Thirty documents of twenty words; ids that JavaScript would sort, one with a slash and a line break."""
     words, generator = WORDS.split(), torch.Generator().manual_seed(0)
     drawn = torch.randint(len(words), (30, 20), generator=generator).tolist()
-    made = {str(40 - n): " ".join(words[w] for w in row) for n, row in enumerate(drawn)}
-    return made | {SLASH: "fish in the sea", "7": "the cold sea and fish"}
+    built = {str(40 - n): " ".join(words[w] for w in row) for n, row in enumerate(drawn)}
+    return built | {SLASH: "fish in the sea", "7": "the cold sea and fish"}
 
 
 CORPUS = Corpus(list(texts()), list(texts().values()), [f"title {id}" for id in texts()])
@@ -41,21 +41,21 @@ JUDGED = Split({"q1": QUERY, "q2": "wood fire"}, {"q1": {"7": 1, SLASH: 2}, "q2"
 
 def systems(backbone: Path, decoder: Path) -> dict[str, Retriever]:
     """BM25, paradigms, passages, rerankers, a fusion and a generative model over `CORPUS`."""
-    made: dict[str, Any] = {"bm25": BM25(CORPUS)}
+    built: dict[str, Any] = {"bm25": BM25(CORPUS)}
     for name in NAMES:
         torch.manual_seed(0)
         options = {} if name == "dpr" else {"special_tokens": False}
-        made[name] = Indexed.build(PARADIGMS[name](backbone, **options), CORPUS)
-    pieces, model = Pieces(CORPUS, 8), made["colbert"].model
-    made["passages"] = Passages(Indexed.build(model, pieces.corpus), pieces)
-    made["reranker"] = Reranking(model, CORPUS, made["bm25"])
+        built[name] = Indexed.build(PARADIGMS[name](backbone, **options), CORPUS)
+    pieces, model = Pieces(CORPUS, 8), built["colbert"].model
+    built["passages"] = Passages(Indexed.build(model, pieces.corpus), pieces)
+    built["reranker"] = Reranking(model, CORPUS, built["bm25"])
     torch.manual_seed(0)
-    made["cross"] = Reranking(cross_attention(backbone), CORPUS, made["bm25"])
+    built["cross"] = Reranking(cross_attention(backbone), CORPUS, built["bm25"])
     rows = [[FIRST + n, FIRST] for n in range(len(CORPUS))]
     identifiers = make("title", CORPUS.ids, rows, VOCABULARY, END, Problems())
-    made["generative"] = GenerativeRetriever(generative(decoder, identifiers, beams=len(CORPUS)))
-    made["fused"] = Fused([made["bm25"], made["colbert"]])
-    return made
+    built["generative"] = GenerativeRetriever(generative(decoder, identifiers, beams=len(CORPUS)))
+    built["fused"] = Fused([built["bm25"], built["colbert"]])
+    return built
 
 
 @contextmanager

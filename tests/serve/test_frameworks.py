@@ -110,13 +110,13 @@ def test_a_language_models_program_searches(tmp_path, tiny_bert):
         async with mcp.Client(mcp.stdio_client(program)) as client:
             tools = (await client.list_tools()).tools
             best = await client.call_tool("search", {"query": "wood fire", "k": 2})
-            whole = await client.call_tool("document", {"id": "0.txt:1"})
+            full = await client.call_tool("document", {"id": "0.txt:1"})
             wrong = await client.call_tool("search", {"query": " "})
-            return [tool.name for tool in tools], best, whole, wrong
+            return [tool.name for tool in tools], best, full, wrong
 
-    tools, best, whole, wrong = asyncio.run(talk())
+    tools, best, full, wrong = asyncio.run(talk())
     assert tools == ["search", "document"]
     assert [one["id"] for one in best.structured_content["result"]][:1] == ["0.txt:1"]
-    assert whole.structured_content["text"] == "wood fire"
+    assert full.structured_content["text"] == "wood fire"
     assert wrong.is_error
     assert "blank" in wrong.content[0].text

@@ -145,12 +145,12 @@ def test_ward_pools_what_is_alike_whatever_its_place_and_length() -> None:
 def test_an_index_is_built_of_fewer_tokens(tiny_bert: Path, kind: Kind, options: dict[str, Any]) -> None:
     """Built, made of another index, and added to: the same tokens."""
     paradigm = build(tiny_bert)
-    whole = Store.build(kinds.exact(), paradigm, IDS, TEXTS)
-    fewer = TokenReduction(**options)(whole.tokens_of(IDS))
+    complete = Store.build(kinds.exact(), paradigm, IDS, TEXTS)
+    fewer = TokenReduction(**options)(complete.tokens_of(IDS))
     store = Store.build(kind, paradigm, IDS, TEXTS, **options)
     ulps = 100 if kind.name == "compressed" else 2  # codes of 4 bits; float16 rounded twice
     again = store.delete(IDS[:1]).add(paradigm, IDS[:1], TEXTS[:1])
-    for one in (store, whole.copy(kind, **options), again):
+    for one in (store, complete.copy(kind, **options), again):
         stored = one.tokens_of(IDS)
         assert torch.equal(stored.mask, fewer.mask)
         assert_within_rounding(stored.vectors[stored.mask], fewer.vectors[fewer.mask], torch.float16, ulps, 1)

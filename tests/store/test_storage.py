@@ -427,12 +427,12 @@ class Changes(RuleBasedStateMachine):
         corpus = self.store.tokens_of(ids)
         for recipe in (RECIPE, IMPUTING):
             expected = [dict(zip(ids, row.tolist(), strict=True)) for row in twin(recipe, corpus)]
-            found = Index(self.store).search_tokens(recipe, queries(), 5)
+            hits = Index(self.store).search_tokens(recipe, queries(), 5)
             if recipe is RECIPE:
                 living = [{id: s for id, s in row.items() if s > -float("inf")} for row in expected]
-                assert_same_scores(found, [best_first(row, 5) for row in living])
+                assert_same_scores(hits, [best_first(row, 5) for row in living])
             else:  # what has only imputed similarities may be left out, and is no better
-                for scores, row in zip(found, expected, strict=True):
+                for scores, row in zip(hits, expected, strict=True):
                     assert_within_rounding(scores, {id: row[id] for id in scores}, **SCORES)
                     left = [row[id] for id in ids if id not in scores]
                     assert max(left, default=-1.0) <= min(scores.values(), default=1e9) + TOLERANCE

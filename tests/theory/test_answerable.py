@@ -49,8 +49,8 @@ def test_documents_far_from_the_relevant_ones_are_checked_too(monkeypatch):
     points = rng.standard_normal((300, 12))
     for relevant in rng.integers(300, size=(5, 1)):
         answer = one_vector(points, relevant)
-        whole = (points @ answer.query[0]).argmax() == relevant[0] if answer.answerable else True
-        assert whole
+        full = (points @ answer.query[0]).argmax() == relevant[0] if answer.answerable else True
+        assert full
         assert verified(points, answer, relevant)
 
 

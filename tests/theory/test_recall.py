@@ -46,9 +46,9 @@ def test_sparse_dense_and_blocks_agree(monkeypatch):
     np.testing.assert_allclose(R.recall_thresholds(*rows, [1, 10], samples=50, seed=2), dense, rtol=1e-10)
     monkeypatch.setattr(R, "_BLOCK", 600)
     blocked = R.recall_thresholds(query, better, others, [1, 10], samples=4000, seed=2)
-    whole = R.recall_thresholds(query, better, others, [1, 10], samples=4000, seed=3)
+    full = R.recall_thresholds(query, better, others, [1, 10], samples=4000, seed=3)
     for r in range(2):
-        (a, da), (b, db) = R.recall_failure(24, blocked[r]), R.recall_failure(24, whole[r])
+        (a, da), (b, db) = R.recall_failure(24, blocked[r]), R.recall_failure(24, full[r])
         assert abs(a - b) < 4 * math.hypot(da, db)
 
 

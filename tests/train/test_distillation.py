@@ -31,14 +31,14 @@ def build(name: str, backbone: Path) -> Paradigm:
 def test_losses_are_their_formulas_with_exact_gradients(loss) -> None:
     generator = torch.Generator().manual_seed(0)
     student, teacher = (3 * torch.randn(5, 4, dtype=torch.float64, generator=generator) for _ in range(2))
-    found, expected = loss(student, teacher).item(), 0.0
+    results, expected = loss(student, teacher).item(), 0.0
     for s, t in zip(student.tolist(), teacher.tolist(), strict=True):
         if loss is kl:
             p, q = ([math.exp(x) / sum(map(math.exp, scores)) for x in scores] for scores in (t, s))
             expected += sum(a * math.log(a / b) for a, b in zip(p, q, strict=True)) / 5
         else:
             expected += sum((s[0] - s[m] - t[0] + t[m]) ** 2 for m in (1, 2, 3)) / 15
-    assert_same(found, expected)
+    assert_same(results, expected)
     assert_same(loss(teacher - 2, teacher), 0.0, scale=1)
     assert torch.autograd.gradcheck(loss, (student.requires_grad_(), teacher))
     if loss is kl:
@@ -48,13 +48,13 @@ def test_losses_are_their_formulas_with_exact_gradients(loss) -> None:
 
 def equal_gradients(one: torch.Tensor, other: torch.Tensor, model: torch.nn.Module) -> None:
     """Check that two losses have equal gradients, which are not all 0."""
-    found = []
+    results = []
     for loss in (one, other):
         model.zero_grad()
         loss.backward()
-        found.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
-    assert found[1].abs().max() > 1e-3
-    assert_same(*found)
+        results.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    assert results[1].abs().max() > 1e-3
+    assert_same(*results)
 
 
 @pytest.mark.parametrize("name", [name for name in PARADIGMS if name != "bge_m3"])  # its parts learn, too
@@ -76,10 +76,10 @@ def test_every_paradigm_learns_from_the_rel_of_its_own_candidates(tiny_bert: Pat
     candidates = torch.stack([scores[row, at] for row, at in enumerate(PLACES)])
     labels = contrastive(scores, torch.arange(4), batch.excluded(batch.positions), 1.0)
     expected = 0.7 * labels + 0.3 * kl(candidates, TEACHER / 2)
-    found = objective.loss(paradigm, batch)
-    assert_same(found, expected)
-    assert found.item() != pytest.approx(plain.loss(paradigm, batch).item())
-    equal_gradients(found, expected, paradigm)
+    results = objective.loss(paradigm, batch)
+    assert_same(results, expected)
+    assert results.item() != pytest.approx(plain.loss(paradigm, batch).item())
+    equal_gradients(results, expected, paradigm)
 
 
 def test_pairs_leave_the_documents_of_other_queries_out(tiny_bert: Path) -> None:

@@ -78,16 +78,16 @@ def loss_and_gradients(
     objective = Contrastive(paradigm, CORPUS, mine).configure(settings)
     loss = objective.loss(model, objective.collate(mine))
     accelerator.backward(loss)
-    found = {n: p.grad for n, p in paradigm.named_parameters() if p.grad is not None}
-    return found | {"loss": accelerator.reduce(loss.detach(), "mean")}
+    results = {n: p.grad for n, p in paradigm.named_parameters() if p.grad is not None}
+    return results | {"loss": accelerator.reduce(loss.detach(), "mean")}
 
 
 def equal_losses_and_gradients(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
     """Every paradigm's against those that one process wrote, without and with gradients cached."""
     for name, chunk in product(CASES, (0, 1)):
         expected = load_file(folder / f"{name}.safetensors")
-        found = loss_and_gradients(name, backbone, accelerator, chunk=chunk)
-        assert_same({name: found}, {name: expected})
+        results = loss_and_gradients(name, backbone, accelerator, chunk=chunk)
+        assert_same({name: results}, {name: expected})
 
 
 def stop_together(accelerator: Accelerator, backbone: Path, folder: Path) -> None:

@@ -73,8 +73,8 @@ def test_teachers_and_filters_score_equal_texts_once():
 
 def test_generative_pairs_have_no_copies_as_negatives():
     pairs = [Pair("which pet", 2), Pair("which pet", 1), Pair("what swims sea", 3)]
-    found = with_negatives(pairs, CORPUS, 2, 0)
-    assert [set(pair.negatives) for pair in found[:2]] == [{3, 4}] * 2
-    assert set(found[2].negatives) < {0, 1, 4}
+    results = with_negatives(pairs, CORPUS, 2, 0)
+    assert [set(pair.negatives) for pair in results[:2]] == [{3, 4}] * 2
+    assert set(results[2].negatives) < {0, 1, 4}
     with pytest.raises(ValueError, match="query 'which pet': 4 different documents hold no 3 negatives"):
         with_negatives(pairs, CORPUS, 3, 0)

@@ -34,21 +34,21 @@ def test_an_index_of_first_coordinates(tiny_bert: Path, tmp_path: Path) -> None:
     model = build(tiny_bert)
     built = Indexed.build(model, TEXTS, tmp_path / "index", dim=8)
     assert built.index.store.dim == 8
-    found = built.search(QUERIES, 5)
+    results = built.search(QUERIES, 5)
     D, Q = model.encode_documents(list(TEXTS.values())), model.encode_queries(list(QUERIES.values()))
     scores = rel(first_coordinates(D, 8, True), first_coordinates(Q, 8, True), model.align, model.normalise)
     for query, row in zip(QUERIES, scores, strict=True):
         expected = dict(zip(TEXTS, row.tolist(), strict=True))
-        for id, score in found[query].items():
+        for id, score in results[query].items():
             assert score == pytest.approx(expected[id], abs=2e-3)  # float16
     reopened = Indexed.open(tmp_path / "index", model)  # which truncates
-    assert_same_run(reopened.search(QUERIES, 5), found)
+    assert_same_run(reopened.search(QUERIES, 5), results)
     with pytest.raises(ValueError, match=r"search with the model's truncated\(8\)"):
         built.index.store.check(model)
     with pytest.raises(ValueError, match="holds vectors of 8 dimensions"):
         Indexed.open(tmp_path / "index", build(tiny_bert, dim=16))  # other weights
     model.truncated(8).save_pretrained(tmp_path / "short")
-    assert_same_run(Indexed.open(tmp_path / "index", load(tmp_path / "short")).search(QUERIES, 5), found)
+    assert_same_run(Indexed.open(tmp_path / "index", load(tmp_path / "short")).search(QUERIES, 5), results)
     with pytest.raises(ValueError, match="no first 33"):
         model.truncated(33)
     with pytest.raises(ValueError, match="beyond the 32"):

@@ -106,21 +106,21 @@ def every_case(accelerator: Accelerator, root: Path, folder: Path) -> None:
 
 def half_of_everything(accelerator: Accelerator, root: Path, folder: Path) -> None:
     """Weights, gradients and moments: of each a process holds half, and the odd row."""
-    paradigm, found = build("aligner", root), []
+    paradigm, results = build("aligner", root), []
     sizes = [weight.numel() for weight in paradigm.parameters()]
     rows = [weight[0].numel() for weight in paradigm.parameters()]
 
     def keep(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-        found.append(sum(local_size(weight) for weight in weights))
-        found.append(sum(local_size(weight.grad) for weight in weights))
-        found.append(sum(local_size(optimizer.state[weight]["exp_avg"]) for weight in weights))
+        results.append(sum(local_size(weight) for weight in weights))
+        results.append(sum(local_size(weight.grad) for weight in weights))
+        results.append(sum(local_size(optimizer.state[weight]["exp_avg"]) for weight in weights))
 
     handle = register_optimizer_step_post_hook(keep)
     run("aligner", root, folder / "half", accelerator, paradigm=paradigm, steps=1)
     handle.remove()
-    assert len(found) == 3
-    assert max(found) <= (sum(sizes) + sum(rows)) / 2
+    assert len(results) == 3
+    assert max(results) <= (sum(sizes) + sum(rows)) / 2
 
 
 def local_size(tensor: torch.Tensor | None) -> int:

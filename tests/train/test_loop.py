@@ -405,18 +405,18 @@ def test_a_checkpoint_of_other_settings_or_data_is_refused(tiny_bert: Path, tmp_
         fit(tiny_bert, tmp_path, replace(SETTINGS, steps=2), paradigm=other)
     with pytest.raises(ValueError, match=r"settings \(examples\)"):
         fit(tiny_bert, tmp_path, replace(SETTINGS, steps=2), examples=EXAMPLES[1:])
-    text, grades, found = {"q": "where is the fox"}, {"q": {"d1": 1}}, {"q": {"d2": 1.0}}
+    text, grades, results = {"q": "where is the fox"}, {"q": {"d1": 1}}, {"q": {"d2": 1.0}}
     dev, *others = (
         DevMeasure(CORPUS, Split(queries, judged), run, 1, "no")
         for queries, judged, run in (
-            (text, grades, found),
+            (text, grades, results),
             (text, grades, {}),
-            ({"q": "where"}, grades, found),
-            (text, {"q": {"d1": 2}}, found),
+            ({"q": "where"}, grades, results),
+            (text, {"q": {"d1": 2}}, results),
         )
     )
     changed = Corpus(CORPUS.ids, [f"{text}." for text in CORPUS])
-    others.append(DevMeasure(changed, Split(text, grades), found, 1, "no"))
+    others.append(DevMeasure(changed, Split(text, grades), results, 1, "no"))
     fit(tiny_bert, tmp_path / "dev", replace(SETTINGS, steps=2), dev=dev)
     for other in (None, *others):
         with pytest.raises(ValueError, match=r"settings \(dev queries"):
@@ -438,7 +438,7 @@ def test_frozen_layers_stay_and_their_states_are_kept_for_those_who_ask(tiny_ber
     collection = Collection("words", CORPUS, {"train": judged}, Problems(), "")
     settings = replace(SETTINGS, trained_layers=1, evaluate_every=6)
     run: Run = {query: {"d0": 1.0} for query in queries}
-    found = []
+    results = []
     for name, states in (("own", None), ("shared", tmp_path / "states")):
         paradigm, folder = build(tiny_bert, dim=16), tmp_path / name
         before = {name: weight.clone() for name, weight in paradigm.state_dict().items()}
@@ -452,20 +452,20 @@ def test_frozen_layers_stay_and_their_states_are_kept_for_those_who_ask(tiny_ber
         lower = [n for n in before if ".embeddings." in n or ".layer.0." in n]
         assert all(torch.equal(before[n], after[n]) for n in lower)
         assert not torch.equal(before["encoder.projection.weight"], after["encoder.projection.weight"])
-        found.append(trained)
-    assert torch.equal(*map(weights, found))
+        results.append(trained)
+    assert torch.equal(*map(weights, results))
     assert not list((tmp_path / "own").rglob("states*"))
-    assert len(found[1].encoder.split.store) == 2 * len(WORDS)
-    assert found[0].encoder.split is None
+    assert len(results[1].encoder.split.store) == 2 * len(WORDS)
+    assert results[0].encoder.split is None
 
 
 def test_the_loss_is_softmax_cross_entropy_without_the_excluded() -> None:
     scores = torch.tensor([[1.0, 2.0, 3.0], [0.5, 0.0, -1.0]], dtype=torch.float64)
     excluded = torch.tensor([[True, False, True], [False, False, False]])
-    found = contrastive(scores, torch.tensor([0, 1]), excluded, 0.5)
+    results = contrastive(scores, torch.tensor([0, 1]), excluded, 0.5)
     first = -2 + torch.tensor([2.0, 4.0], dtype=torch.float64).logsumexp(0)
     second = -0 + torch.tensor([1.0, 0.0, -2.0], dtype=torch.float64).logsumexp(0)
-    assert_same(found, (first + second) / 2)
+    assert_same(results, (first + second) / 2)
 
 
 def test_the_dev_measure_reranks_candidates_and_the_relevant(tiny_bert: Path) -> None:

@@ -35,11 +35,11 @@ def dense(backbone: Path) -> Paradigm:
 
 def test_a_model_searches_for_the_queries_that_make_examples(tiny_bert: Path, tmp_path: Path) -> None:
     model = dense(tiny_bert)
-    found = mine(model, CORPUS, SPLIT, depth=9)
+    results = mine(model, CORPUS, SPLIT, depth=9)
     index = Index(Store.build(kinds.exact(), model, CORPUS.ids, CORPUS, tmp_path / "index"))
-    assert_same_run(found, Indexed(index, model).search({q: QUERIES[q] for q in list(QUERIES)[:7]}, 9))
-    assert all(len(scores) == 9 for scores in found.values())
-    assert "q7" not in found  # judged, and nothing is relevant
+    assert_same_run(results, Indexed(index, model).search({q: QUERIES[q] for q in list(QUERIES)[:7]}, 9))
+    assert all(len(scores) == 9 for scores in results.values())
+    assert "q7" not in results  # judged, and nothing is relevant
 
 
 def test_a_training_draws_negatives_from_what_the_model_finds_before_it(
@@ -54,14 +54,14 @@ def test_a_training_draws_negatives_from_what_the_model_finds_before_it(
     monkeypatch.setattr(fit, "build_examples", build)
     collection, none = Collection("tiny", CORPUS, {"train": SPLIT}, Problems(), "1"), Split({}, {})
     given: Run = {q: {f"d{3 * n + 5}": 1.0} for n, q in enumerate(list(QUERIES)[:7])}
-    found = mine(dense(tiny_bert), CORPUS, SPLIT, depth=100)
+    results = mine(dense(tiny_bert), CORPUS, SPLIT, depth=100)
     for own_negatives in (False, True, True):  # the last time from the file, though the model is another one
         training = TrainingSettings(steps=1, batch_size=4)
         runs, folder = (given, {}), tmp_path / f"own-{own_negatives}"
         model = dense(tiny_bert)
         rest = training, folder, Accelerator(cpu=True)
         fit.fit(model, collection, (SPLIT, none), runs, 2, 0, *rest, own_negatives=own_negatives)
-        assert_same_run(drawn[-1], found if own_negatives else given)
+        assert_same_run(drawn[-1], results if own_negatives else given)
         monkeypatch.setattr(negatives, "mine", lambda *_, **__: None) if own_negatives else None
 
 

@@ -38,8 +38,8 @@ def gradients(
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         loss = objective.loss(model, batch)
     loss.backward()
-    found = {n: weight.grad for n, weight in paradigm.named_parameters() if weight.grad is not None}
-    return float(loss.detach()), found, sum(sizes)
+    results = {n: weight.grad for n, weight in paradigm.named_parameters() if weight.grad is not None}
+    return float(loss.detach()), results, sum(sizes)
 
 
 @pytest.mark.parametrize("options", [{}, {"lora_rank": 2}, {"lora_rank": 2, "dora": True}], ids=str)

@@ -133,10 +133,10 @@ def shares_bm25(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
             assert shared.search({}, 5) == {}
             assert not built
             assert not shared.folder.exists()
-            found = shared.search(SPLIT.queries, 5)
-            assert shared.search(SPLIT.queries, 5) == found
+            results = shared.search(SPLIT.queries, 5)
+            assert shared.search(SPLIT.queries, 5) == results
     assert len(built) == accelerator.is_main_process
-    assert found == BM25(CORPUS).search(SPLIT.queries, 5)
+    assert results == BM25(CORPUS).search(SPLIT.queries, 5)
     accelerator.wait_for_everyone()
     assert not shared.folder.exists()
 

@@ -97,7 +97,7 @@ def test_each_setting_acts_or_is_refused(
 ) -> None:
     (losses, after), objective = plain[kind], objective_of(kind, tiny_bert, seq2seq["t5"])
     try:
-        found, changed = trained(objective, tmp_path / "run", **{name: other(name)})
+        results, changed = trained(objective, tmp_path / "run", **{name: other(name)})
     except ValueError as error:
         refused = str(error)
     else:
@@ -107,9 +107,9 @@ def test_each_setting_acts_or_is_refused(
         assert not (tmp_path / "run").exists()  # nothing was begun
         return
     if name in SAME:
-        assert_same([found[:1], changed], [losses[:1], after])
+        assert_same([results[:1], changed], [losses[:1], after])
     else:
-        assert found != losses or not torch.equal(changed, after)
+        assert results != losses or not torch.equal(changed, after)
 
 
 def test_training_without_negatives_is_named_before_it_begins(tiny_bert: Path, tmp_path: Path) -> None:

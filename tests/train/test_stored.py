@@ -38,14 +38,14 @@ def test_stored_rows_are_the_examples_of_the_rows(tmp_path: Path, monkeypatch, n
     corpus, examples = examples_from_rows(rows)
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    texts, found = stored_rows(str(file), tmp_path / "stored")
+    texts, results = stored_rows(str(file), tmp_path / "stored")
     assert list(texts) == list(corpus)
-    assert list(found) == examples
-    assert (len(found), found[-1], found.taught) == (50, examples[-1], negatives > 0)
+    assert list(results) == examples
+    assert (len(results), results[-1], results.taught) == (50, examples[-1], negatives > 0)
     if negatives:
-        assert candidate_count(found, "x", taught=True) == 3
+        assert candidate_count(results, "x", taught=True) == 3
     before = (tmp_path / "stored" / "examples.arrow").stat().st_mtime_ns
-    assert stored_rows(str(file), tmp_path / "stored")[1].digest == found.digest
+    assert stored_rows(str(file), tmp_path / "stored")[1].digest == results.digest
     assert (tmp_path / "stored" / "examples.arrow").stat().st_mtime_ns == before
     file.write_text(json.dumps(rows[0]) + "\n")
     assert list(stored_rows(str(file), tmp_path / "stored")[1]) == examples_from_rows(rows[:1])[1]

@@ -121,12 +121,12 @@ def test_a_model_scores_a_pair_once_and_goes_on_after_an_interruption(tmp_path: 
         scores(pairs)
     assert [list(run) for run in calls[:2]] == [["q0", "q1"], ["q2", "q3"]]
     assert not file.exists()
-    found = scores(pairs)
+    results = scores(pairs)
     assert list(calls[-1]) == ["q4", "q5"]
-    assert found == {q: {"d2": int(q[1:]) * 10 + 2.0, "d1": int(q[1:]) * 10 + 1.0} for q in pairs}
-    assert read_run(file) == found
+    assert results == {q: {"d2": int(q[1:]) * 10 + 2.0, "d1": int(q[1:]) * 10 + 1.0} for q in pairs}
+    assert read_run(file) == results
     assert not file.with_suffix(".parts").exists()
-    assert scores({"q1": ["d1"]}) == found
+    assert scores({"q1": ["d1"]}) == results
     assert list(calls[-1]) == ["q4", "q5"]  # nothing was missing
     more = scores({"q1": ["d1", "d7"], "q9": ["d3"]})
     assert calls[-1] == {"q1": {"d7": 0.0}, "q9": {"d3": 0.0}}
@@ -151,7 +151,7 @@ QUERIES = {"x": "where is the fox", "y": "the old wolf"}
 
 
 def test_a_published_reranker_scores_as_transformers_does(published: Path) -> None:
-    found = Reranking(SequenceClassifier(published).double(), SHORT).rerank(QUERIES, PAIRS)
+    results = Reranking(SequenceClassifier(published).double(), SHORT).rerank(QUERIES, PAIRS)
     model = BertForSequenceClassification.from_pretrained(published, dtype=torch.float64).eval()
     tokenizer = AutoTokenizer.from_pretrained(published)
     for query, documents in PAIRS.items():
@@ -160,8 +160,8 @@ def test_a_published_reranker_scores_as_transformers_does(published: Path) -> No
             row = tokenizer(QUERIES[query], text, truncation=True, max_length=24, return_tensors="pt")
             with torch.no_grad():
                 expected = float(model(**row).logits[0, 0])
-            assert_same(found[query][document], expected)
-    assert len({score for scores in found.values() for score in scores.values()}) == 3
+            assert_same(results[query][document], expected)
+    assert len({score for scores in results.values() for score in scores.values()}) == 3
 
 
 def test_a_source_is_a_run_or_any_model(published: Path, tiny_bert: Path, tmp_path: Path) -> None:
@@ -179,8 +179,8 @@ def test_a_source_is_a_run_or_any_model(published: Path, tiny_bert: Path, tmp_pa
     models = {"dense": PARADIGMS["dpr"](tiny_bert), "pairs": cross_attention(tiny_bert)}
     for name, model in models.items():
         model.save_pretrained(tmp_path / name)
-        found, expected = scores(tmp_path / name), Reranking(model, SHORT).rerank(QUERIES, PAIRS)
-        assert_same_run(found, expected)
+        results, expected = scores(tmp_path / name), Reranking(model, SHORT).rerank(QUERIES, PAIRS)
+        assert_same_run(results, expected)
 
 
 def test_the_script_distils_from_a_model_and_filters_by_it(
@@ -205,9 +205,9 @@ def test_the_script_distils_from_a_model_and_filters_by_it(
     assert "hard negative that may be relevant (left out): " in capsys.readouterr().out
     scored = tmp_path / "out" / "training" / "teacher.run"
     queries = hold_out(load_collection(words).split("train"), share=0.1)[0].queries
-    found = read_run(scored)
-    assert found.keys() == queries.keys()
-    assert all(set(found[query]) >= {*candidates, f"d{query[1:]}"} for query in queries)
+    results = read_run(scored)
+    assert results.keys() == queries.keys()
+    assert all(set(results[query]) >= {*candidates, f"d{query[1:]}"} for query in queries)
     assert not (tmp_path / "out" / "training" / "filter.run").exists()
     run_script("train", **flags)  # goes on with the same examples, and is at its end
     # The same from that run, which has every score.

@@ -103,7 +103,7 @@ class Page(HTMLParser):
         self.lasttag = ""
 
     def data(self):
-        return json.loads(next(text for found, text in self.scripts if found.get("id") == "alignments"))
+        return json.loads(next(text for hits, text in self.scripts if hits.get("id") == "alignments"))
 
 
 @pytest.fixture(scope="module")
