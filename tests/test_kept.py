@@ -160,11 +160,11 @@ class Kept:
         raise NotImplementedError
 
     def answer(self) -> Any:
-        """What it answers for the model and texts of the world."""
+        """Its answer for the world's model and texts."""
         raise NotImplementedError
 
     def anew(self) -> Any:
-        """What one that is made anew of them answers."""
+        """The answer of a new one, made of the same model and texts."""
         return self.world.anew().encode(list(self.world.texts.values()))
 
 
@@ -414,7 +414,7 @@ class World(RuleBasedStateMachine):
 
     @rule(factor=st.sampled_from([1, 20]))
     def plug(self, factor: int) -> None:
-        """The plug-in of another day: the model in memory, which may use it, is made again."""
+        """Change the plug-in, and make the model in memory, which may use it, again."""
         file = self.root / "kept_plugin.py"
         file.write_text(PLUGIN.format(factor))
         sys.modules.pop(file.stem, None)

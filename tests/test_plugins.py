@@ -1,4 +1,4 @@
-"""Plug-ins: what is registered comes back as itself, what is not is refused, and errors say what to do."""
+"""Plug-ins: registered parts are found, others are refused, and errors say what to do."""
 
 import copy
 import json

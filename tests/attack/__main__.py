@@ -38,5 +38,5 @@ if __name__ == "__main__":
         bad += tries - outcomes["refused"] - outcomes["harmless"]
         cells = " | ".join(str(outcomes[outcome]) for outcome in OUTCOMES)
         print(f"| {name} | {tries} | {cells} | {time.perf_counter() - began:.0f} |", flush=True)
-    gc.unfreeze()  # or what is left at the end is told as leaked
+    gc.unfreeze()  # otherwise, objects alive at the end are reported as leaks
     sys.exit(bad > 0)

@@ -78,7 +78,7 @@ def test_a_folder_in_beir_layout(tmp_path, packed):
 
 
 def test_a_plain_corpus_stays_on_disk(tmp_path):
-    """Lines end in any way, and blank ones are none."""
+    """Lines may end with any newline, and blank lines are skipped."""
     folder = beir(tmp_path / "tiny")
     path = folder / "corpus.jsonl"
     path.write_bytes(b"\n" + path.read_bytes().replace(b"\n", b"\r\n\n").rstrip())

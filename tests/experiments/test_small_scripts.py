@@ -161,7 +161,7 @@ def test_every_way_is_measured_certified_and_drawn(words: Path, tiny_bert: Path,
     rows = json.loads((own / "fewer.json").read_text())["answer"]
     full = rows[0]
     assert (full["certified"], full["unchanged"]) == (5, 5)
-    assert full["error"] < 1e-4  # what sums are rounded by
+    assert full["error"] < 1e-4  # the rounding error of sums
     for row in rows:
         assert row["violations"] == 0
         assert len(row["nDCG@10"]) == row["queries"] == 5

@@ -152,7 +152,7 @@ def level(value: float) -> list[float]:
 
 
 def test_dev_queries_choose_among_the_xtrs_of_colberts_batch() -> None:
-    """And claims compare the chosen one; what has not learned decides nothing."""
+    """Claims compare the chosen model; a model that has not learned leaves them undecided."""
     kinds = [(None, 16), (8, 16), (64, 16), (8, 4), (64, 4)]
     sides = [f"{way}, k' = {k}" for way in (*IMPUTATIONS, "imputing", "gathering") for k in (10, 100)]
     results = [

@@ -459,7 +459,7 @@ def test_missing_and_broken_parts_are_named(bert):
 
 
 class Loud:
-    """Unpickling it would raise the alarm."""
+    """Unpickling it fails the test."""
 
     def __reduce__(self):
         return exec, ("raise SystemError('code was run')",)

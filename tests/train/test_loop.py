@@ -1,4 +1,4 @@
-"""The training loop: it learns, goes on exactly where it was, and says what is wrong."""
+"""The training loop: it learns, resumes bit for bit, and reports errors."""
 
 import json
 import math

@@ -28,7 +28,7 @@ def full_disk(*arguments: Any, **named: Any) -> Any:
 
 
 def one_acts(accelerator: Accelerator, backbone: Path, folder: Path) -> None:
-    """The result reaches both; so does every kind of error, the last word of a script included."""
+    """Both processes get the result or the error, also a SystemExit."""
     assert by_main(lambda: accelerator.process_index + 7, accelerator) == 7
     for kind in (OSError, ValueError, FloatingPointError, KeyError, SystemExit):
 
@@ -57,7 +57,7 @@ def shares_the_teachers_work(accelerator: Accelerator, backbone: Path, folder: P
     )
     pairs = {f"q{n}": ["d1", "d12"] for n in range(5)}
     assert scores(pairs) == {q: {"d12": 5.0, "d1": 4.0} for q in pairs}
-    assert reranked == [f"q{n}" for n in range(accelerator.process_index, 5, 2)]  # each its share
+    assert reranked == [f"q{n}" for n in range(accelerator.process_index, 5, 2)]  # its own share
     assert scores(pairs) == scores({})
     assert len(reranked) <= 3
 

@@ -1,4 +1,4 @@
-"""Training that is killed, starved of disk and lied to by it goes on exactly, and loses nothing."""
+"""Training that is killed, fills the disk or finds damaged files resumes bit for bit and loses nothing."""
 
 import errno
 import os

@@ -104,7 +104,7 @@ def test_each_setting_acts_or_is_refused(
         refused = ""
     if refused:
         assert name in refused or (name == "distillation" and "teacher" in refused)
-        assert not (tmp_path / "run").exists()  # nothing was begun
+        assert not (tmp_path / "run").exists()  # the run has not begun
         return
     if name in SAME:
         assert_same([results[:1], changed], [losses[:1], after])
