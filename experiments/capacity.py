@@ -17,7 +17,7 @@ from typing import Any
 from studies.settings import BackboneStudy, at_least, different, launch, refusing, training_fields
 
 from paradigms.io.command_line import flags, folder_name
-from paradigms.train.checkpoints import TRAINED
+from paradigms.train.checkpoints import STATES, TRAINED
 
 SYSTEM = re.compile(r"(DE|ME)-BERT(?:-([1-9]\d*))?")
 # INIT: the backbone before training, mean of tokens
@@ -93,7 +93,7 @@ from paradigms.encoder.sources import packaged
 from paradigms.evaluate.tuning import tune_raw
 from paradigms.io.files import remove_folder
 from paradigms.retrieve import Fused, Model, Retriever, fuse, retriever_of
-from paradigms.train.fit import STATES, fit, keep_states
+from paradigms.train.fit import fit, keep_states
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.script import begin, open_collection
 

@@ -104,7 +104,8 @@ from paradigms.evaluate import MEASURES, on_split, with_judgements
 from paradigms.find import INDEXES
 from paradigms.io.checks import read_json
 from paradigms.io.plugins import LOADED, plugin_of
-from paradigms.train.fit import STATES, deleted_after
+from paradigms.train.checkpoints import STATES
+from paradigms.train.fit import deleted_after
 from paradigms.train.loop import Paused
 from paradigms.train.parallel import by_main
 from paradigms.train.script import begin, content, environment, keep_settings, open_collection
@@ -212,12 +213,15 @@ def run_all(data: ComparisonData, finished: Names[str], console: Console) -> Non
             raise Paused(f"before {run}")
         first = False
         console.print(f"{run}, {number} of {len(runs)}")
-        with refusing(f"{run}: "):
-            if (system := settings.chosen[trial.system]).fuse:
-                by_main(partial(system_runs.run_fused, trial.system, system, data), accelerator)
-            else:
-                system_runs.run_system(run, trial, data, console)
-            by_main(lambda: spent(Path(settings.output)), accelerator)
+        try:
+            with refusing(f"{run}: "):
+                if (system := settings.chosen[trial.system]).fuse:
+                    by_main(partial(system_runs.run_fused, trial.system, system, data), accelerator)
+                else:
+                    system_runs.run_system(run, trial, data, console)
+        finally:  # also of a run that pauses
+            if accelerator.is_main_process:
+                spent(Path(settings.output))
         if not trial.untrained:
             console.print(preview([run], data))
 

@@ -26,8 +26,8 @@ from paradigms.io.checks import json_or_empty, read_json
 from paradigms.io.command_line import folder_name
 from paradigms.io.files import remove_folder, write_json
 from paradigms.retrieve import AllProcesses
-from paradigms.train.checkpoints import TRAINED, dev_values, kept_step, training_seconds
-from paradigms.train.fit import DEV_DEPTH, STATES, deleted_after, fit, keep_states, training_splits
+from paradigms.train.checkpoints import STATES, TRAINED, dev_values, kept_step, training_seconds
+from paradigms.train.fit import DEV_DEPTH, deleted_after, fit, keep_states, training_splits
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.negatives import NEGATIVES_DEPTH, SharedBM25
 from paradigms.train.parallel import by_main
@@ -264,13 +264,18 @@ def run_jobs(
             stack.enter_context(deleted_after(states, accelerator))
         for n, job in enumerate(missing, 1):
             console.print(f"{job.name} ({n} of {len(missing)})")
-            with refusing(f"{job.name}: "):
-                prepared = job.prepare()
-                by_main(
-                    lambda job=job, prepared_work=prepared: write_json(job.file, job.measure(prepared_work)),
-                    accelerator,
-                )
-                by_main(lambda: spent(Path(settings.output)), accelerator)
+            try:
+                with refusing(f"{job.name}: "):
+                    prepared = job.prepare()
+                    by_main(
+                        lambda job=job, prepared_work=prepared: write_json(
+                            job.file, job.measure(prepared_work)
+                        ),
+                        accelerator,
+                    )
+            finally:
+                if accelerator.is_main_process:
+                    spent(Path(settings.output))
             accelerator.free_memory()
     return [read_json(job.file) for job in jobs]
 

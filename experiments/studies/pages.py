@@ -173,7 +173,7 @@ def study(
     path: Path,
     minutes: float | None = None,
 ) -> Measured:
-    """Collect everything that a page may quote from a study.
+    """Collect everything that a page may quote from a study, and record its CPU minutes (`spent`).
 
     path: study.json. minutes: as in `publish`.
     """
@@ -195,9 +195,9 @@ def study(
 
 
 def spent(folder: Path) -> float:
-    """Record the CPU minutes of all runs that wrote to a folder, and return them; this run's are included.
+    """Record the CPU minutes of all runs of a study in its folder, and return them, this run's included.
 
-    A run that was killed counts up to its last call.
+    A run that was killed counts up to its last call, one that paused or failed to its end.
     """
     file = folder / SPENT
     if file not in _earlier:

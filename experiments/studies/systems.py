@@ -28,7 +28,8 @@ from paradigms.io.checks import check_known
 from paradigms.loading import as_paradigm
 from paradigms.recipe import Recipe, recipe_fields
 from paradigms.retrieve import AllProcesses, Indexed, Model, Passages, Retriever, retriever_of
-from paradigms.train.fit import STATES, keep_states, training_splits
+from paradigms.train.checkpoints import STATES
+from paradigms.train.fit import keep_states, training_splits
 from paradigms.train.generative import fit_generative, t5_folder
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.negatives import ScorePairs, scored_once

@@ -62,9 +62,6 @@ class Digest:
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
 
-        self.digest = self._hash.digest
-        self.hexdigest = self._hash.hexdigest
-
     def passing(self, rows: Iterable[Document]) -> Iterator[Document]:
         """Yield the documents, adding each to the digest."""
         for row in rows:
@@ -75,6 +72,12 @@ class Digest:
         for part in parts:
             data = part.encode("utf-8", "surrogatepass")
             self._hash.update(len(data).to_bytes(8, "little") + data)
+
+    def digest(self) -> bytes:
+        return self._hash.digest()
+
+    def hexdigest(self) -> str:
+        return self._hash.hexdigest()
 
 
 def assemble(

@@ -6,7 +6,7 @@ from collections.abc import Collection as Names
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import isnan
 from typing import Any, overload
 
@@ -36,10 +36,13 @@ class Joined(Sequence[Any]):
     def __len__(self) -> int:
         return self.ends[-1]
 
+    def __iter__(self) -> Iterator[Any]:
+        return chain.from_iterable(self.parts)
+
     def __getitem__(self, index: Any) -> Any:
         at = range(len(self))[index]
         part = bisect_right(self.ends, at)
-        return self.parts[part][at - self.ends[part]]  # counted from the part's end
+        return self.parts[part][at - self.ends[part] + len(self.parts[part])]
 
 
 class Corpus(Sequence[str]):

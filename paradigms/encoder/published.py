@@ -5,6 +5,7 @@ import re
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -47,8 +48,14 @@ def as_published(backbone: str | Path, settings: EncoderSettings, fixed: Collect
     changes = {k: v for k, v in published.items() if k not in fixed and v != getattr(settings, k)}
     if changes:
         values = ", ".join(f"{k}={v!r}" for k, v in changes.items())
-        logger.info("%s: %s, as its folder states", backbone, values)
+        _report(f"{backbone}: {values}, as its folder states")
     return replace(settings, **changes)
+
+
+@cache
+def _report(line: str) -> None:
+    """Log a line once in a process, however many models are built."""
+    logger.info(line)
 
 
 def default_pooling(backbone: str | Path) -> Literal["mean", "last"] | None:

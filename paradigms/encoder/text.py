@@ -54,7 +54,10 @@ POOLED = -1  # a pooled vector is cut into tokens with the ids -1, -2, ..., whic
 
 
 class TextEncoder(Encoder):
-    """Encode queries and documents with one transformer, a folder, hub name or key of `PACKAGED`."""
+    """Encode queries and documents with one transformer.
+
+    backbone: name or folder of a Hugging Face encoder, or "offline".
+    """
 
     Settings: ClassVar[type[EncoderSettings]] = EncoderSettings  # subclasses may extend it
 
@@ -387,7 +390,11 @@ class TextEncoder(Encoder):
 
 
 def first_coordinates(tokens: Tokens, dim: int | None, normalize: bool) -> Tokens:
-    """(x₁ … x_h′) for each vector x, divided by its norm if `normalize` (Kusupati et al. 2022, §3)."""
+    """(x₁ … x_h′) for each vector x, divided by its norm if `normalize` (Kusupati et al. 2022, §3).
+
+    Matryoshka training (arXiv:2205.13147) makes these shorter vectors useful on their own. With dim = None,
+    the tokens are returned unchanged.
+    """
     if dim is None:
         return tokens
     vectors = tokens.vectors[..., :dim]

@@ -109,9 +109,10 @@ def bound(similarities, least, weights, tokens, lists, begins, ends, entries, al
 
     c runs over the lists that contain d and that token j probes.
 
-    tokens, lists: the pairs (j, c) with j ascending. begins, ends: range of each pair's list in
-    `entries`. alive: False for deleted documents, which have no bound. state: [documents, 2], initially 0;
-    state[d, 0] is set to the bound. documents: output. Returns the number of documents with a bound.
+    tokens, lists: the pairs (j, c), sorted by j and then by descending similarities[c, j]. begins, ends:
+    range of each pair's list in `entries`. alive: False for deleted documents, which have no bound. state:
+    [documents, 2], initially 0; state[d, 0] is set to the bound. documents: output. Returns the number of
+    documents with a bound.
     """
     met = 0
     for n in range(tokens.shape[0]):

@@ -142,6 +142,7 @@ class Memory:
     crossing: Float[Tensor, "b n m h"] | None = None  # Σ_h O_h V_h Q α_h of the last layer, newest positions
     layers: list[Layer] | None = None  # the decoder's, looked up once
     mode: tuple[bool, bool] | None = None  # whether gradients and autocast were on when they were
+    bias: Float[Tensor, "1 heads t t"] | None = None  # of positions in self-attention
 
     def of_query(self, query: int) -> "Memory":
         """Return one query's memory, before any decoding."""
@@ -191,7 +192,7 @@ def decode(
         positions = nn.functional.embedding(table.offset + before + places, table.weight)
         inputs = _norm(decoder.layernorm_embedding, inputs + positions, trace)
     x = drop(inputs)
-    bias = _bias(decoder, before, inputs)
+    bias = _bias(decoder, before, inputs, memory)
     mask = memory.mask[:, None, None]
     memory.past = []
 
@@ -310,14 +311,17 @@ def _inverse_rms(norm: Any, x: Tensor) -> Tensor:
     return (exact.pow(2).mean(-1, keepdim=True) + eps).rsqrt()
 
 
-def _bias(decoder: Any, before: int, inputs: Tensor) -> Float[Tensor, "1 heads i t"]:
+def _bias(decoder: Any, before: int, inputs: Tensor, memory: Memory) -> Float[Tensor, "1 heads i t"]:
     """Return T5's relative position bias, shared by all layers; later positions get −∞."""
     total = before + inputs.shape[2]
-    place = torch.arange(total, device=inputs.device)
-    bias = inputs.new_zeros(1, 1, total, total)
-    if not _after(decoder):
-        bias = decoder.block[0].layer[0].SelfAttention.compute_bias(total, total)
-    return bias.masked_fill(place > place[:, None], -torch.inf)[..., before:, :]
+    if memory.bias is None or memory.bias.shape[-1] < total:
+        size = 2 * total if before else total  # a search asks for one more position at a time
+        place = torch.arange(size, device=inputs.device)
+        bias = inputs.new_zeros(1, 1, size, size)
+        if not _after(decoder):
+            bias = decoder.block[0].layer[0].SelfAttention.compute_bias(size, size)
+        memory.bias = bias.masked_fill(place > place[:, None], -torch.inf)
+    return memory.bias[..., before:total, :total]
 
 
 def _heads(x: Tensor, attention: Attention) -> Tensor:

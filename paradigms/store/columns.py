@@ -25,6 +25,7 @@ from paradigms.io.checks import parse_json
 from paradigms.io.files import locked, read_settled, settle, write_json
 
 FORMAT = 5
+CHUNK = 1 << 22  # bytes read at once for a checksum
 MANIFEST = "manifest.json"
 SHARDS = "shards"  # subfolder of a build's hidden folder, for encoded shards
 FILES = (MANIFEST, "*.bin", "*.jsonl", "*.faiss", "*.safetensors")  # files of a store or its build
@@ -81,13 +82,14 @@ class ColumnFolder(_FolderFiles):
         return manifest
 
     def verify(self, most: int | None = None) -> None:
-        """Verify the checksum of every file of at most `most` bytes.
+        """Verify the checksum of every file of at most `most` bytes, reading the files in small pieces.
 
         Raises ValueError, naming the file, if a checksum differs.
         """
         for name, entry in self.entries.items():
-            verified = most is None or entry["bytes"] <= most
-            if verified and zlib.crc32(self.array(name, "uint8").data) != entry["crc32"]:
+            if most is not None and entry["bytes"] > most:
+                continue
+            if _checksum(self.folder / entry["file"], entry["bytes"]) != entry["crc32"]:
                 raise self.damaged(name, "its checksum differs")
 
     def identity(self) -> tuple[int, ...]:
@@ -238,6 +240,16 @@ class FolderWriter(_FolderFiles):
         return self.entries[name]
 
 
+def _checksum(file: Path, size: int) -> int:
+    """Compute the crc32 of a file's first `size` bytes."""
+    checksum = 0
+    with file.open("rb") as stream:
+        while size and (data := stream.read(min(size, CHUNK))):
+            checksum = zlib.crc32(data, checksum)
+            size -= len(data)
+    return checksum
+
+
 class ColumnMemory:
     """Columns in memory: `Files` and `Writer` at once. `writing` yields a copy that shares its columns."""
 
@@ -292,7 +304,7 @@ class ColumnMemory:
         size = sum(piece.nbytes for piece in pieces)
         if not size:
             return np.zeros(0, np.uint8)
-        if len(pieces) > 1 or pieces[0].ctypes.data % mmap.PAGESIZE:
+        if len(pieces) > 1 or pieces[0].flags.writeable or pieces[0].ctypes.data % mmap.PAGESIZE:
             joined = np.frombuffer(mmap.mmap(-1, size), np.uint8)
             start = 0
             while pieces:  # free each piece once it is copied

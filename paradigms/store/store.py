@@ -27,7 +27,7 @@ from paradigms.io.progress import progress_bar
 from paradigms.model import Paradigm
 from paradigms.store.build import Advance, Build, encoded, lines
 from paradigms.store.building import TRAINED, Launch, OneProcess, ShardFiles, grown, in_codes
-from paradigms.store.columns import MANIFEST, ColumnFolder, Files, Writer
+from paradigms.store.columns import CHUNK, MANIFEST, ColumnFolder, Files, Writer
 from paradigms.store.kind import DELETED, DOCUMENTS, ERRORS, KEYS, LENGTHS, TEXTS, Codec, Kind, Kinds, kind_of
 from paradigms.store.pruning import TokenReduction, directed_distances
 from paradigms.store.residuals import CODEC
@@ -36,7 +36,6 @@ from paradigms.store.view import View, fields_of
 
 ROUNDING = 1e-5  # maximum rounding error of a similarity, relative to the longer vector's norm
 BLOCK = 1 << 16  # padded tokens copied at once
-CHUNK = 1 << 22  # bytes rewritten at once
 SAMPLED = 1 << 17  # maximum number of documents to train the codec of a large build
 VERIFIED = 1 << 26  # maximum size in bytes of the files whose checksums are verified by default
 Pooling = Literal["ward", "sequential"]

@@ -18,6 +18,7 @@ from paradigms.saved import SAVED
 CHECKPOINTS = "checkpoints"
 PREFIX = "step-"
 HISTORY = "history.jsonl"
+STATES = "states"  # folder for states of frozen layers during a run
 WRITTEN = contents(*SAVED, marks=["progress.json", "optimizer.safetensors"])  # the files of a checkpoint
 # Files and folders of a training run, and of a trained model next to it.
 TRAINED = contents(
@@ -55,7 +56,9 @@ def remove_checkpoints(run: Path, keep: int, last: int) -> None:
     steps = checkpoint_steps(run)
     newest = [step for step in steps if step <= last][-keep:]
     check_locks(run / CHECKPOINTS)
-    for step in sorted({*steps}.difference(newest)):
+    for step in steps:
+        if step in newest:
+            continue
         folder = checkpoint_folder(run, step)
         try:
             remove_folder(folder, WRITTEN)

@@ -23,6 +23,7 @@ from paradigms.io.files import check_locks, remove_folder
 from paradigms.io.terminal import printable
 from paradigms.model import Paradigm
 from paradigms.retrieve import AllProcesses, Reranking, Retriever
+from paradigms.train.checkpoints import STATES
 from paradigms.train.contrastive import Contrastive, Listwise
 from paradigms.train.examples import Example, build_examples
 from paradigms.train.loop import Dev, Paused, TrainingSettings, freeze, train
@@ -34,7 +35,6 @@ from paradigms.trainable import Trainable
 
 Encoded = TypeVar("Encoded", bound=Trainable)  # a `Paradigm` or a `CrossAttention`
 Used = TypeVar("Used")
-STATES = "states"  # folder for states of frozen layers during a run
 DEV_DEPTH = 10  # documents per dev query that the dev measure reranks
 
 

@@ -31,8 +31,9 @@ from paradigms.generative.pairs import (
 )
 from paradigms.generative.small import small_t5
 from paradigms.io.terminal import printable
+from paradigms.train.checkpoints import STATES
 from paradigms.train.examples import draw
-from paradigms.train.fit import STATES, add_states, deleted_after, dev_measure, training_splits, used_examples
+from paradigms.train.fit import add_states, deleted_after, dev_measure, training_splits, used_examples
 from paradigms.train.loop import Dev, TrainingSettings, train
 from paradigms.train.losses import Objective, candidate_count, contrastive
 from paradigms.train.negatives import NEGATIVES_DEPTH, ScorePairs, pair_scores, teacher_scores

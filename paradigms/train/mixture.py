@@ -7,7 +7,7 @@ train(model, Mixture(parts), settings, "results")
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,6 +34,9 @@ class MixedExamples(Joined):
         super().__init__([part.objective.examples for part in parts])
         described = [(part.objective.digest(), part.share, sorted(part.loss.items())) for part in parts]
         self.digest = hashlib.sha256(repr(described).encode()).hexdigest()
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.__getitem__, range(len(self)))
 
     def __getitem__(self, index: Any) -> Any:
         return bisect_right(self.ends, range(len(self))[index]), super().__getitem__(index)

@@ -22,7 +22,8 @@ def mixed_batches(
     examples: number of examples of each collection; positions count through all of them. shares: probability
     that a step draws from each collection, the same in all processes. From each collection, steps take blocks
     of W·batch_size examples of an endless sequence of seeded permutations, without incomplete last blocks,
-    and process w of W takes the block's w-th part. A permutation takes 4 bytes per example.
+    and process w of W takes the block's w-th part, so that runs resume exactly. A permutation takes 4 bytes
+    per example.
     """
     total = batch_size * world
     smallest = min(count for count, share in zip(examples, shares, strict=True) if share)

@@ -28,7 +28,7 @@ from paradigms.io.device import chosen_device
 from paradigms.io.files import lock_until_exit, sha256, write_json, write_text
 from paradigms.io.plugins import LOADED
 from paradigms.io.terminal import Terminal, printable
-from paradigms.train.fit import STATES
+from paradigms.train.checkpoints import STATES
 from paradigms.train.heartbeat import start_heartbeat
 from paradigms.train.parallel import by_main, check_shared, sharded
 

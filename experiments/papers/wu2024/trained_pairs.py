@@ -35,7 +35,8 @@ from paradigms.encoder.sources import packaged
 from paradigms.evaluate import per_query
 from paradigms.generative.pairs import Pair, indexing_pairs, retrieval_pairs
 from paradigms.retrieve import Reranking
-from paradigms.train.fit import STATES, dev_measure
+from paradigms.train.checkpoints import STATES
+from paradigms.train.fit import dev_measure
 from paradigms.train.generative import fit_pairs, training_pairs
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.parallel import by_main
