@@ -15,7 +15,8 @@ from torch import Tensor
 
 from paradigms.encoder.text import Batch
 from paradigms.generative.decoder import Memory
-from paradigms.generative.model import Generative
+from paradigms.generative.identifiers import Targets
+from paradigms.generative.model import MANY_TOKENS, TOKENS, Generative
 from paradigms.generative.ngrams import Branches, NGramIndex, ranges
 from paradigms.generative.outputs import ScoreName
 
@@ -60,7 +61,8 @@ def beam_search(
 
     A sequence is finished when it has `length` tokens or when no token may follow it. With log p, finished
     and unfinished sequences compete for the beams. With other scorers, whose sums may rise with every token,
-    only unfinished sequences take up beams.
+    only unfinished sequences take up beams. When every unfinished sequence has exactly one completion, one
+    pass of the decoder completes them all, because none can displace another.
 
     keep: return the 2·`beams` best continuations of every step, finished or not (SEAL's keys). Finished
     sequences then take up no beams either.
@@ -79,6 +81,10 @@ def beam_search(
         memories = model.memories(sources, scorer)
         for step in range(length):
             if not len(prefixes):
+                break
+            rests = [] if keep or model.clusters is not None else constraint.rests(prefixes.states)
+            if rests:
+                finished = _join([finished, _completed(model, memories, prefixes, step, rests, scorer)])
                 break
             scores = _next_scores(model, memories, prefixes, step, scorer)
             parents, longer = _continue(prefixes, step, scores, table, entry, (1 + apart) * beams)
@@ -130,6 +136,39 @@ def _next_scores(
     where = tuple(torch.from_numpy(axis).to(model.device) for axis in (prefixes.queries, slots))
     readings = [states[where][None] for states in model.readings(hidden, memories, scorer)]
     return model.next_scores(readings, torch.from_numpy(written).to(model.device)[None], scorer)[0]
+
+
+def _completed(
+    model: Generative,
+    memories: list[Memory],
+    prefixes: Hypotheses,
+    step: int,
+    rests: list[np.ndarray],
+    scorer: ScoreName,
+) -> Hypotheses:
+    """Append each prefix's completion, cut at the maximum length, and add its score."""
+    slots = prefixes.slots
+    written = prefixes.tokens.copy()
+    for row, rest in zip(written, rests, strict=True):
+        row[step : step + len(rest)] = rest[: len(row) - step]
+    lengths = (written != NOTHING).sum(1)
+    ids = np.full((len(memories[0].mask), slots.max() + 1, lengths.max()), NOTHING)
+    ids[prefixes.queries, slots] = written[:, : lengths.max()]
+    tokens = torch.from_numpy(ids).to(model.device)
+    targets = Targets(tokens.clamp(min=0), tokens != NOTHING, model.start)
+    hidden = model.decode(memories, targets.inputs)
+    readings = model.readings(hidden, memories, scorer)
+    scores = prefixes.scores.copy()
+    together = TOKENS.get(model.device.type, MANY_TOKENS)
+    wide = max(1, together // (ids.shape[0] * ids.shape[1]))  # positions at once
+    for first in range(0, ids.shape[2] - step, wide):
+        stop = step + first + wide
+        until = Targets(targets.ids[..., :stop], targets.mask[..., :stop], model.start)
+        states = [each[:, :, first : first + wide] for each in readings]
+        parts = model.token_parts(states, until, scorer)
+        scores += parts.double().sum(-1).cpu().numpy()[prefixes.queries, slots]
+    after = np.column_stack([prefixes.states[:, :2], lengths])
+    return Hypotheses(prefixes.queries, written, scores, after)[np.isfinite(scores)]
 
 
 def _continue(

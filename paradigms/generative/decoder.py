@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from paradigms.encoder.packed import linears
 
 FAMILIES = ("t5", "mt5", "bart")  # supported model types
+WIDE = (torch.float32, torch.float64)  # types of the compiled norm
 Drop = Callable[[Tensor], Tensor]
 Products = Callable[[Tensor], Sequence[Tensor]]  # from `linears`
 
@@ -293,6 +294,7 @@ def _activated(act: nn.Module, x: Tensor) -> Tensor:
 
 
 def _norm(norm: Any, x: Tensor, trace: Trace | None) -> Tensor:
+    """Apply the norm. Without gradients, T5's norm on a CPU is one compiled loop."""
     weight = norm.weight
     if trace is not None:
         if isinstance(norm, nn.LayerNorm):
@@ -302,7 +304,15 @@ def _norm(norm: Any, x: Tensor, trace: Trace | None) -> Tensor:
         return normed if getattr(norm, "bias", None) is None else normed + norm.bias
     if isinstance(norm, nn.LayerNorm):
         return norm(x)
-    return nn.functional.rms_norm(x.to(weight.dtype), x.shape[-1:], weight, norm.variance_epsilon)
+    x = x.to(weight.dtype)
+    if torch.is_grad_enabled() or weight.device.type != "cpu" or weight.dtype not in WIDE:
+        return nn.functional.rms_norm(x, x.shape[-1:], weight, norm.variance_epsilon)
+    from paradigms.generative.compiled import rms_norm
+
+    x = x.detach().contiguous()
+    out = torch.empty_like(x)
+    rms_norm(x.numpy(), weight.detach().numpy(), norm.variance_epsilon, out.numpy())
+    return out
 
 
 def _inverse_rms(norm: Any, x: Tensor) -> Tensor:

@@ -134,6 +134,20 @@ class NGramIndex:
         successors[:, 2] = np.repeat(depth + 1, last - first)
         return Branches(offsets, tokens, successors)
 
+    def rests(self, states: Int[np.ndarray, "x 3"]) -> list[Int[np.ndarray, " m"]]:
+        """Return each n-gram's continuation to the end of its document, or [] if any has more than one."""
+        rests = []
+        for lo, hi, depth in states.tolist():
+            rests.append(self._until_end(int(self.rows[lo]) + depth))
+            last = self._until_end(int(self.rows[hi - 1]) + depth)
+            if not np.array_equal(rests[-1], last):  # rows are sorted
+                return []
+        return rests
+
+    def _until_end(self, begin: int) -> Int[np.ndarray, " m"]:
+        document = np.searchsorted(self.starts, begin, side="right")
+        return self.text[begin : self.starts[document] - 1]
+
     def counts(self, states: Int[np.ndarray, "x 3"]) -> Int[np.ndarray, " x"]:
         """Number of occurrences of each n-gram in the corpus, including overlapping ones."""
         return states[:, 1] - states[:, 0]

@@ -42,7 +42,7 @@ def occurrences(documents: Documents, gram: tuple[int, ...], trie: bool = False)
 @example([[4, 5, 4, 5, 6]] * 3, False)
 @example([[4] * 9, [4] * 9, [4] * 9 + [5]], False)
 @example([[4, 5], [5, 6], [6, 4]], False)  # a chain over the boundaries
-def test_every_ngram_has_its_successors_frequency_and_places(documents: Documents, trie: bool):
+def test_every_ngram_has_its_successors_frequency_places_and_rest(documents: Documents, trie: bool):
     """Checked for every n-gram that a search can reach."""
     index = NGramIndex.build(*csr(documents), trie=trie)
     grams: list[tuple[int, ...]] = [()]
@@ -58,6 +58,8 @@ def test_every_ngram_has_its_successors_frequency_and_places(documents: Document
             pairs = zip(places.documents[part].tolist(), places.positions[part].tolist(), strict=True)
             assert list(pairs) == expected
             rests = {tuple(documents[d][i + len(gram) :]) for d, i in expected}
+            rest = index.rests(states[n : n + 1])
+            assert rests == {tuple(rest[0].tolist())} if rest else len(rests) > 1
             tokens = branches.tokens[branches.offsets[n] : branches.offsets[n + 1]].tolist()
             assert tokens == sorted({rest[0] for rest in rests if rest})
             longer += [(*gram, token) for token in tokens]
