@@ -45,7 +45,7 @@ def test_everything_holds_as_shipped_with_two_seeds(tmp_path):
     for verdict, names in SHIPPED.items():
         assert {verdicts[name] for name in names.split()} == {verdict}
     written = {path.name for path in tmp_path.iterdir()}
-    assert written == {"checks.json", "study.json", "theory_checks.html"}
+    assert written == {"checks.json", "spent.json", "study.json", "theory_checks.html"}
 
 
 BROKEN = [  # our statement, how to break it, and a theorem that must notice

@@ -1,6 +1,7 @@
 """Training on several collections: each batch from one, with its prompts and its loss."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
+from paradigms.data.collection import Joined
 from paradigms.train.contrastive import Contrastive
 from paradigms.train.examples import Example
 from paradigms.train.loop import Paused, TrainingSettings, train
@@ -51,6 +53,22 @@ def mixture(backbone: Path) -> Mixture:
 
 
 @torch.no_grad()
+def test_parts_may_be_read_on_demand():
+    """By positions from 0 on alone, and in order."""
+
+    class Numbers(Sequence[int]):
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: Any) -> int:
+            if not 0 <= index < 3:
+                raise IndexError(index)
+            return 10 + index
+
+    joined = Joined([Numbers(), Numbers()])
+    assert [joined[n] for n in range(-6, 6)] == [*joined] * 2 == [10, 11, 12] * 4
+
+
 def test_a_part_has_its_prompts_and_its_loss(tiny_bert: Path):
     mixed = mixture(tiny_bert).configure(TrainingSettings(temperature=0.1))
     model = mixed.model.double().eval()
