@@ -101,13 +101,13 @@ class SplitBackbone:
         """Read `lower`, or `hidden` if `outputs`, from `folder`, which `LowerStates.add` fills."""
         adapted = hasattr(self.backbone, "get_base_model")
         weights = without_adapters(self.backbone.get_base_model()) if adapted else self.backbone.state_dict()
-        made = f"{self.trained} {SCALE}"
+        settings = f"{self.trained} {SCALE}"
         if outputs:
             current = self.backbone.parameters()
-            self.outputs = open_states(folder, self.backbone, weights, current, made, self.outputs)
+            self.outputs = open_states(folder, self.backbone, weights, current, settings, self.outputs)
             return self.outputs
         lower = {name: weights[name] for name in self._used & weights.keys()}
-        self.store = open_states(folder, self.backbone, lower, self._lower_weights(), made, self.store)
+        self.store = open_states(folder, self.backbone, lower, self._lower_weights(), settings, self.store)
         return self.store
 
     def _lower_weights(self) -> Iterator[Tensor]:

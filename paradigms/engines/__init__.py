@@ -40,11 +40,11 @@ def engine_class(address: str, options: Mapping[str, Any]) -> Callable[..., Engi
     name, _, place = address.partition(":")
     if name not in ENGINES or not place:
         raise ValueError(f"{address!r}: write ENGINE:PLACE, with one of the engines {', '.join(ENGINES)}")
-    known = signature(ENGINES[name])
+    arguments = signature(ENGINES[name])
     try:
-        known.bind(place, 0, single=False, **options)
+        arguments.bind(place, 0, single=False, **options)
     except TypeError as error:
-        named = [option for option in known.parameters.values() if option.kind is option.KEYWORD_ONLY]
+        named = [option for option in arguments.parameters.values() if option.kind is option.KEYWORD_ONLY]
         accepted = [option.name for option in named if option.name != "single"]
         raise ValueError(f"{name}: {error}; its options: {', '.join(accepted)}") from error
     return ENGINES[name]

@@ -290,10 +290,10 @@ class EngineRetriever:
 
     def _search_candidates(self, first: Retriever, queries: Mapping[str, str], k: int, progress: bool) -> Run:
         candidates = first.search(queries, max(k, self.candidates), progress=progress)
-        asked = {query: candidates.get(query, {}) for query in queries}
+        pools = {query: candidates.get(query, {}) for query in queries}
         run: Run = {}
         few = []
-        for query, scores in self.rerank(queries, asked, progress=progress).items():
+        for query, scores in self.rerank(queries, pools, progress=progress).items():
             run[query] = best_first({id: score for id, score in scores.items() if score > -inf}, k)
             if len(run[query]) < min(k, len(scores)):
                 few.append(query)
@@ -303,8 +303,10 @@ class EngineRetriever:
 
     def only(self, ids: Iterable[str]) -> "EngineRetriever":
         """Return a retriever restricted further, to these documents. Ids that are not stored are ignored."""
-        kept = frozenset(ids)
-        return replace(self, documents=kept if self.documents is None else kept.intersection(self.documents))
+        chosen = frozenset(ids)
+        return replace(
+            self, documents=chosen if self.documents is None else chosen.intersection(self.documents)
+        )
 
     def rerank(self, queries: Mapping[str, str], run: Run, *, progress: bool = False) -> Run:
         """Score the run's documents by rel. Documents that a search would not return score −∞."""
@@ -312,8 +314,8 @@ class EngineRetriever:
         counts = {query: len(documents) for query, documents in run.items() if documents}
         among: Mapping[str, Collection[str]] = run
         if self.documents is not None:
-            kept = frozenset(self.documents)
-            among = {query: kept.intersection(run[query]) for query in run}
+            searched = frozenset(self.documents)
+            among = {query: searched.intersection(run[query]) for query in run}
         scored = self._ranked(f"rerank {self.model.name}", queries, counts, among, progress)
         return {
             query: best_first(dict.fromkeys(documents, -inf) | scored.get(query, {}))

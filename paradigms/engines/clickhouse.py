@@ -123,8 +123,8 @@ class Server(Connection):
         self._post({"query": f"INSERT INTO {table} FORMAT ArrowStream"}, sink.getvalue().to_pybytes())
 
     def _post(self, parameters: Mapping[str, str], body: bytes) -> bytes:
-        asked = urlencode({"default_format": "ArrowStream", "max_query_size": LONGEST, **parameters})
-        request = Request(f"{self.address}/?{asked}", data=body, headers=self.headers)
+        settings = urlencode({"default_format": "ArrowStream", "max_query_size": LONGEST, **parameters})
+        request = Request(f"{self.address}/?{settings}", data=body, headers=self.headers)
         try:
             with urlopen(request) as answer:
                 data: bytes = answer.read()
@@ -388,9 +388,9 @@ class ClickHouseEngine(Engine):
         elif self.candidates:
             mean = vector_of(query.vectors[0, 0].double().mean(0).tolist(), "Float32")
             latest = "" if self._indexed() else " FINAL"  # which would not use the index
-            near = f"SELECT document FROM {self.documents}{latest} WHERE {chosen}"
-            near += f" ORDER BY cosineDistance(pooled, {mean}) LIMIT {self.candidates}"
-            chosen += f" AND document IN ({near})"  # without FINAL, `near` also reads former metadata
+            nearest = f"SELECT document FROM {self.documents}{latest} WHERE {chosen}"
+            nearest += f" ORDER BY cosineDistance(pooled, {mean}) LIMIT {self.candidates}"
+            chosen += f" AND document IN ({nearest})"  # without FINAL, `nearest` also reads former metadata
         named = f"SELECT document, version FROM {self.documents} FINAL WHERE {chosen}"
         return f"(document, version) IN ({named})"
 

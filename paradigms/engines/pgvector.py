@@ -132,9 +132,9 @@ class PgvectorEngine(MaxSimEngine):
             chosen += " AND id = ANY(%s)"
             values.append(list(among))
         elif self.nearest:
-            nearest = f"ORDER BY vector <#> {vector} LIMIT {self.nearest}"
-            near = f"(SELECT id FROM {TABLE} WHERE {chosen} {nearest})"
-            chosen = f"id IN ({' UNION '.join([near] * len(query))})"
+            order = f"ORDER BY vector <#> {vector} LIMIT {self.nearest}"
+            nearest = f"(SELECT id FROM {TABLE} WHERE {chosen} {order})"
+            chosen = f"id IN ({' UNION '.join([nearest] * len(query))})"
             values = [*query, *(value for row in query for value in (*filters, row))]
         select = f"SELECT id, {rel} AS rel, max(text) FROM {TABLE} WHERE {chosen}"
         select += f" GROUP BY id ORDER BY rel DESC LIMIT {k}"

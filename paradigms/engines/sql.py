@@ -109,11 +109,11 @@ def check_alignment(align: Alignment) -> None:
 
 def _normaliser(name: str, count: int, total: str, retrieved: str) -> str:
     """Return SQL of Z. count: query tokens. total: SQL of ΣA. retrieved: of the query tokens with ΣA > 0."""
-    known = {"one": "1", "query_tokens": str(count), "document_tokens": "rows"}
-    known |= {"total": f"greatest({total}, {SMALLEST})", "retrieved": f"greatest({retrieved}, {SMALLEST})"}
-    if name not in known:
+    of_name = {"one": "1", "query_tokens": str(count), "document_tokens": "rows"}
+    of_name |= {"total": f"greatest({total}, {SMALLEST})", "retrieved": f"greatest({retrieved}, {SMALLEST})"}
+    if name not in of_name:
         raise ValueError(f"the normaliser {name!r} has no SQL")
-    return known[name]
+    return of_name[name]
 
 
 def similarities(query: Tokens, table: str, numbers: str, weighed: bool, where: str) -> str:
@@ -173,12 +173,12 @@ def equal_ids(
     columns = zip(range(count), query.ids[0, 0].tolist(), salience, vectors, strict=True)
     # As one string, the query is one node of ClickHouse's syntax tree, which has at most 50,000.
     tokens = f"'[{','.join(map(str, columns))}]'::Array(Tuple(UInt32, Int64, Float64, Array({numbers})))"
-    asked = f"SELECT t.1 AS j, t.2 AS token, t.3 AS u, t.4 AS other FROM (SELECT arrayJoin({tokens}) AS t)"
-    read = f"token IN (SELECT token FROM ({asked}))"
+    terms = f"SELECT t.1 AS j, t.2 AS token, t.3 AS u, t.4 AS other FROM (SELECT arrayJoin({tokens}) AS t)"
+    read = f"token IN (SELECT token FROM ({terms}))"
     rows = f"SELECT document, token, salience, vector FROM {table} WHERE {read}"
     pairs = (
         "SELECT document, j, u * salience AS weight, dotProduct(vector, other) AS s "
-        f"FROM ({rows} AND {where}) AS stored INNER JOIN ({asked}) AS asked ON stored.token = asked.token"
+        f"FROM ({rows} AND {where}) AS stored INNER JOIN ({terms}) AS terms ON stored.token = terms.token"
     )
     if isinstance(align, PositiveEqualIds):
         pairs += " WHERE s > 0 OR stored.token < 0"

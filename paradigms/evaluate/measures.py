@@ -204,8 +204,8 @@ def _parse(name: str) -> ir_measures.Measure:
         for limit in COUNTED & measure.params.keys():
             check_type(limit, measure.params[limit], Annotated[int, Range(1, 1 << 31)])
     except (NameError, ValueError, KeyError, AssertionError) as error:
-        known = ", ".join(MEASURES)
-        raise ValueError(f"{name!r} is not a measure of ir_measures ({error}), such as {known}") from None
+        names = ", ".join(MEASURES)
+        raise ValueError(f"{name!r} is not a measure of ir_measures ({error}), such as {names}") from None
     return measure
 
 
