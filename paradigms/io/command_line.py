@@ -187,7 +187,7 @@ def _described(hint: Any) -> str:
     origin = get_origin(hint)
     parts = get_args(hint)
     if origin is Literal:
-        return f"one of {', '.join(map(str, parts))}"
+        return f"one of {', '.join(str(part) or '(empty)' for part in parts)}"
     if origin is list and parts[0] is not Any:
         return f"a list with each entry {_described(parts[0])}"
     if origin in (Union, UnionType):
