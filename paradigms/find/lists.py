@@ -213,7 +213,8 @@ def _probe(store: Store, packed: PackedQueries, probes: int, k: int) -> ProbedLi
     loops.select(query.centroid_products, store.once(list_sizes), probes, k, noise, least, missing)
     lists, tokens = np.divmod(np.flatnonzero(query.centroid_products[:, :count] >= least), count)
     order = np.lexsort((-query.centroid_products[lists, tokens], tokens))
-    lists, tokens = lists[order], tokens[order]
+    lists = lists[order]
+    tokens = tokens[order]
     chosen = np.zeros(len(query.centroid_products), np.bool_)
     chosen[lists] = True
     return ProbedLists(tokens, lists, chosen, least, missing)
