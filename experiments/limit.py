@@ -17,6 +17,8 @@ from studies.settings import DENSE, Backbone, Results, Seed, Training, at_least,
 
 from paradigms.io.command_line import flags
 
+FEWEST = 6  # queries, of which two train: one has no negative in its batch
+
 
 @flags(steps=300, trained_layers=0, tracker="none")
 class Settings(Results, Training, Backbone, Seed):
@@ -39,9 +41,13 @@ class Settings(Results, Training, Backbone, Seed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, documents=3, relevant=1, distractors=0)
+        at_least(self, relevant=1, distractors=0)
         if self.relevant > self.documents / 2:
             raise SystemExit(f"relevant must be at most documents / 2, got {self.relevant}")
+        if (queries := comb(self.documents, self.relevant)) < FEWEST:
+            raise SystemExit(
+                f"documents={self.documents} give {queries} queries: at least {FEWEST} are needed"
+            )
 
 
 launch(__name__, Settings, __doc__)  # before the slow imports
@@ -126,7 +132,7 @@ def collection(settings: Settings) -> Collection:
         ids += [f"dislikes{n}" for n in range(len(texts))]
         texts += [text.replace(" likes ", " dislikes ") for text in texts]
     order = rng.permutation(len(sets))
-    ends = [0, max(1, len(sets) // 10), max(2, len(sets) // 2 + len(sets) // 20), len(sets)]
+    ends = [0, max(1, len(sets) // 10), len(sets) // 2 + len(sets) // 20, len(sets)]
     splits = {}
     for name, start, end in zip(("dev", "train", "test"), ends, ends[1:], strict=False):
         queries = {f"q{i}": f"Who likes {words[i]}?" for i in order[start:end]}

@@ -32,8 +32,8 @@ def test_every_set_is_asked_for_once(dislikes, distractors):
 
 
 def test_the_fewest_documents_have_queries_of_each_split():
-    splits = limit.collection(Settings(documents=3, relevant=1)).splits
-    assert {name: len(split.queries) for name, split in splits.items()} == {"dev": 1, "train": 1, "test": 1}
+    splits = limit.collection(Settings(documents=4)).splits
+    assert {name: len(split.queries) for name, split in splits.items()} == {"dev": 1, "train": 2, "test": 3}
 
 
 def test_a_run_reports(tiny_bert, tmp_path):
