@@ -9,6 +9,7 @@ import math
 import os
 import time
 from collections.abc import Collection as Names
+from contextlib import suppress
 from dataclasses import asdict, field, fields
 from functools import partial
 from pathlib import Path
@@ -220,8 +221,9 @@ def run_all(data: ComparisonData, finished: Names[str], console: Console) -> Non
                 else:
                     system_runs.run_system(run, trial, data, console)
         finally:  # also of a run that pauses
-            if accelerator.is_main_process:
-                spent(Path(settings.output))
+            with suppress(OSError, ValueError, TypeError):  # the run's own error counts
+                if accelerator.is_main_process:
+                    spent(Path(settings.output))
         if not trial.untrained:
             console.print(preview([run], data))
 

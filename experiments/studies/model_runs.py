@@ -3,7 +3,7 @@
 import atexit
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Collection as Names
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -274,8 +274,9 @@ def run_jobs(
                         accelerator,
                     )
             finally:
-                if accelerator.is_main_process:
-                    spent(Path(settings.output))
+                with suppress(OSError, ValueError, TypeError):  # the job's own error counts
+                    if accelerator.is_main_process:
+                        spent(Path(settings.output))
             accelerator.free_memory()
     return [read_json(job.file) for job in jobs]
 

@@ -195,11 +195,11 @@ def study(
 
 
 def spent(folder: Path) -> float:
-    """Record the CPU minutes of all runs of a study in its folder, and return them, this run's included.
+    """Record the CPU minutes of a study's runs in its folder, and return them, this process's included.
 
-    A run that was killed counts up to its last call, one that paused or failed to its end.
+    A run that did not end counts up to its last call. Other processes of a launch are not counted.
     """
-    file = folder / SPENT
+    file = (folder / SPENT).resolve()
     if file not in _earlier:
         _earlier[file] = (json_or_empty(file) or json_or_empty(folder / STUDY)).get("minutes", 0.0)
     minutes = _earlier[file] + sum(os.times()[:4]) / 60

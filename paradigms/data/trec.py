@@ -90,6 +90,7 @@ def judged_rows(path: str | Path) -> Iterator[tuple[str, str, int]]:
 
 
 def write_judgements(path: str | Path, judgements: Judgements) -> None:
+    """Write judgements atomically. Raises ValueError if an id cannot stand in the file."""
     with atomic_text(path) as stream:
         for query, grades in judgements.items():
             check_ids([query, *grades], "query or document id")

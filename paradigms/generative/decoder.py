@@ -156,8 +156,10 @@ class Memory:
         if self.past:
             old = self.past[0][0].shape[1]
             new = rows.shape[1]
-            at = torch.from_numpy((rows + old * np.arange(len(rows))[:, None]).ravel()).to(self.mask.device)
-            self.past = [(_take(keys, at, new), _take(values, at, new)) for keys, values in self.past]
+            flat = (rows + old * np.arange(len(rows))[:, None]).ravel()
+            if old != new or not np.array_equal(flat, np.arange(len(flat))):
+                at = torch.from_numpy(flat).to(self.mask.device)
+                self.past = [(_take(keys, at, new), _take(values, at, new)) for keys, values in self.past]
 
 
 def _mode() -> tuple[bool, bool]:

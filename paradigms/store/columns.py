@@ -255,7 +255,8 @@ class ColumnMemory:
 
     def __init__(self, manifest: Mapping[str, Any], columns: Mapping[str, np.ndarray] | None = None) -> None:
         self.manifest = dict(manifest)
-        self._pieces = {name: [column] for name, column in (columns or {}).items()}
+        self._columns = dict(columns or {})
+        self._pieces: dict[str, list[np.ndarray]] = {}  # appended to a column but not joined yet
 
     def __str__(self) -> str:
         return "the store in memory"
@@ -268,7 +269,7 @@ class ColumnMemory:
     @property
     def entries(self) -> dict[str, dict[str, Any]]:
         """Column name → {"bytes": n}."""
-        return {name: {"bytes": self._joined(name).nbytes} for name in self._pieces}
+        return {name: {"bytes": self._joined(name).nbytes} for name in {**self._columns, **self._pieces}}
 
     def array(self, name: str, column: DTypeLike) -> np.ndarray:
         """Return a column, read-only. Raises ValueError if its length is not a whole number of rows."""
@@ -282,7 +283,7 @@ class ColumnMemory:
     @contextmanager
     def writing(self) -> "Iterator[ColumnMemory]":
         """Yield a copy that can be changed; this object does not change."""
-        yield ColumnMemory(self.manifest, {name: self._joined(name) for name in self._pieces})
+        yield ColumnMemory(self.manifest, {name: self._joined(name) for name in self.entries})
 
     def append(self, name: str, rows: bytes | np.ndarray) -> None:
         """Append rows to a column, which is created if it does not exist."""
@@ -291,6 +292,7 @@ class ColumnMemory:
 
     def remove(self, name: str) -> None:
         """Remove a column; rows appended later start a new column."""
+        self._columns.pop(name, None)
         self._pieces.pop(name, None)
 
     def commit(self, **state: Any) -> None:
@@ -300,20 +302,19 @@ class ColumnMemory:
 
     def _joined(self, name: str) -> np.ndarray:
         """Return a column's bytes, starting on a memory page so that rows are aligned with cache lines."""
-        pieces = self._pieces.get(name, [])
-        size = sum(piece.nbytes for piece in pieces)
-        if not size:
-            return np.zeros(0, np.uint8)
-        if len(pieces) > 1 or pieces[0].flags.writeable or pieces[0].ctypes.data % mmap.PAGESIZE:
-            joined = np.frombuffer(mmap.mmap(-1, size), np.uint8)
-            start = 0
+        column = self._columns.get(name, np.zeros(0, np.uint8))
+        pieces = self._pieces.pop(name, [])
+        if size := sum(piece.nbytes for piece in pieces):
+            joined = np.frombuffer(mmap.mmap(-1, column.nbytes + size), np.uint8)
+            start = column.nbytes
+            joined[:start] = column
             while pieces:  # free each piece once it is copied
                 piece = pieces.pop(0)
                 joined[start : start + piece.nbytes] = piece
                 start += piece.nbytes
             joined.setflags(write=False)
-            pieces.append(joined)
-        return pieces[0]
+            column = self._columns[name] = joined
+        return column
 
 
 Files: TypeAlias = ColumnFolder | ColumnMemory
