@@ -42,10 +42,15 @@ class Settings(EncoderStudy, CollectionName):
         return sorted({*self.search_tokens, TABLE_TOKENS})
 
     def models(self) -> list["Model"]:
-        """List ColBERT, and XTR with every k_train and batch size, for every seed."""
+        """List ColBERT, XTR with every k_train and batch size, and the untrained encoder, for every seed.
+
+        Only the small T5 depends on the seed before training.
+        """
         sizes = dict.fromkeys([self.batch_size, *self.other_batch_sizes])
         kinds = [(None, self.batch_size), *((k, size) for size in sizes for k in self.k_train)]
-        return [Model(*kind, seed) for seed in self.seeds for kind in kinds]
+        trained = [Model(*kind, seed) for seed in self.seeds for kind in kinds]
+        seeds = self.seeds if self.backbone == "small" else self.seeds[:1]
+        return [*trained, *(Model(None, self.batch_size, seed, trained=False) for seed in seeds)]
 
 
 launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
@@ -114,5 +119,7 @@ def job(model: Model, data: StudyData) -> Job:
         keys = asdict(model) | {"dev": chosen_by}
         return keys | measure(paradigm, index, ids, data.test, settings.searched(), TABLE_TOKENS)
 
-    batch_size = model.batch_size
-    return encoder_job(str(model), folder, model.seed, make, measure_model, data, batch_size=batch_size)
+    more: dict[str, Any] = {"batch_size": model.batch_size}
+    if not model.trained:
+        more = {"checkpoint": folder, "read": lambda _: make()}
+    return encoder_job(str(model), folder, model.seed, make, measure_model, data, **more)

@@ -10,6 +10,8 @@ A row of claims has the keys
 - limits, between which a query's contrast lies. By default, each side lies between 0 and 1, so that these are
   the sums of the negative and of the positive factors. Differences, correlations and logarithms need limits,
   which seen values beyond them extend;
+- changed: measure, if training counts as having changed a model, too, when this measure of it differs
+  from that of the untrained model, which a study names as in `gains.UNTRAINED`;
 - about: readout, for ways to score with one model; anything, for a control of all models, trained or not.
   By default, a claim is about what training does;
 - only: words in the names of the collections that the claim is about. By default, it is about all;
@@ -35,10 +37,11 @@ from typing import Any
 import numpy as np
 import yaml
 from studies.curves import Values, at_path
-from studies.gains import DEV, same_queries, unmoved
+from studies.gains import ALPHA, DEV, UNTRAINED, same_queries, unmoved
 from studies.model_runs import StudyData
 from studies.pages import Measured, Rows, Section
 
+from paradigms.evaluate import paired_test
 from paradigms.evaluate.claims import TRAINING, Claim, judge
 
 PAPERS = {
@@ -119,6 +122,7 @@ class Study:
                 continue
             weights = np.array([weight for weight, _ in terms])
             extremes = (float(weights.clip(max=0).sum()), float(weights.clip(min=0).sum()))
+            judged = [side for side in sides if not ("changed" in row and self.changed(measure, side))]
             # Seeds of one side against one untrained model.
             parts = (weight * single(values[side]).astype(float) for weight, side in terms)
             yield Claim(
@@ -132,7 +136,7 @@ class Study:
                 exchangeable=sorted(weights) == [-1, 1],
                 printed=row.get("printed") or self.difference(measure, terms),
                 about=about * (about != ANYTHING),
-                unmoved=unmoved(self.models(sides)) if about == TRAINING else "",
+                unmoved=unmoved(self.models(judged)) if about == TRAINING else "",
                 **({} if about == ANYTHING else self.undecided(sides)),
             )
 
@@ -168,7 +172,9 @@ class Study:
         for claim in claims:
             measure, _, contrast = claim.quantity.partition(": ")
             sides = [side for _, side in terms_of(contrast)]
-            arrays |= {f"{measure}: {side}": single(self.values[measure][side]) for side in sides}
+            stored = self.values[measure]
+            both = [*sides, *filter(stored.__contains__, map(self.before, sides))]
+            arrays |= {f"{measure}: {side}": single(stored[side]) for side in both}
             undecided[JOIN.join(sides)] = {"unlearned": claim.unlearned, "lacking": claim.lacking}
             of_measure = self.printed.get(measure, {})
             printed_values.setdefault(measure, {}).update(
@@ -191,6 +197,17 @@ class Study:
         systems = [max(matching, key=len) for matching in named if matching]
         models = [name for system in systems for name in parts[system]]
         return {name: self.trainings[name] for name in models if name in self.trainings}
+
+    def before(self, side: str) -> str:
+        """Return the side of the untrained model that corresponds to a side, or "" if no model names it."""
+        names = [name for name in self.trainings if f"{side}, ".startswith(f"{name}, ")]
+        return UNTRAINED + side.removeprefix(max(names, key=len)) if names else ""
+
+    def changed(self, measure: str, side: str) -> bool:
+        """Return whether a measure differs significantly between a trained model and the untrained one."""
+        both = [self.values[measure].get(name) for name in (side, self.before(side))]
+        means = [single(values).mean(0) for values in both if values is not None]
+        return len(means) == 2 and paired_test(*means) < ALPHA
 
     def difference(self, measure: str, terms: Terms) -> str:
         """Format the contrast of the paper's values, one for each of its collections, if it prints them."""

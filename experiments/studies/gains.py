@@ -9,6 +9,7 @@ from studies.pages import Measured, Section, interval_text
 from paradigms.evaluate import holm, paired_test, seeds_interval
 from paradigms.evaluate.claims import ALPHA
 
+UNTRAINED = "untrained"  # the system of a side, measured before training
 DEV = "dev nDCG@10"  # key of dev values in the results of `model_runs.encoder_job`
 LEARNED = 0.5  # share of BM25's measure; a system below this share says nothing about its paradigm
 

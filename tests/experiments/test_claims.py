@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from studies import claims, pages
 from studies.claims import GROUP, PAPERS, Study, listed, printed, terms_of
-from studies.gains import DEV, training_rows, unmoved
+from studies.gains import DEV, UNTRAINED, training_rows, unmoved
 from studies.model_runs import some_queries
 from studies.pages import VALUES, publish
 
@@ -65,9 +65,10 @@ def test_every_contrast_can_turn(paper: str, row: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("paper", PAPERS)
 def test_rows_say_what_they_test(paper: str) -> None:
-    keys = {"place", "claim", "control", "contrast", "measure", "least", "within", "limits", "about", "only"}
+    keys = {"place", "claim", "control", "contrast", "measure", "least", "within", "limits", "about", "only", "changed"}
     for family, rows in printed(paper)["claims"].items():
         for row in rows:
+            assert row.get("changed", "measure") == "measure", row
             assert row.keys() <= keys | {"printed", "counted", "takes", "verdict", "by"}, family
             assert ("control" in row) != ({"place", "claim"} <= row.keys()), row
             assert {"contrast", "counted", "takes", "verdict"} & row.keys(), row
@@ -145,6 +146,12 @@ def test_models_that_training_did_not_move_leave_a_claim_open() -> None:
 
     assert word(still) == (UNDECIDED, "training did not move A on dev queries")
     assert word(still, about="readout")[0] == REPRODUCED
+    for before, verdict in ((0.4, REPRODUCED), (0.5, UNDECIDED)):  # A, one changed the measure, or did not
+        untrained = {f"{UNTRAINED}, one": level(before)[:1], f"{UNTRAINED}, two": level(0.4)[:1]}
+        by_measure = Study({"m": values["m"] | untrained}, trainings={"A": STILL})
+        assert word(by_measure, changed="measure")[0] == verdict
+        assert word(by_measure)[0] == UNDECIDED
+    assert word(still, changed="measure")[0] == UNDECIDED, "no untrained model was measured"
     assert word(Study(values, trainings={"A": UP, "AB": STILL}))[0] == REPRODUCED, "AB is no A"
     parts = Study(values, trainings={"model": STILL}, parts={"A": ["model"]})
     assert word(parts)[1] == "training did not move model on dev queries"
@@ -159,13 +166,14 @@ def test_values_are_judged_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     rows = [
         place | {"measure": "m/n", "contrast": "{any} − B", "least": 0.01},
         place | {"measure": "m/n", "contrast": "B − A", "about": "readout"},
+        place | {"measure": "m/n", "contrast": "C − B", "changed": "measure"},
         place | {"counted": "bytes"},
         place | {"takes": "more"},
         {"control": "asked", "measure": "m/n", "contrast": "2 · A − C"},
     ]
     monkeypatch.setattr(claims, "printed", lambda paper: {"claims": {"f": rows}})
     study = Study(
-        {"m/n": {"A": level(1 / 3), "B": level(0.3), "C": level(0.9), "D": level(0.5)}},
+        {"m/n": {"A": level(1 / 3), "B": level(0.3), "C": level(0.9), "D": level(0.5)} | {UNTRAINED: level(0.4)}},
         {"any": ["A", "C"]},
         {"A": UP, "B": UP, "C": STILL},
         lambda sides: {"unlearned": "C"} if sides == ["C", "B"] else {},

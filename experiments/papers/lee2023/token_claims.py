@@ -7,7 +7,7 @@ import numpy as np
 from papers.lee2023.token_measures import COST, GOLD_AT, LEXICAL, LEXICAL_AT, MEASURES
 from studies.claims import Study, Values
 from studies.curves import Curves
-from studies.gains import same_queries, training_section, unlearned
+from studies.gains import UNTRAINED, same_queries, training_section, unlearned
 from studies.pages import Measured, Rows, Section
 
 from paradigms.evaluate import PerQuery
@@ -17,18 +17,26 @@ from paradigms.impute import IMPUTATIONS
 
 @dataclass(frozen=True)
 class Model:
-    """A trained model: ColBERT (k_train is None) or XTR. The main batch size is ColBERT's."""
+    """A model: ColBERT (k_train is None), XTR, or the encoder of both before training.
+
+    The main batch size is ColBERT's.
+    """
 
     k_train: float | None
     batch_size: int
     seed: int = 0
+    trained: bool = True
 
     @property
     def name(self) -> str:
+        if not self.trained:
+            return f"seed-{self.seed}/{UNTRAINED}"
         objective = "colbert" if self.k_train is None else f"xtr-k{self.k_train}"
         return f"seed-{self.seed}/{objective}-b{self.batch_size}"
 
     def __str__(self) -> str:
+        if not self.trained:
+            return f"{UNTRAINED}, seed {self.seed}"
         kind = "ColBERT" if self.k_train is None else label(self.k_train)
         return f"{kind}, batch of {self.batch_size}, seed {self.seed}"
 
@@ -61,7 +69,8 @@ class TokenStudy:
         self.k_train = sorted({result["k_train"] for result in results if result["k_train"]})
         for result in results:
             k_train = result["k_train"]
-            name = self.of_size(k_train, result["batch_size"]) if k_train else "ColBERT"
+            plain = "ColBERT" if result["trained"] else UNTRAINED
+            name = self.of_size(k_train, result["batch_size"]) if k_train else plain
             self.models.setdefault(name, []).append(result)
         # XTRs trained on ColBERT's batches. As in the paper, the best is chosen on dev queries, over seeds.
         self.xtrs = [label(k) for k in self.k_train]
@@ -107,7 +116,7 @@ class TokenStudy:
 
     def sections(self) -> dict[str, Section]:
         values = self.study.values
-        names = ["ColBERT", *self.xtrs]
+        names = ["ColBERT", *self.xtrs, UNTRAINED]
         ranks = [int(side.rpartition(" ")[2]) for side in values[f"{GOLD_AT} at rank r"] if "ColBERT" in side]
         by_rank = {
             measure: {name: [values[measure][f"{name}, r = {r}"] for r in ranks] for name in names}
@@ -159,12 +168,12 @@ class TokenStudy:
         }
 
     def imputation_rows(self) -> Rows:
-        """Make a row for BM25, and one for each imputation with the chosen XTR and with ColBERT."""
+        """Make a row for BM25, and one for each imputation of each model."""
         values = self.study.values
         measures = [*MEASURES, *(measure for measure in values if measure == "R@1000")]
         rows: Rows = [{"model": "BM25", "imputation": "–"} | dict.fromkeys(measures, "–")]
         rows[0] |= {measure: f"{self.bm25.mean(measure):.3f}" for measure in MEASURES}
-        for system in ("ColBERT", self.xtr):
+        for system in ("ColBERT", self.xtr, UNTRAINED):
             for name in (*IMPUTATIONS, "gathering"):
                 row = {"model": system, "imputation": "– (gathered)" if name == "gathering" else name}
                 side = f"{system}, {name}, k' = {self.table_tokens}"
