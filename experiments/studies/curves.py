@@ -17,6 +17,7 @@ from paradigms.evaluate import Interval, seeds_interval
 from paradigms.view.report import PALETTE
 
 MARKERS = "os^Dv*PX<>hd"
+DASHES = ("-", "-.", ":")  # of the first colours, of their second use, and so on; "--": printed values
 Values = Float[np.ndarray, "seeds queries"]
 Point = Values | Interval | float | None  # a number has no interval; None: no point at this x
 
@@ -106,24 +107,27 @@ class Curves:
         return np.arange(len(self.x)) if words else np.array(self.x, dtype=float)
 
     @cached_property
-    def _looks(self) -> dict[str, tuple[str, str]]:
-        """The colour and the marker of each system; markers tell systems apart in black and white."""
+    def _looks(self) -> dict[str, tuple[str, str, str]]:
+        """The colour, marker and dashes of each system; markers tell systems apart in black and white."""
         names = dict.fromkeys(system for series in self.panels.values() for system in series)
-        return dict(zip(names, zip(cycle(PALETTE), cycle(MARKERS), strict=False), strict=False))
+        colours = len(PALETTE)
+        return {
+            name: (PALETTE[n % colours], MARKERS[n % len(MARKERS)], DASHES[n // colours % len(DASHES)])
+            for n, name in enumerate(names)
+        }
 
     def _line(self, axes: Axes, system: str, intervals: Sequence[Interval], hollow: str = "") -> Line2D:
         """Plot a series. hollow: marker of printed values, which have no interval."""
-        colour, marker = self._looks.get(system, ("0.35", ""))
+        colour, marker, dash = self._looks.get(system, ("0.35", "", "-"))
         exists = ~np.isnan([point.mean for point in intervals])
         means, low, high = np.array(intervals).T
-        dash = "--" if hollow else "-"
         (line,) = axes.plot(
             # A printed line is broken where a value is missing; a measured one is not.
             *((self._places, means) if hollow else (self._places[exists], means[exists])),
             marker=hollow or marker,
             markersize=5 if hollow else 4,
             markerfacecolor="none" if hollow else colour,
-            linestyle=dash if self.joined else "",
+            linestyle=("--" if hollow else dash) if self.joined else "",
             color=colour,
         )
         if not hollow and self.joined:

@@ -64,7 +64,7 @@ def learning_picture(learned: Learning) -> Iterator[Picture]:
     text = (
         f"{dev_queries(learned)}, with 95% intervals; 0 pairs: untrained. A point before the last is "
         "an earlier state of the same training, whose learning rate was still high, not a shorter training. "
-        "The last column gives the last state measured within the seconds of the shortest training."
+        "The table's last column gives the last state measured within the seconds of the shortest training."
     )
     budget = min(learned.seconds.values())
     rows = []

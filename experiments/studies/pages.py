@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +72,7 @@ class Section:
 
 
 def print_sections(sections: Iterable[Section]) -> None:
-    """Print the sections to the console, without figures."""
+    """Print the sections to the console, without figures; name the columns that do not fit."""
     console = Terminal()
     for section in sections:
         console.print(f"\n{section.heading}", style="bold")
@@ -79,13 +80,19 @@ def print_sections(sections: Iterable[Section]) -> None:
             console.print(section.text, highlight=False)
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         cells = [[format_number(value) for value in row.values()] for row in section.rows]
-        for key, column in zip(section.rows[0], zip(*cells, strict=True), strict=True):
-            # In a narrow terminal, headings and text wrap, but numbers do not.
+        # In a narrow terminal, headings and text wrap, but numbers do not.
+        least = [min(max(map(len, column)), 12) for column in zip(*cells, strict=True)]
+        ends = accumulate(width + 1 for width in least)
+        shown = sum(end < console.width for end in ends)
+        names = list(section.rows[0])
+        for name, width in zip(names[:shown], least, strict=False):
             side = "right" if table.columns else "left"
-            table.add_column(key, justify=side, min_width=min(max(map(len, column)), 12), overflow="fold")
+            table.add_column(name, justify=side, min_width=width, overflow="fold")
         for row in cells:
-            table.add_row(*row)
+            table.add_row(*row[:shown])
         console.print(table)
+        if names[shown:]:
+            console.print(f"The report also has the columns {', '.join(names[shown:])}.", highlight=False)
 
 
 def markdown_rows(rows: Sequence[Mapping[str, Any]]) -> str:

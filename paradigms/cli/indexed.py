@@ -181,9 +181,8 @@ def check_indexed(folders: Iterable[str | Path]) -> None:
             raise ValueError(f"the build of {folder} has not ended: unless it runs, resume it: {command}")
         default = folder.with_name(f"{folder.name}.index")
         hint = f"; {default} is one" if is_indexed(default) else ""
-        raise FileNotFoundError(
-            f"{folder} is not an index of `{program()} index SOURCE`: it has no {MARKER}{hint}"
-        )
+        reason = f"has no {MARKER}" if folder.exists() else "does not exist"
+        raise FileNotFoundError(f"{folder} is not an index of `{program()} index SOURCE`: it {reason}{hint}")
 
 
 def open_folder(

@@ -51,6 +51,7 @@ from paradigms.io.files import locked, remove_folder, replace_file, write_json
 from paradigms.loading import as_paradigm
 from paradigms.model import Paradigm
 from paradigms.retrieve import Indexed
+from paradigms.store.view import fields_of
 
 SECRET = re.compile("password|secret|token(?!i)|credential|(api|access|account)_?key", re.IGNORECASE)
 MOVED = 0.5  # share of the documents by which a moved source is recognised
@@ -80,6 +81,8 @@ def index_source(settings: argparse.Namespace, folder: Path) -> tuple[SearchFold
     kind = engine.partition(":")[0] or settings.kind or (kind_of(paradigm) if former is None else former.kind)
     passages = settings.passages and not is_text(settings.source)
     words = words_of(settings.source, settings.words, paradigm.document_length, passages)
+    if not engine:
+        INDEXES[kind]().check_fits(paradigm.encoder.dim, fields_of(paradigm))
     problems = Problems()
     rows = documents(settings.source, problems, words)
     first = next(rows, None)

@@ -132,7 +132,11 @@ class Kind:
             raise ValueError(f"fields must be vectors, and may be ids and salience, got {names!r:.200}")
         if TokenReduction.from_manifest(manifest).pool > 1 and "ids" in names:
             raise ValueError("tokens that are compared by their ids cannot be pooled: set pool=1")
-        self.codec.columns(dim, names)
+        self.check_fits(dim, names)
+
+    def check_fits(self, dim: int, fields: Sequence[str]) -> None:
+        """Raise ValueError if no store of this kind can hold these fields of tokens with `dim` numbers."""
+        self.codec.columns(dim, fields)
         self.derived.check(dim)
 
 

@@ -306,6 +306,14 @@ def test_a_build_that_was_interrupted_goes_on(source, models, monkeypatch, capsy
     assert not (source / "notes.index" / ".begun").exists()
 
 
+def test_a_kind_that_cannot_hold_the_vectors_leaves_no_folder(source, models, monkeypatch):
+    monkeypatch.chdir(source.parent)
+    build = "index", "notes", "--model", models["colbert"], "--kind", "inverted"
+    assert "one number for each token" in refused(*build)
+    assert not Path("notes.index").exists()
+    assert "it does not exist" in refused("search", "notes.index", "x")
+
+
 def test_documents_of_the_users_are_not_replaced_by_an_index(source, models):
     row = json.dumps({"_id": "a", "text": "the fish", "metadata": {"year": 1999}})
     (source.parent / "data").mkdir()
