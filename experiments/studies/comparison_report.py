@@ -223,7 +223,7 @@ def show(report: Report, data: ComparisonData, console: Console) -> None:
     write_report(folder / "report.html", report)
     console.print(f"{report.summary}\nReport: {folder / 'report.html'}")
     pictures = write_pictures(report, folder / "pictures")
-    text = f"{of_seeds(settings)} {unread(report.costs)} {effects(tables)}".strip()
+    text = " ".join(filter(None, (of_seeds(settings), unread(report.costs), effects(tables))))
     sections = {"overview": Section("Overview", text, overview(tables, report.costs))}
     sections |= {p.name: Section(p.heading, p.text, p.rows, p.figure) for p in report.pictures}
     write_sections(folder, sections)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paradigms.data.assembly import assemble
-from paradigms.data.beir import is_beir, read_folder
+from paradigms.data.beir import SPLITS, is_beir, read_folder
 from paradigms.data.collection import Collection, Document, Problems, joined
 from paradigms.data.lines import Parse, columns, json_document, json_object, read_documents
 from paradigms.data.trec import judged_rows
@@ -25,7 +25,7 @@ QUERIES = re.compile(r"queries\.[\w.]+\.tsv")
 JUDGEMENTS = re.compile(r"(?P<kind>qrels?|triples)\.(?P<split>\w+)(\.[\w.]+)?\.tsv")
 PASSAGES = "collection.tsv"
 QA_PASSAGES = ("psgs_w100.tsv", "passages.tsv")
-PLACES = ("", *(f"{above}{split}" for above in ("", "dataset/") for split in ("train", "dev", "test")))
+PLACES = ("", *(f"{above}{split}" for above in ("", "dataset/") for split in SPLITS))
 FILE = re.compile(r"(?P<stem>.+?)(?:\.qa)?\.(?P<form>csv|tsv|json|jsonl)")
 RELATION = re.compile(r"(?P<relation>P\d+\w*)\.(?P<split>\w+)")
 
