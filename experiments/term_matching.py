@@ -35,9 +35,10 @@ import numpy as np
 from jaxtyping import Float, Int
 from papers.wu2024 import attention
 from papers.wu2024.attention import BINS, HARD, LAYERS, NAMES
-from papers.wu2024.trained_pairs import TaskResults, run_study, sample, unlearned_models
+from papers.wu2024.trained_pairs import TaskResults, run_study, sample, trainings_of, unlearned_models
 from studies.claims import Study
 from studies.curves import Curves, at_path
+from studies.gains import unmoved
 from studies.model_runs import StudyData
 from studies.pages import Measured, Rows, Section, cell
 
@@ -128,7 +129,7 @@ def study_of(results: Results, fewest: int, poor: Sequence[str] = ()) -> Study:
 
     A trend compares the first and the last bin with at least `fewest` tokens; a rate with fewer than two such
     bins has no trend. An alignment counts as unlearned if its rate is not above the uniform alignment's, or
-    if its model is among the `poor`.
+    if its model is among the `poor`, which rank too badly or which training did not move.
     """
     values: dict[str, dict[str, np.ndarray]] = {}
     trends: dict[str, list[str]] = {"q→d, first − last bin": [], "d→q, last − first bin": []}
@@ -217,9 +218,10 @@ def report(data: StudyData, by_task: TaskResults) -> tuple[str, dict[str, Sectio
         curves = Curves("IDF", bins, panels, printed={everywhere: average})
         return Section(heading, text, rows, curves.draw())
 
+    still = [name for name, seeds in trainings_of(by_task).items() if unmoved({name: seeds})]
     summary = f"BM25's first {data.settings.depth} documents. {sample(data)}"
     return summary, {
-        "claims": study_of(results, FEWEST, unlearned_models(by_task[TASK]))
+        "claims": study_of(results, FEWEST, [*unlearned_models(by_task[TASK]), *still])
         .with_queries(by_task[TASK][0]["queries"], data)
         .section(
             "wu2024",

@@ -15,6 +15,8 @@ OPEN = ("not decided here", UNTESTED)
 ALL_REPRODUCED = "Reproduced:"
 IN_PART = "Contradicted, or decided in part:"
 WITHOUT_INTERVAL = "By a count or a proof:"
+NOT_DECIDED = "Not decided here"
+NOT_TESTED = "Not tested"
 LEAST = re.compile(r", (?:above|within) ±?[\d.]+$")  # the least effect of a quantity, unless it is a loss
 COMMON = re.compile(r"(?<=[:,] )([^:−]+), ([^,−]+) − \1, ([^,−]+)$")  # "X, a − X, b" is shown as "X, a − b"
 
@@ -47,6 +49,23 @@ def untested_rows(paper: str, judged: Rows) -> Rows:
         if row["claim"] not in tested
     }
     return [{key: " ".join(value.split()) for key, value in row.items()} for row in cells.values()]
+
+
+def open_rows(judged: Rows) -> Rows:
+    """Return a row for each claim that tests left open, with that of the most queries and what it lacks."""
+    claims: dict[str, Rows] = {}
+    for row in judged:
+        if not row["claim"].startswith("Control: "):
+            claims.setdefault(claim_of(row), []).append(row)
+    rows: Rows = []
+    for claim, tests in claims.items():
+        measured = [row for row in tests if row["measured"] != "–"]
+        if measured and all(word_of(row) in OPEN for row in tests):
+            row = max(measured, key=size)
+            cells = {"claim": claim, "place": place(row), "measured": row["quantity"]}
+            cells |= {"ours": row["measured"], "sample": row["sample"], "open because": reason_of(row)}
+            rows.append(cells)
+    return rows
 
 
 def listed_claims(paper: str) -> Rows:
@@ -93,7 +112,7 @@ def verdicts(paper: str, rows: Rows) -> str:
     listed = {row["claim"] for row in listed_claims(paper)}
     tested = {claim for claim, tests in judged.items() if {*map(word_of, tests)} != {UNTESTED}}
     written = (f"{heading}\n\n{markdown_rows(group)}\n" for heading, group in groups.items() if group)
-    rest = {"Not decided here": undecided, "Not tested": len(listed - tested)}
+    rest = {NOT_DECIDED: undecided, NOT_TESTED: len(listed - tested)}
     said = "".join(f"{name}: {counted(count, 'claim')}. " for name, count in rest.items() if count)
     return f"{''.join(written)}{said}"
 
@@ -111,6 +130,11 @@ def claim_of(row: dict[str, Any]) -> str:
 def word_of(row: dict[str, Any]) -> str:
     """Return a row's verdict without the reason."""
     return str(row["verdict"]).partition(":")[0]
+
+
+def reason_of(row: dict[str, Any]) -> str:
+    """Return the reason of a row's verdict."""
+    return str(row["verdict"]).partition(": ")[2]
 
 
 def size(row: dict[str, Any]) -> float:

@@ -254,7 +254,8 @@ class Study:
 def again(values: Mapping[str, np.ndarray], omitted: Collection[str] = ()) -> Rows:
     """Judge what `Study.judged_values` returned by the rows of printed.yaml now; return the table's rows.
 
-    A contrast that the run did not judge remains undecided. omitted: ids of queries that are left out; claims
+    A contrast that the run did not judge remains open if one of its sides was in no contrast, or only in
+    contrasts that something left open. omitted: ids of queries that are left out; claims
     about values that do not have one number for each query are then not tested.
     """
     about = json.loads(str(values[ABOUT]))
@@ -275,7 +276,13 @@ def again(values: Mapping[str, np.ndarray], omitted: Collection[str] = ()) -> Ro
             by_measure.setdefault(measure, {})[side] = array
 
     def undecided(sides: Sequence[str]) -> Mapping[str, str]:
-        return of_sides.get(JOIN.join(sides), {"lacking": "the run did not judge this contrast"})
+        if JOIN.join(sides) in of_sides:
+            return of_sides[JOIN.join(sides)]
+        each = [[open for of, open in of_sides.items() if side in of.split(JOIN)] for side in sides]
+        if not all(each):
+            return {"lacking": "the run did not judge this contrast"}
+        least = [min(of_side, key=lambda open: any(open.values())) for of_side in each]
+        return max(least, key=lambda open: any(open.values()))
 
     return Study(by_measure, undecided=undecided, **about).section(paper, family, controls=controls).rows
 

@@ -7,7 +7,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from studies.claim_tables import claim_table, counted, size, untested_rows, verdicts
+from studies.claim_tables import (
+    NOT_DECIDED,
+    NOT_TESTED,
+    claim_table,
+    counted,
+    open_rows,
+    size,
+    untested_rows,
+    verdicts,
+)
 from studies.claims import printed
 from studies.pages import ROOT, Rows, markdown_rows
 
@@ -111,8 +120,9 @@ def runs(page: Page, *names: str) -> str:
         if largest := max(map(size, page.judged([name])), default=0):
             cells["queries"] = f"{largest:,.0f}"
         start = cells["models from"]
+        minutes = page.study(name)["minutes"]
         cells["models from"] = "all-MiniLM-L6-v2" if start == "offline" else start.removesuffix("-offline")
-        rows.append({"study": f"[{name}]({DETAILS}#{name})"} | cells)
+        rows.append({"study": f"[{name}]({DETAILS}#{name})"} | cells | {"CPU min": f"{minutes:,.0f}"})
     filled_columns = [column for column in rows[0] if any(row[column] != "–" for row in rows)]
     return markdown_rows([{column: row[column] for column in filled_columns} for row in rows])
 
@@ -165,9 +175,13 @@ def details(page: Page) -> str:
                 picture_line = f"![{heading}](results/{picture.name})\n\n" if picture.is_file() else ""
                 text = f"\n{section['text']}\n" if section.get("text") else ""
                 parts.append(f"### {heading}\n\n{picture_line}{markdown_rows(section['rows'])}{text}")
-    rows = untested_rows(page.paper, page.judged(page.detailed)) if page.paper else []
-    if rows:
-        parts += ["## Claims that no study has tested\n", markdown_rows(rows)]
+    judged = page.judged(page.detailed) if page.paper else []
+    for heading, rows in {
+        f"{NOT_DECIDED}: claims of which every test is open": open_rows(judged),
+        f"{NOT_TESTED}: claims that no study has tested": untested_rows(page.paper, judged) if judged else [],
+    }.items():
+        if rows:
+            parts += [f"## {heading}\n", markdown_rows(rows)]
     return "\n".join(parts)
 
 

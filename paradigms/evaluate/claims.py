@@ -33,6 +33,7 @@ from paradigms.evaluate.measures import Interval, seeds_interval
 from paradigms.evaluate.significance import holm, mean_test, paired_test
 
 ALPHA = 0.05
+CLOSE = 20  # times the queries of a study, beyond which no number of queries is estimated
 UNSEEN = -log(ALPHA / 2)  # n queries without a loss leave room for losses of probability UNSEEN / n
 REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "not decided here"
 YES, NO = "yes", "no"  # verdicts on controls
@@ -192,6 +193,11 @@ def _missing(claim: Claim, interval: Interval, p: float, clusters: Sequence[str]
     spread = (of_queries.high - of_queries.low) / 2 * sqrt(queries)
     unseen = 0.0 if claim.paired else UNSEEN * (claim.limits[1] - claim.limits[0]) / 2
     count = ceil(((spread + sqrt(spread**2 + 4 * distance * unseen)) / (2 * distance)) ** 2)
+    corrected = f"p is {p:.2f} after Holm's correction"
     if decides and count <= queries:
-        return f"the interval decides, but p is {p:.2f} after Holm's correction"
-    return f"a mean of this size needs about {max(count, queries + 1):,} queries"
+        return f"the interval decides, but {corrected}"
+    if count > CLOSE * queries:
+        return f"a mean of this size needs more than {CLOSE} times as many queries"
+    # The number is of a single claim: the correction for many takes more.
+    more = f", and {corrected}" if count < 2 * queries else ""
+    return f"a mean of this size needs about {max(count, queries + 1):,} queries{more}"

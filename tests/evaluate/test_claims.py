@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -166,3 +167,44 @@ def test_queries_of_one_cluster_count_as_one():
     half = replace(each, contrast=each.contrast[:, :100])
     (few,) = judge([replace(each, contrast=twenty[:, :10])])
     assert judge([half], articles)[0].interval == pytest.approx(few.interval)
+
+
+def noise(generator: np.random.Generator, size: tuple[int, ...], mean: float = 0.0) -> np.ndarray:
+    return 0.2 * generator.standard_normal(size) + mean
+
+
+# Studies whose true mean is at a bound, as on the page of verdicts: settings, queries, values, and the shares
+# of studies called reproduced and contradicted.
+RULES: list[tuple[dict[str, Any], int, Draw, tuple[float, float]]] = [
+    ({"exchangeable": True}, 100, noise, (0.014, 0.012)),
+    ({"least": 0.01}, 100, partial(noise, mean=0.01), (0.004, 0.0)),
+    ({"least": -0.02}, 400, lambda g, size: -(g.random(size) < 0.02).astype(float), (0.012, 0.004)),
+    ({"within": 0.02}, 400, partial(noise, mean=0.02), (0.0, 0.008)),
+    ({"least": 0.01, "clusters": 4}, 400, partial(noise, mean=0.01), (0.004, 0.0)),
+    ({"least": 0.01, "seeds": 3}, 100, partial(noise, mean=0.01), (0.01, 0.022)),
+]
+
+
+@pytest.mark.parametrize(("settings", "queries", "draw", "shares"), RULES)
+def test_verdicts_at_a_bound_are_rarely_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    queries: int,
+    draw: Draw,
+    shares: tuple[float, float],
+) -> None:
+    """At most 2.5% of studies for each verdict, up to chance. seeds: they differ by a third as queries do."""
+    monkeypatch.setattr(significance, "RESAMPLES", 399)
+    monkeypatch.setattr(claims, "seeds_interval", partial(seeds_interval, resamples=400))
+    more = dict(settings)
+    copies = more.pop("clusters", 1)
+    seeds = more.pop("seeds", 1)
+    generator = np.random.default_rng(2)
+    studies = np.repeat(draw(generator, (STUDIES, 1, queries // copies)), copies, axis=2)
+    if seeds > 1:
+        studies = studies + generator.normal(0, 0.2 / 3, (STUDIES, seeds, 1))
+    clusters = [f"{n // copies:03}" for n in range(queries)] if copies > 1 else None
+    words = [judge([Claim("P", "s", "q", study, **more)], clusters)[0].word for study in studies]
+    for word, share in zip((REPRODUCED, CONTRADICTED), shares, strict=True):
+        assert words.count(word) <= binom.isf(0.001, STUDIES, 0.025)
+        assert abs(words.count(word) / STUDIES - share) <= 0.004, "as on the page"

@@ -11,6 +11,7 @@ import judge as judge_script
 import numpy as np
 import pytest
 from studies import claims, pages
+from studies.claim_tables import open_rows
 from studies.claims import GROUP, PAPERS, Study, listed, printed, terms_of
 from studies.gains import DEV, UNTRAINED, training_rows, unmoved
 from studies.model_runs import some_queries
@@ -254,3 +255,31 @@ def test_the_first_queries_of_a_draw_come_from_the_whole_split() -> None:
     assert list(some_queries(split, 40).queries) == full[:40]
     assert len({names.index(name) // 40 for name in full[:40]}) > 7
     assert not some_queries(Split({}, {}), 3).queries
+
+
+def test_a_contrast_that_a_run_did_not_judge_is_judged_by_its_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"place": "§1", "claim": "c", "measure": "m", "contrast": ["A − B", "C − B"]}
+    monkeypatch.setattr(claims, "printed", lambda paper: {"claims": {"f": [row]}})
+    values = {name: level(at) for name, at in {"A": 0.5, "B": 0.3, "C": 0.9}.items()}
+    study = Study({"m": values}, undecided=lambda sides: {"unlearned": "C"} if "C" in sides else {})
+    kept = study.section("lee2023", "f").values
+    row["contrast"] = ["B − A", "A − C", "1/2 · B"]
+    words = {row["quantity"]: row["verdict"] for row in claims.again(kept)}
+    assert words == {
+        "m: B − A": CONTRADICTED,
+        "m: A − C": f"{UNDECIDED}: C has not learned enough",
+        "m: 1/2 · B": REPRODUCED,
+    }
+
+
+def test_open_claims_are_listed_with_what_they_lack() -> None:
+    test = {"claim": "c", "place": "§1", "quantity": "m: a − b", "measured": "+0.1", "sample": "40 queries"}
+    open_test = test | {"verdict": f"{UNDECIDED}: too few"}
+    more = open_test | {"sample": "400 queries", "verdict": f"{UNDECIDED}: a mean of this size: more"}
+    decided = {"claim": "d", "verdict": REPRODUCED}
+    rows = [open_test, more, open_test | {"claim": "d"}, test | decided, open_test | {"claim": "Control: e"}]
+    (listed_row,) = open_rows(
+        [*rows, test | {"claim": "f", "measured": "–", "verdict": "not tested: it takes"}]
+    )
+    assert (listed_row["claim"], listed_row["sample"]) == ("c", "400 queries")
+    assert listed_row["open because"] == "a mean of this size: more"
