@@ -5,10 +5,11 @@ equality, within ±`within`. `least` is the least effect that matters: above 0 w
 better, below 0 where it says that A loses little. The verdict is
 
 - reproduced, if the interval over seeds and queries lies within these bounds, and a test over queries
-  agrees, with Holm's correction for all claims of a study. The test is `mean_test`, which asks how large
-  unseen losses may be. The null hypothesis is that the mean is at the bound. Only for the difference of two
-  systems and the bound 0 is it `paired_test`: the null hypothesis is that each query's difference has either
-  sign with the same probability, as if the systems' names were exchanged;
+  agrees, with Holm's correction for all claims of a study that nothing but the sample leaves open. The test
+  is `mean_test`, which asks how large unseen losses may be. The null hypothesis is that the mean is at the
+  bound. Only for the difference of two systems and the bound 0 is it `paired_test`: the null hypothesis is
+  that each query's difference has either sign with the same probability, as if the systems' names were
+  exchanged;
 - contradicted, if both say the opposite;
 - otherwise not decided here: the sample is too small, the study lacks what the claim is about, a system has
   not learned enough to test the claim, or the claim is about training and training did not significantly
@@ -23,6 +24,7 @@ ask. The verdict on a control is yes, no, or not decided here.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from math import ceil, hypot, log, sqrt
 
 import numpy as np
@@ -63,6 +65,16 @@ class Claim:
     def paired(self) -> bool:
         """Whether the test is of random signs."""
         return self.exchangeable and not (self.least or self.within)
+
+    @property
+    def obstacle(self) -> str:
+        """What leaves the claim open whatever its test says; "" = nothing."""
+        if self.lacking:
+            return self.lacking
+        if self.unlearned:
+            return f"{self.unlearned} has not learned enough"
+        moved = self.about != TRAINING or not self.unmoved
+        return "" if moved else f"training did not move {self.unmoved} on dev queries"
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -111,15 +123,20 @@ class Verdict:
 
 
 def judge(claims: Sequence[Claim], clusters: Sequence[str] | None = None) -> list[Verdict]:
-    """Judge a study's claims, with Holm's correction over all of them. Raises ValueError if a value is NaN.
+    """Judge a study's claims. Raises ValueError if a value is NaN.
 
-    clusters: each query's cluster; the queries of a cluster are drawn and tested together. If a contrast has
-    fewer queries than `clusters`, its queries are the first ones.
+    Holm's correction is for the tests that may decide; those of claims that something else leaves open, such
+    as a model that training did not move, are corrected among themselves. clusters: each query's cluster; the
+    queries of a cluster are drawn and tested together. If a contrast has fewer queries than `clusters`, its
+    queries are the first ones.
     """
     of_claims = [None if clusters is None else clusters[: claim.contrast.shape[1]] for claim in claims]
     pairs = list(zip(claims, of_claims, strict=True))
-    adjusted = holm([_p(claim, of_claim) for claim, of_claim in pairs])
-    return [_verdict(*pair, p) for pair, p in zip(pairs, adjusted, strict=True)]
+    p = [_p(claim, of_claim) for claim, of_claim in pairs]
+    for family in ([not claim.obstacle for claim in claims], [bool(claim.obstacle) for claim in claims]):
+        adjusted = iter(holm(list(compress(p, family))))
+        p = [next(adjusted) if inside else value for value, inside in zip(p, family, strict=True)]
+    return [_verdict(*pair, value) for pair, value in zip(pairs, p, strict=True)]
 
 
 def _p(claim: Claim, clusters: Sequence[str] | None) -> float:
@@ -155,11 +172,7 @@ def claim_interval(
 def _verdict(claim: Claim, clusters: Sequence[str] | None, p: float) -> Verdict:
     interval = claim_interval(claim.contrast, clusters)
     decides = _decides(claim, interval)
-    obstacle = claim.lacking
-    if not obstacle and claim.unlearned:
-        obstacle = f"{claim.unlearned} has not learned enough"
-    if not obstacle and claim.about == TRAINING and claim.unmoved:
-        obstacle = f"training did not move {claim.unmoved} on dev queries"
+    obstacle = claim.obstacle
     if not obstacle and not (p < ALPHA and decides):
         obstacle = _missing(claim, interval, p, clusters)
     if obstacle:

@@ -72,6 +72,7 @@ def test_claims_of_a_study_are_one_family():
     assert judge([alone])[0].word == REPRODUCED
     assert {v.word for v in judge(family)} == {UNDECIDED}
     assert "after Holm's correction" in judge(family)[0].reason  # no number of queries: the interval decides
+    assert judge([alone, *[replace(alone, unlearned="DPR")] * 39])[0].word == REPRODUCED, "39 cannot decide"
 
 
 def test_the_queries_that_would_decide_decide():
