@@ -95,7 +95,8 @@ def verdicts(paper: str, rows: Rows) -> str:
         undecided += not clearest and any(row["measured"] != "–" for row in tests)
         if clearest:
             clearest = dict(sorted(clearest.items(), reverse=True))  # reproduced first
-            counts = Counter(word if word in clearest else "open" for word in map(word_of, tests))
+            words = [word for word in map(word_of, tests) if word != UNTESTED]
+            counts = Counter(word if word in clearest else "open" for word in words)
             verdict = ", ".join(f"{counts[word]} {word}" for word in [*clearest, "open"] if counts[word])
             row = clearest.get(CONTRADICTED, next(iter(clearest.values())))
             quantity = row["quantity"] if CONTRADICTED in clearest else LEAST.sub("", row["quantity"])
