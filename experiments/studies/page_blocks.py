@@ -128,7 +128,8 @@ def runs(page: Page, *names: str) -> str:
 
 
 def decided(page: Page, paper: str) -> str:
-    return f"{verdicts(paper, page.judged(page.detailed))}[All tests, and what would decide the open ones]({DETAILS}).\n"
+    rest = f"[All tests, and what would decide the open ones]({DETAILS}).\n"
+    return f"{verdicts(paper, page.judged(page.detailed))}{rest}"
 
 
 def systems(page: Page, section: str, measures: str, values: str, *names: str) -> str:
