@@ -83,7 +83,7 @@ def test_pages_end_before_the_reader_does():
     everywhere = [*PAGES, ROOT / "CHANGELOG.md", *ROOT.glob("tests/**/*.md")]
     pages = {str(page.relative_to(ROOT)): page for page in everywhere if not page.name.endswith("details.md")}
     words = {name: len(page.read_text("utf-8").split()) for name, page in pages.items()}
-    bounds = {"README.md": 1_300, "experiments/VERDICTS.md": 1_500}
+    bounds = {"README.md": 1_300, "experiments/VERDICTS.md": 1_600}
     bounds |= dict.fromkeys((name for name in words if "/papers/" in name), 1_100)
     assert not {name: count for name, count in words.items() if count > bounds.get(name, 1_250)}
     assert sum(words.values()) <= 39_000
@@ -214,7 +214,10 @@ def test_sentences_have_the_numbers_of_the_results():
     gathered = numbers(lee, "table5", "RR@10", "ColBERT", "– (gathered)")[0]
     qian = "papers/qian2022/results/salience-pruning-debian-t5"
     kept = numbers(qian, "claims", "measured", "RR@10: entropic, mean over β^d up to 20% − IDF")
-    luan = "papers/luan2021/results/capacity-wikipedia"
+    tokens = "papers/lee2023/results/token-retrieval-debian-28682"
+    gold = "P(gold) in the first 100: XTR (k_train = 0.01) −"
+    than, double = (numbers(tokens, "claims", "measured", f"{gold} {n}ColBERT")[0] for n in ("", "2 · "))
+    luan = "papers/luan2021/results/capacity-debian"
     passages = [numbers(luan, "table_retrieve", "50", of)[0] for of in ("ME-BERT", "DE-BERT", "BM25-uni")]
     wu = "papers/wu2024/results/identifiers-squad"
     digits = numbers(wu, "claims_controls", "measured", "R@1, DSI-place − DSI-atomic")
@@ -224,10 +227,11 @@ def test_sentences_have_the_numbers_of_the_results():
         "better than BM25, {colbert:.2f}, {bm25:.2f} |".format(**ended[1]),
         f"lift one vector from {t5['dpr'][0]:.2f} to {t5['dpr'][1]:.2f} and ",
         f"ColBERT from {t5['colbert'][0]:.2f} to {t5['colbert'][1]:.2f};",
+        f"retrieves {(2 * than - double) / (than - double):.1f} times as many relevant tokens",
         f"RR@10 is {imputed[0]:.2f} from 100 a query token, {imputed[1]:.2f} from 10,000, and "
         f"{gathered:.2f} from all |",
         "RR@10 is {:.2f} above tokens kept by IDF [{:.2f}, {:.2f}]".format(*kept),
-        f"RR@10 {passages[0]:.2f} and {passages[1]:.2f}, and worse than BM25, {passages[2]:.2f} ",
+        f"RR@10 {passages[0]:.2f}, one with {passages[1]:.2f}, BM25 with {passages[2]:.2f} ",
         f"has an R@1 {-digits[0]:.2f} above digits by place",
         f"keeping the first quarter of the tokens costs {-pruned[0]:.2f} ",
     ]
