@@ -190,9 +190,10 @@ def test_pictures_are_those_of_the_results(tmp_path):
 
 
 def numbers(study: str, section: str, column: str, *beginnings: str) -> list[float]:
-    """The numbers of a cell in the first row whose cells begin so, in order: before training, after it, …"""
+    """The numbers of a cell in the first row whose cells are these, or begin so: before training, after it, …"""
     rows = json.loads((ROOT / f"experiments/{study}.json").read_text("utf-8"))["sections"][section]["rows"]
-    row = next(r for r in rows if all(any(str(c).startswith(b) for c in r.values()) for b in beginnings))
+    begin = [r for r in rows if all(any(str(c).startswith(b) for c in r.values()) for b in beginnings)]
+    row = next((r for r in begin if {*beginnings} <= {*map(str, r.values())}), begin[0])
     return [float(number) for number in re.findall(r"-?\d*\.\d+", str(row[column]))]
 
 

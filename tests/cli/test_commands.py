@@ -164,7 +164,7 @@ def test_queries_follow_options_or_come_from_the_standard_input(indexed, capsys,
 
 
 ERRORS = {
-    "search nowhere x": "nowhere is not an index of `python -m paradigms index SOURCE`: it has no search",
+    "search nowhere x": "nowhere is not an index of `python -m paradigms index SOURCE`: it does not exist",
     "search notes x": "; notes.index is one",
     "mcp nowhere": "nowhere is not an index",  # whatever packages are there
     "index notes --model {dsi}": "search a generative model's folder",

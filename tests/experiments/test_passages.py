@@ -15,6 +15,7 @@ from papers.luan2021.passages import words_of
 from paradigms.baselines.lexical_vectors import count_terms, weigh
 from paradigms.data import Collection, Corpus, load_collection
 from paradigms.encoder.backbone import load_tokenizer
+from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED
 from tests.near import assert_within_rounding
 from tests.tiny import write_collection
 
@@ -130,5 +131,14 @@ def test_run_writes_everything(folder, tmp_path, monkeypatch):
     assert [row["claim"] for row in results["claims"]] == [
         *["normalized margins decrease with document length"] * 2,
         "the required dimension increases with document length",
+        "Control: is it much lower for the average query?",
         "a collection's smallest normalized margin is “much lower” for BM25 than for Boolean inner product",
     ]
+
+
+@pytest.mark.parametrize(("bm25", "verdict"), [(0.004, REPRODUCED), (0.006, CONTRADICTED)])
+def test_the_smallest_margin_of_all_queries_decides(bm25: float, verdict: str) -> None:
+    smallest = {"boolean": np.array([0.5, 0.01]), "bm25": np.array([bm25, 0.9])}
+    nothing = np.zeros((1, 2, 2))
+    count = random_projections.study(smallest, nothing, nothing, np.ones(2)).counts["smallest margin"]
+    assert (count["measured"], count["verdict"]) == (f"0.01, {bm25}", verdict)

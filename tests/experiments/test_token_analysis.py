@@ -168,7 +168,7 @@ def test_dev_queries_choose_among_the_xtrs_of_colberts_batch() -> None:
         study = TokenStudy("scifact", results, [10, 100], 100, lexical)
         assert study.xtr == "XTR (k_train = 8)"
         found = scripts.verdicts(study.study, "lee2023", "token retrieval")
-        assert len(found) == 15
+        assert len(found) == 16
         return {verdict.claim.statement: verdict.word for verdict in found}
 
     assert words(0.2)["XTR “greatly improves the recall”"] == REPRODUCED
