@@ -190,7 +190,7 @@ def test_pictures_are_those_of_the_results(tmp_path):
 
 
 def numbers(study: str, section: str, column: str, *beginnings: str) -> list[float]:
-    """The numbers of a cell in the first row whose cells are these, or begin so: before training, after it, …"""
+    """Return the numbers of a cell in the first row whose cells are `beginnings`, or begin with them."""
     rows = json.loads((ROOT / f"experiments/{study}.json").read_text("utf-8"))["sections"][section]["rows"]
     begin = [r for r in rows if all(any(str(c).startswith(b) for c in r.values()) for b in beginnings)]
     row = next((r for r in begin if {*beginnings} <= {*map(str, r.values())}), begin[0])
