@@ -13,7 +13,7 @@ equally. Special tokens, punctuation and stop words are excluded. The IDF is ln(
 over the tokens of N documents.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -38,7 +38,6 @@ from papers.wu2024.attention import BINS, HARD, LAYERS, NAMES
 from papers.wu2024.trained_pairs import TaskResults, run_study, sample, trainings_of, unlearned_models
 from studies.claims import Study
 from studies.curves import Curves, at_path
-from studies.gains import unmoved
 from studies.model_runs import StudyData
 from studies.pages import Measured, Rows, Section, cell
 
@@ -124,12 +123,17 @@ class Sums:
 Results = dict[Key, Sums]
 
 
-def study_of(results: Results, fewest: int, poor: Sequence[str] = ()) -> Study:
+def study_of(
+    results: Results,
+    fewest: int,
+    poor: Sequence[str] = (),
+    trainings: Mapping[str, Sequence[Measured]] | None = None,
+) -> Study:
     """Return the rates of §7.2, for both readings of a rate, and those of the case study in §7.5.
 
     A trend compares the first and the last bin with at least `fewest` tokens; a rate with fewer than two such
     bins has no trend. An alignment counts as unlearned if its rate is not above the uniform alignment's, or
-    if its model is among the `poor`, which rank too badly or which training did not move.
+    if its model is among the `poor`.
     """
     values: dict[str, dict[str, np.ndarray]] = {}
     trends: dict[str, list[str]] = {"q→d, first − last bin": [], "d→q, last − first bin": []}
@@ -160,7 +164,7 @@ def study_of(results: Results, fewest: int, poor: Sequence[str] = ()) -> Study:
         """A rate above the uniform alignment's is itself a claim; the other claims presuppose it."""
         series = {side.partition(", IDF ")[0] for side in sides}
         for name in sorted(series - {"uniform"}):
-            model = "colbert" if name.startswith("MVDR") else "seal"
+            model = model_of(name)
             direction = "q→d" if name in FORWARD else "d→q"
             rate = results[direction, GR_OF.get(name, name), KINDS[1]].rate()
             uniform = results[direction, "uniform", KINDS[1]].rate()
@@ -184,7 +188,13 @@ def study_of(results: Results, fewest: int, poor: Sequence[str] = ()) -> Study:
         "measured": cell(results["q→d", "MVDR hard", KINDS[0]].rate()),
         "verdict": f"{UNDECIDED}: a number of another collection",
     }
-    return Study(values, groups, undecided=undecided, counts={"hard rate": hard_rate})
+    parts = {name: [model_of(name)] for _, name in SERIES if name != "uniform"}
+    more: Any = {"parts": parts, "counts": {"hard rate": hard_rate}}
+    return Study(values, groups, trainings or {}, undecided, **more)
+
+
+def model_of(series: str) -> str:
+    return "colbert" if series.startswith("MVDR") else "seal"
 
 
 def limits(n: int) -> str:
@@ -218,10 +228,9 @@ def report(data: StudyData, by_task: TaskResults) -> tuple[str, dict[str, Sectio
         curves = Curves("IDF", bins, panels, printed={everywhere: average})
         return Section(heading, text, rows, curves.draw())
 
-    still = [name for name, seeds in trainings_of(by_task).items() if unmoved({name: seeds})]
     summary = f"BM25's first {data.settings.depth} documents. {sample(data)}"
     return summary, {
-        "claims": study_of(results, FEWEST, [*unlearned_models(by_task[TASK]), *still])
+        "claims": study_of(results, FEWEST, unlearned_models(by_task[TASK]), trainings_of(by_task))
         .with_queries(by_task[TASK][0]["queries"], data)
         .section(
             "wu2024",

@@ -137,6 +137,7 @@ class Study:
                 printed=row.get("printed") or self.difference(measure, terms),
                 about=about * (about != ANYTHING),
                 unmoved=unmoved(self.models(judged)) if about == TRAINING else "",
+                by_measure="changed" in row,
                 **({} if about == ANYTHING else self.undecided(sides)),
             )
 
@@ -207,7 +208,8 @@ class Study:
         """Return whether a measure differs significantly between a trained model and the untrained one."""
         both = [self.values[measure].get(name) for name in (side, self.before(side))]
         means = [single(values).mean(0) for values in both if values is not None]
-        return len(means) == 2 and paired_test(*means) < ALPHA
+        clusters = None if self.clusters is None else self.clusters[: means[0].size]
+        return len(means) == 2 and paired_test(*means, clusters) < ALPHA
 
     def difference(self, measure: str, terms: Terms) -> str:
         """Format the contrast of the paper's values, one for each of its collections, if it prints them."""
@@ -254,8 +256,8 @@ class Study:
 def again(values: Mapping[str, np.ndarray], omitted: Collection[str] = ()) -> Rows:
     """Judge what `Study.judged_values` returned by the rows of printed.yaml now; return the table's rows.
 
-    A contrast that the run did not judge remains open if one of its sides was in no contrast, or only in
-    contrasts that something left open. omitted: ids of queries that are left out; claims
+    A contrast that the run did not judge remains open, unless each of its sides was in one that nothing but
+    the sample left open. omitted: ids of queries that are left out; claims
     about values that do not have one number for each query are then not tested.
     """
     about = json.loads(str(values[ABOUT]))
@@ -278,11 +280,9 @@ def again(values: Mapping[str, np.ndarray], omitted: Collection[str] = ()) -> Ro
     def undecided(sides: Sequence[str]) -> Mapping[str, str]:
         if JOIN.join(sides) in of_sides:
             return of_sides[JOIN.join(sides)]
-        each = [[open for of, open in of_sides.items() if side in of.split(JOIN)] for side in sides]
-        if not all(each):
-            return {"lacking": "the run did not judge this contrast"}
-        least = [min(of_side, key=lambda open: any(open.values())) for of_side in each]
-        return max(least, key=lambda open: any(open.values()))
+        decidable = [of.split(JOIN) for of, obstacles in of_sides.items() if not any(obstacles.values())]
+        known = all(any(side in of for of in decidable) for side in sides)
+        return {} if known else {"lacking": "the run did not judge this contrast"}
 
     return Study(by_measure, undecided=undecided, **about).section(paper, family, controls=controls).rows
 

@@ -179,7 +179,9 @@ def details(page: Page) -> str:
     judged = page.judged(page.detailed) if page.paper else []
     for heading, rows in {
         f"{NOT_DECIDED}: claims of which every test is open": open_rows(judged),
-        f"{NOT_TESTED}: claims that no study has tested": untested_rows(page.paper, judged) if judged else [],
+        f"{NOT_TESTED}: claims that no study has tested": untested_rows(page.paper, judged)
+        if page.paper
+        else [],
     }.items():
         if rows:
             parts += [f"## {heading}\n", markdown_rows(rows)]

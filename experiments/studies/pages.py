@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,21 +77,29 @@ def print_sections(sections: Iterable[Section]) -> None:
         console.print(f"\n{section.heading}", style="bold")
         if section.text:
             console.print(section.text, highlight=False)
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-        cells = [[format_number(value) for value in row.values()] for row in section.rows]
-        # In a narrow terminal, headings and text wrap, but numbers do not.
-        least = [min(max(map(len, column)), 12) for column in zip(*cells, strict=True)]
-        ends = accumulate(width + 1 for width in least)
-        shown = sum(end < console.width for end in ends)
         names = list(section.rows[0])
-        for name, width in zip(names[:shown], least, strict=False):
-            side = "right" if table.columns else "left"
-            table.add_column(name, justify=side, min_width=width, overflow="fold")
-        for row in cells:
-            table.add_row(*row[:shown])
-        console.print(table)
+        shown = len(names)
+        wide = console.options.update(width=1_000)
+        while shown > 1:
+            needed = console.measure(table_of(section.rows, shown), options=wide)
+            if needed.minimum <= console.width:
+                break
+            shown -= 1
+        console.print(table_of(section.rows, shown))
         if names[shown:]:
-            console.print(f"The report also has the columns {', '.join(names[shown:])}.", highlight=False)
+            console.print(f"Also in the report: {', '.join(names[shown:])}", highlight=False)
+
+
+def table_of(rows: Sequence[Mapping[str, Any]], columns: int) -> Table:
+    """Make a table of the first columns. In a narrow one, headings and text wrap, but numbers do not."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    cells = [[format_number(value) for value in row.values()][:columns] for row in rows]
+    for name, column in zip(rows[0], zip(*cells, strict=True), strict=False):
+        side = "right" if table.columns else "left"
+        table.add_column(name, justify=side, min_width=min(max(map(len, column)), 12), overflow="fold")
+    for row in cells:
+        table.add_row(*row)
+    return table
 
 
 def markdown_rows(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -5,8 +5,8 @@ equality, within ±`within`. `least` is the least effect that matters: above 0 w
 better, below 0 where it says that A loses little. The verdict is
 
 - reproduced, if the interval over seeds and queries lies within these bounds, and a test over queries
-  agrees, with Holm's correction for all claims of a study that nothing but the sample leaves open. The test
-  is `mean_test`, which asks how large unseen losses may be. The null hypothesis is that the mean is at the
+  agrees, with Holm's correction for all claims of a study that test queries may decide. The test is
+  `mean_test`, which asks how large unseen losses may be. The null hypothesis is that the mean is at the
   bound. Only for the difference of two systems and the bound 0 is it `paired_test`: the null hypothesis is
   that each query's difference has either sign with the same probability, as if the systems' names were
   exchanged;
@@ -29,14 +29,13 @@ from math import ceil, hypot, log, sqrt
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import stdtrit
+from scipy.special import ndtri, stdtrit
 
 from paradigms.evaluate.measures import Interval, seeds_interval
 from paradigms.evaluate.significance import holm, mean_test, paired_test
 
 ALPHA = 0.05
 CLOSE = 20  # times the queries of a study, beyond which no number of queries is estimated
-UNSEEN = -log(ALPHA / 2)  # n queries without a loss leave room for losses of probability UNSEEN / n
 REPRODUCED, CONTRADICTED, UNDECIDED = "reproduced", "contradicted", "not decided here"
 YES, NO = "yes", "no"  # verdicts on controls
 ONE_SEED = "with one seed, the interval is over queries alone"  # added to a verdict
@@ -59,6 +58,7 @@ class Claim:
     unlearned: str = ""  # a system that has not learned enough to test the claim; "" = none
     about: str = ""  # TRAINING, READOUT, or "" if nothing was trained
     unmoved: str = ""  # a model whose dev measure training did not change; for claims about TRAINING
+    by_measure: bool = False  # whether a change of the claim's own measure, on test queries, counts as well
     lacking: str = ""  # what the study lacks, so that no mean decides the claim; "" = nothing
 
     @property
@@ -75,6 +75,11 @@ class Claim:
             return f"{self.unlearned} has not learned enough"
         moved = self.about != TRAINING or not self.unmoved
         return "" if moved else f"training did not move {self.unmoved} on dev queries"
+
+    @property
+    def counted(self) -> bool:
+        """Whether Holm's correction counts the claim: unless it is open whatever the test queries say."""
+        return not self.lacking and (self.about != TRAINING or not self.unmoved or self.by_measure)
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -125,18 +130,19 @@ class Verdict:
 def judge(claims: Sequence[Claim], clusters: Sequence[str] | None = None) -> list[Verdict]:
     """Judge a study's claims. Raises ValueError if a value is NaN.
 
-    Holm's correction is for the tests that may decide; those of claims that something else leaves open, such
-    as a model that training did not move, are corrected among themselves. clusters: each query's cluster; the
-    queries of a cluster are drawn and tested together. If a contrast has fewer queries than `clusters`, its
-    queries are the first ones.
+    Holm's correction is for the claims that test queries may decide (`Claim.counted`); the others, such as
+    those about a model that training did not move on dev queries, are corrected among themselves. clusters:
+    each query's cluster; the queries of a cluster are drawn and tested together. If a contrast has fewer
+    queries than `clusters`, its queries are the first ones.
     """
     of_claims = [None if clusters is None else clusters[: claim.contrast.shape[1]] for claim in claims]
     pairs = list(zip(claims, of_claims, strict=True))
     p = [_p(claim, of_claim) for claim, of_claim in pairs]
-    for family in ([not claim.obstacle for claim in claims], [bool(claim.obstacle) for claim in claims]):
+    counted = [claim.counted for claim in claims]
+    for family in (counted, [not one for one in counted]):
         adjusted = iter(holm(list(compress(p, family))))
         p = [next(adjusted) if inside else value for value, inside in zip(p, family, strict=True)]
-    return [_verdict(*pair, value) for pair, value in zip(pairs, p, strict=True)]
+    return [_verdict(*pair, value, sum(counted)) for pair, value in zip(pairs, p, strict=True)]
 
 
 def _p(claim: Claim, clusters: Sequence[str] | None) -> float:
@@ -169,12 +175,12 @@ def claim_interval(
     return Interval(interval.mean, low, high)
 
 
-def _verdict(claim: Claim, clusters: Sequence[str] | None, p: float) -> Verdict:
+def _verdict(claim: Claim, clusters: Sequence[str] | None, p: float, tests: int) -> Verdict:
     interval = claim_interval(claim.contrast, clusters)
     decides = _decides(claim, interval)
     obstacle = claim.obstacle
     if not obstacle and not (p < ALPHA and decides):
-        obstacle = _missing(claim, interval, p, clusters)
+        obstacle = _missing(claim, interval, p, clusters, tests)
     if obstacle:
         return Verdict(claim, interval, p, UNDECIDED, obstacle)
     words = (REPRODUCED, CONTRADICTED) if claim.place else (YES, NO)
@@ -189,11 +195,12 @@ def _decides(claim: Claim, interval: Interval) -> bool:
     return inside or interval.high < least or interval.low > most
 
 
-def _missing(claim: Claim, interval: Interval, p: float, clusters: Sequence[str] | None) -> str:
+def _missing(claim: Claim, interval: Interval, p: float, clusters: Sequence[str] | None, tests: int) -> str:
     """Say what would decide a claim with this mean: training seeds, or a number of queries n.
 
     The half-width of the queries' interval shrinks with √n; with `mean_test`, an unseen query also keeps the
-    mean within UNSEEN/n of the bound, times half the width of `limits`.
+    mean within −log(α/2)/n of the bound, times half the width of `limits`. α is ALPHA divided by the number
+    of tests.
     """
     distance = min(abs(interval.mean - bound) for bound in claim.bounds)
     if not distance:
@@ -203,14 +210,12 @@ def _missing(claim: Claim, interval: Interval, p: float, clusters: Sequence[str]
     if _decides(claim, of_queries) and not decides:
         return "its training seeds differ too much: it needs more of them"
     queries = claim.contrast.shape[1]
-    spread = (of_queries.high - of_queries.low) / 2 * sqrt(queries)
-    unseen = 0.0 if claim.paired else UNSEEN * (claim.limits[1] - claim.limits[0]) / 2
+    level = ALPHA / max(tests, 1) / 2
+    spread = (of_queries.high - of_queries.low) / 2 * sqrt(queries) * ndtri(level) / ndtri(ALPHA / 2)
+    unseen = 0.0 if claim.paired else -log(level) * (claim.limits[1] - claim.limits[0]) / 2
     count = ceil(((spread + sqrt(spread**2 + 4 * distance * unseen)) / (2 * distance)) ** 2)
-    corrected = f"p is {p:.2f} after Holm's correction"
     if decides and count <= queries:
-        return f"the interval decides, but {corrected}"
+        return f"the interval decides, but p is {p:.2f} after Holm's correction"
     if count > CLOSE * queries:
         return f"a mean of this size needs more than {CLOSE} times as many queries"
-    # The number is of a single claim: the correction for many takes more.
-    more = f", and {corrected}" if count < 2 * queries else ""
-    return f"a mean of this size needs about {max(count, queries + 1):,} queries{more}"
+    return f"a mean of this size needs about {max(count, queries + 1):,} queries"

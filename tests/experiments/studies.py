@@ -44,7 +44,7 @@ STUDIES = {
         | {"train_queries": 12, "dev_queries": 6, "test_queries": 8, "depth": 12, "theory_queries": 2}
         | {"samples": 8},
         "claims training table_rerank table_retrieve figure1 theory",
-        untested=2,
+        untested=1,
     ),
     "hybrid": Small(
         {"rerank_steps": 2, "rerank_negatives": 2, "depth": 10, "rerank_depths": "[2,5]", "negatives": 1}

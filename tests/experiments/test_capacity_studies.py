@@ -158,14 +158,17 @@ def of_table(study: CapacityStudy) -> list[Verdict]:
 
 
 def test_every_claim_holds_of_the_papers_own_table_but_for_some() -> None:
-    """Table A.1 contradicts a claim at 400 tokens, and has differences too small to matter."""
+    """Table A.1 contradicts two claims at 400 tokens, and has differences too small to matter."""
     study = planted()
     assert unmeasured(study.study(), "luan2021", "containing") == []
     hits = of_table(study)
     assert len(hits) >= 10
     assert all(float(v.claim.printed) == pytest.approx(v.interval.mean, abs=0.01) for v in hits)
     against = {(v.claim.quantity.split(": ")[-1], v.word) for v in hits if v.word != REPRODUCED}
-    assert ("BM25-bi, 400 tokens", CONTRADICTED) in against
+    assert against >= {
+        ("ME-BERT-64, 400 tokens − BM25-uni, 400 tokens", CONTRADICTED),
+        ("BM25-bi, 400 tokens", CONTRADICTED),
+    }
     assert len(against) < 8
 
 

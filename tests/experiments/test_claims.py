@@ -267,7 +267,7 @@ def test_a_contrast_that_a_run_did_not_judge_is_judged_by_its_sides(monkeypatch:
     words = {row["quantity"]: row["verdict"] for row in claims.again(kept)}
     assert words == {
         "m: B − A": CONTRADICTED,
-        "m: A − C": f"{UNDECIDED}: C has not learned enough",
+        "m: A − C": f"{UNDECIDED}: the run did not judge this contrast",
         "m: 1/2 · B": REPRODUCED,
     }
 

@@ -156,7 +156,7 @@ def test_dev_queries_choose_among_the_xtrs_of_colberts_batch() -> None:
     kinds = [(None, 16), (8, 16), (64, 16), (8, 4), (64, 4)]
     sides = [f"{way}, k' = {k}" for way in (*IMPUTATIONS, "imputing", "gathering") for k in (10, 100)]
     results = [
-        {"k_train": k_train, "batch_size": size, "seed": 0, "trained": True}
+        {"k_train": k_train, "batch_size": size, "seed": 0}
         | {"queries": [f"q{n}" for n in range(400)]}
         | {"dev": level(0.4 if k_train == 8 else 0.3), "kept step": None}
         | {"values": {m: {s: level(0.5 if k_train else 0.2) for s in sides} for m in token_measures.MEASURES}}

@@ -69,7 +69,7 @@ class TokenStudy:
         self.k_train = sorted({result["k_train"] for result in results if result["k_train"]})
         for result in results:
             k_train = result["k_train"]
-            plain = "ColBERT" if result["trained"] else UNTRAINED
+            plain = "ColBERT" if result.get("trained", True) else UNTRAINED
             name = self.of_size(k_train, result["batch_size"]) if k_train else plain
             self.models.setdefault(name, []).append(result)
         # XTRs trained on ColBERT's batches. As in the paper, the best is chosen on dev queries, over seeds.
