@@ -52,7 +52,7 @@ def untested_rows(paper: str, judged: Rows) -> Rows:
 
 
 def open_rows(judged: Rows) -> Rows:
-    """Return a row for each claim that tests left open, with that of the most queries and what it lacks."""
+    """Return a row for each claim whose tests are all open: that of the most queries, and the reason."""
     claims: dict[str, Rows] = {}
     for row in judged:
         if not row["claim"].startswith("Control: "):

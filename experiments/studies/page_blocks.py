@@ -177,11 +177,10 @@ def details(page: Page) -> str:
                 text = f"\n{section['text']}\n" if section.get("text") else ""
                 parts.append(f"### {heading}\n\n{picture_line}{markdown_rows(section['rows'])}{text}")
     judged = page.judged(page.detailed) if page.paper else []
+    untested = untested_rows(page.paper, judged) if page.paper else []
     for heading, rows in {
         f"{NOT_DECIDED}: claims of which every test is open": open_rows(judged),
-        f"{NOT_TESTED}: claims that no study has tested": untested_rows(page.paper, judged)
-        if page.paper
-        else [],
+        f"{NOT_TESTED}: claims that no study has tested": untested,
     }.items():
         if rows:
             parts += [f"## {heading}\n", markdown_rows(rows)]
