@@ -92,6 +92,13 @@ def test_a_narrow_terminal_names_the_columns_that_it_does_not_show(
     assert not rest
 
 
+@pytest.mark.parametrize("text", ["paper", "imputation"])
+def test_the_figures_of_a_paper_are_published(text):
+    """Also where typst is absent, a study that is replaced must not leave the paper without its figure."""
+    figures = build_paper.FIGURE.findall((build_paper.SITE / f"{text}.typ").read_text(encoding="utf-8"))
+    assert [name for name in figures if not (build_paper.ROOT / name).is_file()] == []
+
+
 @needs.typst
 @pytest.mark.parametrize("text", ["paper", "imputation"])
 def test_a_paper_is_set(tmp_path, text):
