@@ -45,12 +45,14 @@ def rank_one(scores: ArrayLike) -> Array:
 
 
 def rank_one_as_printed(scores: ArrayLike) -> Array:
-    """R = 1rᵀ, r_j = mean_i S_ij, [..., M, N]: the R in the printed proof of Lemma 5.1 (Wu et al. 2024, B).
+    """R = 1rᵀ, r_j = d̄ᵀW(q_j − q̄), [..., M, N]: the R in the printed proof of Lemma 5.1 (Wu et al. 2024, B).
 
-    R is not near A even at W = 0, where R = 0, A = 1/N, and the printed bound 4γ‖W‖ is 0 for every γ.
+    The proof leaves out d̄ᵀWq̄, which is constant along a row of S and cancels in A. R is not near A even at
+    W = 0, where R = 0, A = 1/N, and the printed bound 4γ‖W‖ is 0 for every γ.
     """
     S = _matrix(scores, "scores")
-    return np.broadcast_to(S.mean(-2, keepdims=True), S.shape)
+    r = S.mean(-2, keepdims=True)
+    return np.broadcast_to(r - r.mean(-1, keepdims=True), S.shape)
 
 
 def spread(scores: ArrayLike) -> float | Array:

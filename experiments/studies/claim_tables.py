@@ -62,7 +62,7 @@ def open_rows(judged: Rows) -> Rows:
         measured = [row for row in tests if row["measured"] != "–"]
         if measured and all(word_of(row) in OPEN for row in tests):
             row = max(measured, key=size)
-            cells = {"claim": claim, "place": place(row), "measured": row["quantity"]}
+            cells = {"claim": claim, "place": place(row), "measured": linked(row, row["quantity"])}
             cells |= {"ours": row["measured"], "sample": row["sample"], "open because": reason_of(row)}
             rows.append(cells)
     return rows
@@ -101,7 +101,7 @@ def verdicts(paper: str, rows: Rows) -> str:
             row = clearest.get(CONTRADICTED, next(iter(clearest.values())))
             quantity = row["quantity"] if CONTRADICTED in clearest else LEAST.sub("", row["quantity"])
             stated = claim if place(tests[0]) in claim else f"{claim} ({place(tests[0])})"
-            quantity = COMMON.sub(r"\1, \2 − \3", quantity)
+            quantity = linked(row, COMMON.sub(r"\1, \2 − \3", quantity))
             cells = {"claim": stated, "here": f"{quantity}: {row['measured']}"}
             decided = verdict if len(counts) > 1 else next(iter(clearest))
             if "[" not in row["measured"]:
@@ -121,6 +121,12 @@ def verdicts(paper: str, rows: Rows) -> str:
 def counted(number: int | str, noun: str) -> str:
     """Return a number with its noun, as in "1 claim" and "2 claims"."""
     return f"{number} {noun}{'s' * (str(number) != '1')}"
+
+
+def linked(row: dict[str, Any], quantity: str) -> str:
+    """Return what was measured as a link to its study in the details; a count or a proof has none."""
+    study = row.get("study") if "[" in row["measured"] else None
+    return f"[{quantity}](details.md#{study})" if study else quantity
 
 
 def claim_of(row: dict[str, Any]) -> str:

@@ -25,11 +25,11 @@ from paradigms.io.checks import read_json
 DETAILS = "details.md"  # the end of the name of a generated page
 UNTRAINED = ", untrained"
 WITHOUT = "without="
-# What summaries of studies say of their sample, for the columns of `runs`.
+# What summaries and commands of studies say of their sample, for the columns of `runs`.
 SAMPLE = {
     "queries": r"([\d,]+) (?:test queries|queries of split test)",
     "documents": r"(?:over |passages: |\. )([\d,]+) (?:documents|of)",
-    "models from": r"from '?(?:path/to/)?([^',\s]+)",
+    "models from": r"(?:from '?|--backbone )(?:path/to/)?([^',\s]+)",
     "steps": r"([\d,]+ steps of \d+)",
 }
 WALL_TIME = re.compile(r" (The job|After an interruption, the rest of the job) took \d+ s\.")
@@ -71,9 +71,19 @@ class Page:
         return read_json(self.results / f"{name}.json")
 
     def judged(self, names: Iterable[str]) -> Rows:
-        """Return the studies' rows with verdicts."""
-        sections = [section for name in names for section in self.study(name)["sections"].values()]
-        return [row for section in sections for row in section["rows"] if "verdict" in row]
+        """Return the studies' rows with verdicts, each with its study. A row that an earlier study has is left out.
+
+        Two studies that share a model have the same values of the same queries: one test, not two.
+        """
+        rows: dict[tuple[str, ...], dict[str, Any]] = {}
+        for name in names:
+            study = self.study(name)
+            for row in (row for section in study["sections"].values() for row in section["rows"]):
+                if "verdict" in row:
+                    source = study["collection"] if "[" in row["measured"] else name
+                    same = (source, row["claim"], row["quantity"], row["measured"], row["sample"])
+                    rows.setdefault(same, row | {"study": name})
+        return [*rows.values()]
 
     @property
     def paper(self) -> str:
@@ -111,18 +121,18 @@ def filled(page: Page) -> str:
 
 
 def runs(page: Page, *names: str) -> str:
-    """Make a table of studies: what their summaries say of the sample, without columns that none fills."""
+    """Make a table of studies: what their summaries and commands say of the sample, without columns that none fills."""
     rows: Rows = []
     for name in names:
-        summary = page.study(name)["summary"]
+        study = page.study(name)
+        summary = f"{study['summary']} {study['command']}"
         matches = {column: re.search(pattern, summary) for column, pattern in SAMPLE.items()}
         cells = {column: match[1] if match else "–" for column, match in matches.items()}
         if largest := max(map(size, page.judged([name])), default=0):
             cells["queries"] = f"{largest:,.0f}"
         start = cells["models from"]
-        minutes = page.study(name)["minutes"]
         cells["models from"] = "all-MiniLM-L6-v2" if start == "offline" else start.removesuffix("-offline")
-        rows.append({"study": f"[{name}]({DETAILS}#{name})"} | cells | {"CPU min": f"{minutes:,.0f}"})
+        rows.append({"study": f"[{name}]({DETAILS}#{name})"} | cells | {"CPU min": f"{study['minutes']:,.0f}"})
     filled_columns = [column for column in rows[0] if any(row[column] != "–" for row in rows)]
     return markdown_rows([{column: row[column] for column in filled_columns} for row in rows])
 

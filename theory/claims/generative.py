@@ -124,7 +124,7 @@ def lemma_5_1(rng: np.random.Generator, samples: int) -> Evidence:
 
 
 @theorem(
-    "R = 1rᵀ, r = d̄ᵀWQ, is within 4γC‖W‖ of A",
+    "R = 1rᵀ, r = d̄ᵀW(Q − q̄1ᵀ), is within 4γC‖W‖ of A",
     f"{GENERATIVE}, appendix B",
     "none",
     "R = 1·softmax(r)ᵀ",

@@ -132,7 +132,7 @@ class PruningStudy:
         theirs = {next(iter(panels)): {"MS MARCO": [RR_PRINTED.get(pair) for pair in line]}}
         return Curves(symbol, [pair[side] for pair in line], panels, printed=theirs).section(
             f"RR@10 against the share of {what} (Figure 6)",
-            "Without salience the first tokens are kept; IDF and random keep other tokens of the same model.",
+            "Without salience the first tokens are kept; IDF and random prune that model, too.",
         )
 
     def sections(self) -> dict[str, Section]:
