@@ -49,6 +49,7 @@ from paradigms.muvera import random_planes
 from paradigms.scoring.in_batch import in_batch_rel
 from paradigms.statistics import Statistics
 from tests.near import assert_same
+from tests.scoring.table import gradients
 
 B, N, I, J, H = 3, 5, 6, 4, 8
 
@@ -117,14 +118,6 @@ def make(case: Case, x: int, n: int, l: int, seed: int, lengths: list[int] | Non
 
 def texts(case: Case, seed: int = 0) -> tuple[Tokens, Tokens]:
     return (make(case, 1, N, case.document_tokens, seed), make(case, B, 1, case.query_tokens, seed + 1))
-
-
-def gradients(score: Tensor, *tokens: Tokens) -> list[Tensor]:
-    """Gradients of a fixed random combination of the scores with respect to all vectors and saliences."""
-    g = torch.Generator().manual_seed(9)
-    weights = torch.randn(score.shape, generator=g, dtype=score.dtype)
-    leaves = [t for tok in tokens for t in (tok.vectors, tok.salience) if t is not None]
-    return list(torch.autograd.grad((weights * score).sum(), leaves, allow_unused=True))
 
 
 def leaves(tokens: Tokens) -> Tokens:

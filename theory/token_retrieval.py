@@ -100,19 +100,6 @@ def cross_entropy(scores: ArrayLike, positive: int, temperature: float = 1.0) ->
     return float(logsumexp(scaled) - scaled[positive])
 
 
-def colbert_gradient(
-    similarities: ArrayLike, owners: ArrayLike, positive: int, temperature: float = 1.0
-) -> Array:
-    """∂L_CE/∂P [n, t] under f_ColBERT.
-
-    The gradient is −(1−P⁺)/(nτ) on the row maxima of the positive document and +P⁻/(nτ) on the row maxima of
-    each negative document (Lee et al. 2023, appendix A). Ties go to the earlier column.
-    """
-    P, owner = _pool(similarities, owners)
-    everything = np.ones(P.shape, dtype=bool)
-    return _gradient(P, owner, everything, colbert_scores(P, owner), positive, temperature)
-
-
 def xtr_gradient(
     similarities: ArrayLike, owners: ArrayLike, k: int, positive: int, temperature: float = 1.0
 ) -> Array:
@@ -121,10 +108,20 @@ def xtr_gradient(
     The gradient is −(1−P⁺)/(Z⁺τ) on the retrieved maxima of the positive document and +P⁻/(Z⁻τ) on the
     retrieved maxima of each negative document (Lee et al. 2023, appendix A). The set of retrieved tokens, and
     hence Z, is taken as locally constant. A document without a retrieved token has f_XTR = 0 and gradient 0;
-    the paper leaves both undefined.
+    the paper leaves both undefined. With k ≥ t all tokens are retrieved, and the gradient is that under
+    f_ColBERT. Ties go to the earlier column.
     """
     P, owner = _pool(similarities, owners)
-    return _gradient(P, owner, retrieved(P, k), xtr_scores(P, owner, k), positive, temperature)
+    usable = retrieved(P, k)
+    slope = softmax(_scaled(xtr_scores(P, owner, k), positive, temperature))
+    slope[positive] -= 1
+    gradient = np.zeros_like(P)
+    for document, d_score in enumerate(slope / temperature):
+        columns = np.flatnonzero(owner == document)
+        visible = np.where(usable[:, columns], P[:, columns], -np.inf)
+        rows = np.flatnonzero(usable[:, columns].any(1))
+        gradient[rows, columns[visible[rows].argmax(1)]] = d_score / max(rows.size, 1)
+    return gradient
 
 
 def gradient_mass(gradient: ArrayLike, owners: ArrayLike) -> Array:
@@ -237,26 +234,6 @@ def _retrieved_maxima(similarities: ArrayLike, owners: ArrayLike, k: int) -> tup
 
 def _normaliser(seen: NDArray[np.bool_]) -> Array:
     return np.maximum(seen.sum(0), CLIPPED_NORMALISER)
-
-
-def _gradient(
-    P: Array,
-    owner: NDArray[np.int64],
-    usable: NDArray[np.bool_],
-    scores: Array,
-    positive: int,
-    temperature: float,
-) -> Array:
-    """Apply the chain rule: spread ∂L/∂f evenly over each document's usable row maxima."""
-    slope = softmax(_scaled(scores, positive, temperature))
-    slope[positive] -= 1
-    gradient = np.zeros_like(P)
-    for document, d_score in enumerate(slope / temperature):
-        columns = np.flatnonzero(owner == document)
-        visible = np.where(usable[:, columns], P[:, columns], -np.inf)
-        rows = np.flatnonzero(usable[:, columns].any(1))
-        gradient[rows, columns[visible[rows].argmax(1)]] = d_score / max(rows.size, 1)
-    return gradient
 
 
 def _scaled(scores: ArrayLike, positive: int, temperature: float) -> Array:

@@ -23,6 +23,7 @@ from paradigms.encoder.backbone import load_backbone, without_weights
 from paradigms.encoder.precision import autocast
 from paradigms.encoder.sources import packaged
 from paradigms.scoring import in_batch
+from paradigms.train.parallel import exchange
 
 
 class Living(TorchDispatchMode):
@@ -166,7 +167,8 @@ def counted(backbone: Any, length: int, settings: Any) -> Counted:
     """Count weights, activations and FLOPs with tensors without data. settings: settings of plan.py."""
     layers = [part for part in backbone.modules() if isinstance(part, GradientCheckpointingLayer)]
     with FakeTensorMode():
-        exchange(backbone)
+        # A CPU's attention does not form its matrix.
+        exchange(backbone, lambda old: torch.empty(old.shape, dtype=old.dtype, device="cpu"))
         bytes_of = [forward(backbone, texts, length, settings.precision, layers, False) for texts in (1, 2)]
         text = bytes_of[1] - bytes_of[0]
         saved = text
@@ -191,17 +193,6 @@ def counted(backbone: Any, length: int, settings: Any) -> Counted:
         text // max(1, len(layers)),
         flops.get_total_flops() + 2 * length * width * settings.dim,
     )
-
-
-def exchange(backbone: nn.Module) -> None:
-    """Move tensors without data to a CPU, whose attention does not form its matrix."""
-    for part in backbone.modules():
-        tensors: dict[str, Tensor | None]
-        for tensors in (part._parameters, part._buffers):  # type: ignore[assignment]
-            for name, old in tensors.items():
-                if old is not None:
-                    new = torch.empty(old.shape, dtype=old.dtype, device="cpu")
-                    tensors[name] = nn.Parameter(new) if isinstance(old, nn.Parameter) else new
 
 
 def inputs(texts: int, length: int) -> dict[str, Tensor]:

@@ -71,9 +71,9 @@ class Page:
         return read_json(self.results / f"{name}.json")
 
     def judged(self, names: Iterable[str]) -> Rows:
-        """Return the studies' rows with verdicts, each with its study. A row that an earlier study has is left out.
+        """Return the studies' rows with verdicts, each with its study.
 
-        Two studies that share a model have the same values of the same queries: one test, not two.
+        Of equal rows one is returned: studies that share a model measured it once.
         """
         rows: dict[tuple[str, ...], dict[str, Any]] = {}
         for name in names:
@@ -121,7 +121,7 @@ def filled(page: Page) -> str:
 
 
 def runs(page: Page, *names: str) -> str:
-    """Make a table of studies: what their summaries and commands say of the sample, without columns that none fills."""
+    """Make a table of studies: their samples and trainings, without columns that none fills."""
     rows: Rows = []
     for name in names:
         study = page.study(name)
@@ -132,7 +132,9 @@ def runs(page: Page, *names: str) -> str:
             cells["queries"] = f"{largest:,.0f}"
         start = cells["models from"]
         cells["models from"] = "all-MiniLM-L6-v2" if start == "offline" else start.removesuffix("-offline")
-        rows.append({"study": f"[{name}]({DETAILS}#{name})"} | cells | {"CPU min": f"{study['minutes']:,.0f}"})
+        rows.append(
+            {"study": f"[{name}]({DETAILS}#{name})"} | cells | {"CPU min": f"{study['minutes']:,.0f}"}
+        )
     filled_columns = [column for column in rows[0] if any(row[column] != "–" for row in rows)]
     return markdown_rows([{column: row[column] for column in filled_columns} for row in rows])
 

@@ -97,13 +97,6 @@ def aligning(model: Paradigm, recipe: Recipe, query: str, tokens: int, at_once: 
     return Cost(memory, tokens * j * dim + align.cost(tokens * j, tokens + j, dim).operations)
 
 
-def tokens_in(store: Any, documents: int) -> int:
-    """Bound the number of tokens that so many documents of a store have."""
-    stores: Any = getattr(store, "stores", [store])
-    longest = max(one.longest for one in stores)
-    return min(documents * longest, sum(one.living_tokens for one in stores))
-
-
 def searching(retriever: Any, query: str, k: int) -> Cost:
     """Return the cost of a search for k documents."""
     if isinstance(retriever, Wrapper):
@@ -118,7 +111,7 @@ def searching(retriever: Any, query: str, k: int) -> Cost:
     if not isinstance(retriever, Indexed):
         return reranking(retriever, query, k)
     index = retriever.index
-    exact = isinstance(getattr(index, "indexes", [index])[0].finder, Exact)
+    exact = isinstance(index.finder, Exact)
     return reranking(retriever, query, len(index) if exact else min(len(index), max(LEAST, EACH * k)))
 
 
@@ -150,7 +143,8 @@ def reranking(
         return Cost(4 * len(retriever.corpus), len(query) * len(retriever.corpus))
     model: Any = getattr(retriever, "model", None)
     if isinstance(retriever, Indexed):
-        tokens = tokens_in(retriever.index.store, documents)
+        store = retriever.index.store
+        tokens = min(documents * store.longest, store.living_tokens)  # at most
         read = Cost()
     elif isinstance(retriever, Reranking) and isinstance(model, Paradigm):
         tokens = documents * vectors_of(model, "document")

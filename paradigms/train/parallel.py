@@ -89,10 +89,10 @@ def prepare(
 def fill(paradigm: nn.Module, weight: Callable[[str], Tensor]) -> None:
     """Replace each parameter of `prepare`'s copy by `weight` of its name; meta tensors empty it again."""
     names = {id(tensor): name for name, tensor in paradigm.named_parameters()}
-    _exchange(paradigm, lambda tensor: weight(names[id(tensor)]) if id(tensor) in names else tensor)
+    exchange(paradigm, lambda tensor: weight(names[id(tensor)]) if id(tensor) in names else tensor)
 
 
-def _exchange(module: nn.Module, exchanged: Callable[[Tensor], Tensor]) -> None:
+def exchange(module: nn.Module, exchanged: Callable[[Tensor], Tensor]) -> None:
     """Replace every tensor of a module that is not sharded; tied tensors stay tied."""
     replaced: dict[int, tuple[Tensor, Tensor]] = {}  # the first keeps its id from being used again
     for part in module.modules():
@@ -191,11 +191,11 @@ def _shard(
     for layer in layers:
         for norm in (part for part in layer.modules() if isinstance(part, nn.LayerNorm)):
             norm.forward = partial(_normalised, norm)  # type: ignore[method-assign]
-        _exchange(layer, receive)
+        exchange(layer, receive)
         fully_shard(layer, reshard_after_forward=plugin.reshard_after_forward, mp_policy=policy)
         if plugin.reshard_after_forward:
             layer.register_forward_hook(_free_again)
-    _exchange(paradigm, receive)
+    exchange(paradigm, receive)
     fully_shard(paradigm)
     warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view")  # none is changed in place
     # Half precision by autocast, as on one process: sums and heads stay in float32. 16-bit copies of weights

@@ -77,7 +77,7 @@ def in_float64(tokens: Tokens) -> Tokens:
 
 def gradients(scores: Tensor, *sides: Tokens) -> list[Tensor]:
     """Gradients of a fixed weighting of the scores by both sides' vectors and salience. Frees the graph."""
-    weights = torch.randn(scores.shape, generator=torch.Generator().manual_seed(1)).to(scores.dtype)
+    weights = torch.randn(scores.shape, generator=torch.Generator().manual_seed(1)).to(scores)
     leaves = [t for side in sides for t in (side.vectors, side.salience) if t is not None]
     results = torch.autograd.grad((scores * weights).sum(), leaves, allow_unused=True)
     return [torch.zeros_like(t) if g is None else g for t, g in zip(leaves, results, strict=True)]

@@ -109,7 +109,8 @@ def states(
         store.columns["vectors"][low : min(high, low + tokens)]
         for store, low, high in map(spans.__getitem__, sample)
     ]
-    axes = principal(np.concatenate(blocks).astype(np.float32), DIM)
+    rows = np.concatenate(blocks).astype(np.float32)
+    axes = np.linalg.eigh(rows.T @ rows)[1][:, ::-1][:, :DIM]  # of the largest mean squares
     lengths = np.array([min(high - low, tokens) for _, low, high in spans])
     ends = np.cumsum(lengths)
     means = np.zeros((len(spans), stores[0].dim), np.float16)
@@ -155,12 +156,6 @@ def entries(ids: np.ndarray, weights: np.ndarray) -> np.ndarray:
     rows["id"] = ids
     rows["weight"] = weights
     return rows
-
-
-def principal(states: np.ndarray, dim: int) -> np.ndarray:
-    """Return the `dim` axes of largest mean square, [width, dim], which best preserve inner products."""
-    _, vectors = np.linalg.eigh(states.T @ states)
-    return vectors[:, ::-1][:, :dim]
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
