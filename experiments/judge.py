@@ -3,7 +3,6 @@
 A study writes values.npz, the value of each query and seed behind its verdicts, and `fill_pages.py --take`
 copies it beside the page. This script judges by the claims that printed.yaml has now, and prints the verdicts
 that differ from the study's table, and the CPU hours of the studies. The exit status is 1 if any differs.
-Studies without values are listed with the command that measures them again.
 
     .venv/bin/python experiments/judge.py
     .venv/bin/python experiments/judge.py --results '[results/token-retrieval-pydocs]'
@@ -68,7 +67,6 @@ def main(settings: Settings) -> int:
         console.print(f"{count} are about near copies of training documents and left out", soft_wrap=True)
     folders = [Path(folder) for folder in settings.results]
     files = [folder / STUDY for folder in folders] or sorted(ROOT.glob("experiments/papers/*/results/*.json"))
-    lost = list[str]()
     differing = 0
     judged = 0
     studies = 0
@@ -78,19 +76,14 @@ def main(settings: Settings) -> int:
             study = read_json(file)
         minutes += study.get("minutes", 0.0)
         with refusing(f"{file}: "):
-            rows = {name: part["rows"] for name, part in study["sections"].items()}
-            tables = {name: of for name, of in rows.items() if any(map(is_mean, of))}
             values = file.with_name(VALUES) if folders else file.with_suffix(f".{VALUES}")
-            if tables and not values.is_file():
-                name = file.parent.name if folders else file.stem
-                lost.append(f"{name}: .venv/bin/python {study['command']}")
             rows = judged_again(values, copies) if values.is_file() else {}
             studies += bool(rows)
             if copies is not None and not rows and f"path/to/{collection.name}]" in study["command"]:
                 console.print(f"{file.stem} has not kept its queries' ids", highlight=False)
         for section, of_section in rows.items():
             judged += sum(row["measured"] != "–" for row in of_section)
-            changes = list(differences(tables.get(section, []), of_section, words=copies is not None))
+            changes = list(differences(study["sections"][section]["rows"], of_section, copies is not None))
             differing += len(changes)
             for line in changes:
                 console.print(f"{file.stem}, {section}: {line}", highlight=False, soft_wrap=True)
@@ -98,17 +91,9 @@ def main(settings: Settings) -> int:
         if settings.write and rows:
             write_json(file, study)
     count = f"{judged} verdicts of {studies} studies judged again, {differing} differ"
-    lacking = f"{len(lost)} studies have kept no values"
     hours = f"{minutes / 60:.1f} CPU hours"
-    console.print(f"{count}; {lacking}; the {len(files)} studies read took {hours}", highlight=False)
-    for line in lost if copies is None else []:
-        console.print(f"To measure again, {line}", highlight=False, soft_wrap=True)
+    console.print(f"{count}; the {len(files)} studies read took {hours}", highlight=False)
     return int(differing > 0)
-
-
-def is_mean(row: dict[str, Any]) -> bool:
-    """Return whether a row has a verdict on a mean over queries, and not on a count or a proof."""
-    return "verdict" in row and " queries, " in row["sample"]
 
 
 def near_copies(collection: Collection) -> dict[str, bool]:
@@ -143,7 +128,7 @@ def judged_again(file: Path, copies: Mapping[str, bool] | None) -> dict[str, Row
     return {section: again(of_section, omitted) for section, of_section in sections.items()}
 
 
-def differences(before: Rows, after: Rows, *, words: bool = False) -> Iterator[str]:
+def differences(before: Rows, after: Rows, words: bool) -> Iterator[str]:
     """Yield a line for each row that is new, missing or different. words: other verdicts of the same rows."""
     old, new = ({key(row): row for row in rows} for rows in (before, after))
     row = {"verdict": "no row", "measured": "–"}

@@ -63,15 +63,14 @@ def learning_picture(learned: Learning) -> Iterator[Picture]:
     curves = Curves("training pairs seen", x, {"nDCG@10, dev queries reranked": series}, "symlog")
     text = (
         f"{dev_queries(learned)}, with 95% intervals; 0 pairs: untrained. A point before the last is "
-        "an earlier state of the same training, whose learning rate was still high, not a shorter training. "
-        "The table's last column gives the last state measured within the seconds of the shortest training."
+        "an earlier state of the same training, whose learning rate was still high, not a shorter training."
     )
     budget = min(learned.seconds.values())
     rows = []
     for row in curves.rows:
         reached = learned.dev(row["system"], learned.within(row["system"], budget))
         rows.append({key: cell for key, cell in row.items() if key != "measure"})
-        rows[-1][f"after {budget:.0f} s of training"] = interval_text(reached)
+        rows[-1][f"after {budget:.0f} s, the shortest training"] = interval_text(reached)
     yield Picture("learning", "Learning curves", text, curves.draw(), rows)
 
 

@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from studies.claim_tables import verdicts
 from studies.page_blocks import Page, filled
 from studies.pages import ROOT, STUDY, _command
 
+from paradigms.evaluate.claims import REPRODUCED
 from tests.experiments.scripts import run
 
 
@@ -44,6 +46,34 @@ def test_a_page_takes_results(tmp_path: Path):
         run("fill_pages", page=page)
     with pytest.raises(SystemExit, match=r"x-c.study.json is missing"):
         run("fill_pages", page=page, take=json.dumps([str(tmp_path / "x-c")]))
+
+
+def test_equal_rows_of_two_studies_are_one_test(tmp_path: Path):
+    """Of the same collection: both have the same model's values of the same queries."""
+    row = {
+        "claim": "c",
+        "place": "§1",
+        "quantity": "m: A − B",
+        "sample": "400 queries",
+        "verdict": REPRODUCED,
+    }
+    row |= {"measured": "+0.1 [+0.0, +0.2]"}
+    other = row | {"measured": "+0.3 [+0.2, +0.4]"}
+    count = row | {"claim": "d", "measured": "5%"}
+    rows = {"x-a": [row, count], "x-b": [row, other, count], "x-c": [row]}
+    (tmp_path / "results").mkdir()
+    for name, of in rows.items():
+        facts = {"collection": "b" if name == "x-c" else "a", "sections": {"claims": {"rows": of}}}
+        (tmp_path / "results" / f"{name}.json").write_text(json.dumps(facts))
+    judged = Page(tmp_path / "README.md").judged(rows)
+    assert [(row["study"], row["measured"]) for row in judged] == [
+        ("x-a", row["measured"]),
+        ("x-a", "5%"),
+        ("x-b", other["measured"]),
+        ("x-b", "5%"),
+        ("x-c", row["measured"]),
+    ]
+    assert "| [m: A − B](details.md#x-a): +0.1 [+0.0, +0.2] |" in verdicts("lee2023", judged)
 
 
 def test_commands_name_no_folder_of_this_machine(tmp_path: Path):
