@@ -214,14 +214,15 @@ def test_sentences_have_the_numbers_of_the_results():
     imputed = [numbers(lee, "figure6", f"k' = {k}", "RR@10", "ColBERT")[0] for k in (100, 10000)]
     gathered = numbers(lee, "table5", "RR@10", "ColBERT", "– (gathered)")[0]
     qian = "papers/qian2022/results/salience-pruning-debian-t5"
-    kept = numbers(qian, "claims", "measured", "RR@10: entropic, mean over β^d up to 20% − IDF")
+    kept = numbers(qian, "claims", "measured", "RR@10: entropic, mean over β^d up to 20% − entropic, all tokens − IDF")
     tokens = "papers/lee2023/results/token-retrieval-debian-28682"
     gold = "P(gold) in the first 100: XTR (k_train = 0.01) −"
     than, double = (numbers(tokens, "claims", "measured", f"{gold} {n}ColBERT")[0] for n in ("", "2 · "))
     luan = "papers/luan2021/results/capacity-debian"
     passages = [numbers(luan, "table_retrieve", "50", of)[0] for of in ("ME-BERT", "DE-BERT", "BM25-uni")]
     wu = "papers/wu2024/results/identifiers-squad"
-    digits = numbers(wu, "claims_controls", "measured", "R@1, DSI-place − DSI-atomic")
+    systems = ("DSI-atomic", "DSI-place", "SEAL without a model")
+    decoders = [numbers(wu, "retrieve", "R@1", system)[0] for system in systems]
     pruned = numbers("results/fewer-bytes", "ways", "minus all tokens", "pruned", "keep=0.25")
     readme = [
         "nDCG@10 {colbert:.2f}, {dpr:.2f}, {bm25:.2f};".format(**ended[0]),
@@ -229,12 +230,13 @@ def test_sentences_have_the_numbers_of_the_results():
         f"lift one vector from {t5['dpr'][0]:.2f} to {t5['dpr'][1]:.2f} and ",
         f"ColBERT from {t5['colbert'][0]:.2f} to {t5['colbert'][1]:.2f};",
         f"retrieves {(2 * than - double) / (than - double):.1f} times as many relevant tokens",
-        f"RR@10 is {imputed[0]:.2f} from 100 a query token, {imputed[1]:.2f} from 10,000, and "
-        f"{gathered:.2f} from all |",
-        "RR@10 is {:.2f} above tokens kept by IDF [{:.2f}, {:.2f}]".format(*kept),
-        f"RR@10 {passages[0]:.2f}, one with {passages[1]:.2f}, BM25 with {passages[2]:.2f} ",
-        f"has an R@1 {-digits[0]:.2f} above digits by place",
-        f"keeping the first quarter of the tokens costs {-pruned[0]:.2f} ",
+        f"scored from 100 tokens a query token: RR@10 {imputed[0]:.2f}, from 10,000 {imputed[1]:.2f}, from all "
+        f"{gathered:.2f} |",
+        "costs {:.2f} less RR@10 [{:.2f}, {:.2f}] than IDF's choice |".format(*kept),
+        f"RR@10 {passages[0]:.2f} with eight vectors, {passages[1]:.2f} with one, {passages[2]:.2f} with BM25 |",
+        "R@1 {:.2f} with one token a document, {:.2f} with digits by place; ".format(*decoders[:2]),
+        f"a search for the query's word sequences has {decoders[2]:.2f} |",
+        f"keeping first quarters of tokens {-pruned[0]:.3f} |",
     ]
     which = [
         f"| {ended[1]['colbert']:.3f} and {ended[1]['dpr']:.3f} nDCG@10, for 13,680 and 784 bytes; ",
