@@ -3,10 +3,11 @@
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from studies.claim_tables import (
     NOT_DECIDED,
     NOT_TESTED,
@@ -17,13 +18,14 @@ from studies.claim_tables import (
     untested_rows,
     verdicts,
 )
-from studies.claims import printed
-from studies.pages import ROOT, Rows, markdown_rows
+from studies.claims import printed, terms_of
+from studies.pages import ROOT, VALUES, Rows, markdown_rows
 
 from paradigms.io.checks import read_json
 
 DETAILS = "details.md"  # the end of the name of a generated page
 UNTRAINED = ", untrained"
+LEAST_EFFECT = re.compile(r", (?:above|within) [±−]?[\d.]+$")  # at the end of a row's quantity
 WITHOUT = "without="
 # What summaries and commands of studies say of their sample, for the columns of `runs`.
 SAMPLE = {
@@ -73,17 +75,24 @@ class Page:
     def judged(self, names: Iterable[str]) -> Rows:
         """Return the studies' rows with verdicts, each with its study.
 
-        Of equal rows one is returned: studies that share a model measured it once.
+        Studies that share models have a test with the same values, which is returned once.
         """
-        rows: dict[tuple[str, ...], dict[str, Any]] = {}
+        rows: dict[tuple[Any, ...], dict[str, Any]] = {}
         for name in names:
-            study = self.study(name)
-            for row in (row for section in study["sections"].values() for row in section["rows"]):
-                if "verdict" in row:
-                    source = study["collection"] if "[" in row["measured"] else name
-                    same = (source, row["claim"], row["quantity"], row["measured"], row["sample"])
-                    rows.setdefault(same, row | {"study": name})
+            for key, section in self.study(name)["sections"].items():
+                for row in (row for row in section["rows"] if "verdict" in row):
+                    claim = (row["claim"], row["place"], row["quantity"])
+                    rows.setdefault((*claim, self.measured(name, key, row) or name), row | {"study": name})
         return [*rows.values()]
+
+    def measured(self, study: str, section: str, row: dict[str, Any]) -> tuple[bytes, ...]:
+        """Return the values of every query and seed behind a row, by side, or nothing if none are kept."""
+        if "[" not in row["measured"]:
+            return ()
+        values = kept_values(self.results / f"{study}.{VALUES}")
+        measure, _, contrast = LEAST_EFFECT.sub("", row["quantity"]).partition(": ")
+        sides = [f"{section}/{measure}: {side}" for _, side in terms_of(contrast)]
+        return tuple(values[side].tobytes() for side in sides) if {*sides} <= values.keys() else ()
 
     @property
     def paper(self) -> str:
@@ -101,6 +110,15 @@ class Page:
     def detailed(self) -> list[str]:
         """The studies in the details: of a paper's page, all in the results beside it."""
         return [f.stem for f in sorted(self.results.glob("*.json"))] if self.paper else self.names("details")
+
+
+@cache
+def kept_values(file: Path) -> dict[str, np.ndarray]:
+    """Return the values that a study kept, by section, measure and side."""
+    if not file.is_file():
+        return {}
+    with np.load(file, allow_pickle=False) as values:
+        return dict(values)
 
 
 def filled(page: Page) -> str:

@@ -3,10 +3,11 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from studies.claim_tables import verdicts
 from studies.page_blocks import Page, filled
-from studies.pages import ROOT, STUDY, _command
+from studies.pages import ROOT, STUDY, VALUES, _command
 
 from paradigms.evaluate.claims import REPRODUCED
 from tests.experiments.scripts import run
@@ -48,32 +49,23 @@ def test_a_page_takes_results(tmp_path: Path):
         run("fill_pages", page=page, take=json.dumps([str(tmp_path / "x-c")]))
 
 
-def test_equal_rows_of_two_studies_are_one_test(tmp_path: Path):
-    """Of the same collection: both have the same model's values of the same queries."""
-    row = {
-        "claim": "c",
-        "place": "§1",
-        "quantity": "m: A − B",
-        "sample": "400 queries",
-        "verdict": REPRODUCED,
-    }
-    row |= {"measured": "+0.1 [+0.0, +0.2]"}
-    other = row | {"measured": "+0.3 [+0.2, +0.4]"}
-    count = row | {"claim": "d", "measured": "5%"}
-    rows = {"x-a": [row, count], "x-b": [row, other, count], "x-c": [row]}
+def test_equal_values_of_two_studies_are_one_test(tmp_path: Path):
+    """Numbers of a table may be equal without them."""
+    row = {"claim": "c", "place": "§1", "quantity": "m: A − B, above −0.02", "sample": "2 queries"}
+    row |= {"measured": "+0.000 [+0.000, +0.000]", "verdict": REPRODUCED}
+    count = row | {"claim": "d", "quantity": "bytes saved", "measured": "5%"}
     (tmp_path / "results").mkdir()
-    for name, of in rows.items():
-        facts = {"collection": "b" if name == "x-c" else "a", "sections": {"claims": {"rows": of}}}
+    for name, shift in {"x-a": 0, "x-b": 0, "x-c": 1, "x-d": None}.items():
+        facts = {"sections": {"claims": {"rows": [row, count]}}}
         (tmp_path / "results" / f"{name}.json").write_text(json.dumps(facts))
-    judged = Page(tmp_path / "README.md").judged(rows)
-    assert [(row["study"], row["measured"]) for row in judged] == [
-        ("x-a", row["measured"]),
-        ("x-a", "5%"),
-        ("x-b", other["measured"]),
-        ("x-b", "5%"),
-        ("x-c", row["measured"]),
-    ]
-    assert "| [m: A − B](details.md#x-a): +0.1 [+0.0, +0.2] |" in verdicts("lee2023", judged)
+        if shift is not None:
+            sides = {f"claims/m: {side}": np.array([[1.0, 2.0]]) + shift for side in "AB"}
+            np.savez(tmp_path / "results" / f"{name}.{VALUES}", **sides)
+    judged = Page(tmp_path / "README.md").judged(["x-a", "x-b", "x-c", "x-d"])
+    studies = {name: [row["study"] for row in judged if row["claim"] == name] for name in "cd"}
+    assert studies == {"c": ["x-a", "x-c", "x-d"], "d": ["x-a", "x-b", "x-c", "x-d"]}
+    cell = f"[{row['quantity']}](details.md#x-a): {row['measured']}"
+    assert f"| {cell} |" in verdicts("lee2023", judged)
 
 
 def test_commands_name_no_folder_of_this_machine(tmp_path: Path):

@@ -147,7 +147,6 @@ def study(tasks: Sequence[Task]) -> Study:
     groups = {
         "k=1": [of.label for of in first],
         "squad": [of.label for of in first if of.paper == "squad"],
-        "scifact": [of.label for of in first if of.paper == "scifact"],
         "zero-shot": [of.label for of in first if of.paper and of.origin == ZERO_SHOT],
         "soft": [of.label for of in everything if of.trained_with in SOFT],
         "hard": [of.label for of in hard],
