@@ -11,10 +11,11 @@ import judge as judge_script
 import numpy as np
 import pytest
 from studies import claims, pages
-from studies.claim_tables import open_rows
+from studies.claim_tables import claim_of, open_rows
 from studies.claims import GROUP, PAPERS, Study, listed, printed, terms_of
 from studies.gains import DEV, UNTRAINED, training_rows, unmoved
 from studies.model_runs import some_queries
+from studies.page_blocks import Page
 from studies.pages import VALUES, publish
 
 from paradigms.data import Split
@@ -84,9 +85,12 @@ def test_every_claim_of_a_paper_is_on_its_pages(paper: str) -> None:
     pages = sorted((Path(claims.__file__).parents[1] / "papers" / paper).glob("*.md"))
     text = " ".join(page.read_text(encoding="utf-8") for page in pages)
     told = re.sub(r"\s+", " ", text).replace("\\|", "|")
-    for rows in printed(paper)["claims"].values():
-        for row in rows:
-            assert row.get("claim", "").strip() in told, row["claim"]
+    rows = [row for of_family in printed(paper)["claims"].values() for row in of_family]
+    for row in rows:
+        assert row.get("claim", "").strip() in told, row["claim"]
+    page = Page(pages[0].with_name("README.md"))
+    judged = {claim_of(row).removeprefix("Control: ") for row in page.judged(page.detailed)}
+    assert judged <= {row.get("claim", row.get("control")) for row in rows}, "a row of an earlier file"
 
 
 @pytest.mark.parametrize("contrast", ["a - b", "a − 0.5 · b", "a − 2 * b", "a − "])
