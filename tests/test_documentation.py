@@ -83,7 +83,7 @@ def test_pages_end_before_the_reader_does():
     everywhere = [*PAGES, ROOT / "CHANGELOG.md", *ROOT.glob("tests/**/*.md")]
     pages = {str(page.relative_to(ROOT)): page for page in everywhere if not page.name.endswith("details.md")}
     words = {name: len(page.read_text("utf-8").split()) for name, page in pages.items()}
-    bounds = {"README.md": 1_300, "experiments/VERDICTS.md": 1_700}
+    bounds = {"README.md": 1_300, "experiments/VERDICTS.md": 1_750}
     assert not {name: count for name, count in words.items() if count > bounds.get(name, 1_250)}
     assert sum(words.values()) <= 39_500
     for name, page in pages.items():
