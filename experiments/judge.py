@@ -77,7 +77,11 @@ def main(settings: Settings) -> int:
         minutes += study.get("minutes", 0.0)
         with refusing(f"{file}: "):
             values = file.with_name(VALUES) if folders else file.with_suffix(f".{VALUES}")
+            if not values.is_file() and any(map(is_mean, study["sections"].values())):
+                raise ValueError(f"its verdicts rest on {values.name}, which is missing")
             rows = judged_again(values, copies) if values.is_file() else {}
+            if unknown := rows.keys() - study["sections"].keys():
+                raise ValueError(f"{values.name} has a section {min(unknown)!r}, which the study lacks")
             studies += bool(rows)
             if copies is not None and not rows and f"path/to/{collection.name}]" in study["command"]:
                 console.print(f"{file.stem} has not kept its queries' ids", highlight=False)
@@ -94,6 +98,11 @@ def main(settings: Settings) -> int:
     hours = f"{minutes / 60:.1f} CPU hours"
     console.print(f"{count}; the {len(files)} studies read took {hours}", highlight=False)
     return int(differing > 0)
+
+
+def is_mean(section: dict[str, Any]) -> bool:
+    """Return whether a section has a verdict on a mean over queries, and not on a count or a proof."""
+    return any("verdict" in row and "[" in row["measured"] for row in section["rows"])
 
 
 def near_copies(collection: Collection) -> dict[str, bool]:

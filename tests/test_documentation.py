@@ -83,7 +83,7 @@ def test_pages_end_before_the_reader_does():
     everywhere = [*PAGES, ROOT / "CHANGELOG.md", *ROOT.glob("tests/**/*.md")]
     pages = {str(page.relative_to(ROOT)): page for page in everywhere if not page.name.endswith("details.md")}
     words = {name: len(page.read_text("utf-8").split()) for name, page in pages.items()}
-    bounds = {"README.md": 1_300, "experiments/VERDICTS.md": 1_750}
+    bounds = {"README.md": 1_300, "experiments/VERDICTS.md": 1_800}
     assert not {name: count for name, count in words.items() if count > bounds.get(name, 1_250)}
     assert sum(words.values()) <= 39_500
     for name, page in pages.items():
@@ -235,7 +235,7 @@ def test_sentences_have_the_numbers_of_the_results():
         f"from all {gathered:.2f} |",
         "costs {:.2f} less RR@10 [{:.2f}, {:.2f}] than IDF's choice |".format(*kept),
         "RR@10 {:.2f} with eight vectors, {:.2f} with one, {:.2f} with BM25 |".format(*passages),
-        f"no decoder's mean R@1 (at most {max(decoders):.2f}) reaches that of a search for the query's word "
+        f"no decoder's mean R@1 (at most {max(decoders):.2f}) reaches a search for the query's word "
         f"sequences, {numbers(wu, 'retrieve', 'R@1', 'SEAL without a model')[0]:.2f} |",
         f"keeping the first quarter of tokens costs {-pruned[0]:.3f} |",
     ]

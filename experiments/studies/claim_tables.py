@@ -17,7 +17,9 @@ IN_PART = "Contradicted, or decided in part:"
 WITHOUT_INTERVAL = "By a count or a proof:"
 NOT_DECIDED = "Not decided here"
 NOT_TESTED = "Not tested"
-LEAST = re.compile(r", (?:above|within) ±?[\d.]+$")  # the least effect of a quantity, unless it is a loss
+LEAST = re.compile(
+    r", (?:above (−?)|within ±)[\d.e-]+$"
+)  # the least effect of a quantity; a loss is negative
 COMMON = re.compile(r"(?<=[:,] )([^:−]+), ([^,−]+) − \1, ([^,−]+)$")  # "X, a − X, b" is shown as "X, a − b"
 
 
@@ -99,7 +101,9 @@ def verdicts(paper: str, rows: Rows) -> str:
             counts = Counter(word if word in clearest else "open" for word in words)
             verdict = ", ".join(f"{counts[word]} {word}" for word in [*clearest, "open"] if counts[word])
             row = clearest.get(CONTRADICTED, next(iter(clearest.values())))
-            quantity = row["quantity"] if CONTRADICTED in clearest else LEAST.sub("", row["quantity"])
+            quantity = row["quantity"]
+            if CONTRADICTED not in clearest:
+                quantity = LEAST.sub(lambda match: match[0] if match[1] else "", quantity)
             stated = claim if place(tests[0]) in claim else f"{claim} ({place(tests[0])})"
             quantity = linked(row, COMMON.sub(r"\1, \2 − \3", quantity))
             cells = {"claim": stated, "here": f"{quantity}: {row['measured']}"}

@@ -256,8 +256,8 @@ class Study:
 def again(values: Mapping[str, np.ndarray], omitted: Collection[str] = ()) -> Rows:
     """Judge what `Study.judged_values` returned by the rows of printed.yaml now; return the table's rows.
 
-    A contrast that the run did not judge remains open, unless each of its sides was in one that nothing but
-    the sample left open. omitted: ids of queries that are left out; claims
+    A contrast that the run did not judge remains open, unless each of its sides was in one whose systems had
+    learned enough and that lacked nothing. omitted: ids of queries that are left out; claims
     about values that do not have one number for each query are then not tested.
     """
     about = json.loads(str(values[ABOUT]))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from studies.claim_tables import (
+    LEAST,
     NOT_DECIDED,
     NOT_TESTED,
     claim_table,
@@ -17,6 +18,7 @@ from studies.claim_tables import (
     size,
     untested_rows,
     verdicts,
+    word_of,
 )
 from studies.claims import printed, terms_of
 from studies.pages import ROOT, VALUES, Rows, markdown_rows
@@ -25,7 +27,6 @@ from paradigms.io.checks import read_json
 
 DETAILS = "details.md"  # the end of the name of a generated page
 UNTRAINED = ", untrained"
-LEAST_EFFECT = re.compile(r", (?:above|within) [±−]?[\d.]+$")  # at the end of a row's quantity
 WITHOUT = "without="
 # What summaries and commands of studies say of their sample, for the columns of `runs`.
 SAMPLE = {
@@ -81,7 +82,7 @@ class Page:
         for name in names:
             for key, section in self.study(name)["sections"].items():
                 for row in (row for row in section["rows"] if "verdict" in row):
-                    claim = (row["claim"], row["place"], row["quantity"])
+                    claim = (row["claim"], row["place"], row["quantity"], word_of(row))
                     rows.setdefault((*claim, self.measured(name, key, row) or name), row | {"study": name})
         return [*rows.values()]
 
@@ -90,7 +91,7 @@ class Page:
         if "[" not in row["measured"]:
             return ()
         values = kept_values(self.results / f"{study}.{VALUES}")
-        measure, _, contrast = LEAST_EFFECT.sub("", row["quantity"]).partition(": ")
+        measure, _, contrast = LEAST.sub("", row["quantity"]).partition(": ")
         sides = [f"{section}/{measure}: {side}" for _, side in terms_of(contrast)]
         return tuple(values[side].tobytes() for side in sides) if {*sides} <= values.keys() else ()
 

@@ -204,6 +204,9 @@ def test_values_are_judged_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert judge_script.main(results) == 1
     assert judge_script.main(replace(results, write=True)) == 1
     assert judge_script.main(results) == 0
+    (folder / VALUES).unlink()
+    with pytest.raises(SystemExit, match=r"its verdicts rest on values.npz, which is missing"):
+        judge_script.main(results)
 
 
 def test_near_copies_of_training_documents_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
