@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -55,8 +56,8 @@ def forked(checks: Sequence[Check], backbone: Path, folder: Path, **environment:
     """Run `checked` in two forks on the CPU, which find each other with gloo as torchrun's processes do."""
     environment |= {"ACCELERATE_USE_CPU": "true"}
     group = fork_group(folder / "log", 2, checked, checks, str(backbone), str(folder), **environment)
-    for code, said in [process.ended() for process in group]:
-        assert code == 0, said[-4000:]
+    ended = [process.ended() for process in group]
+    assert not any(code for code, _ in ended), "\n".join(f"{code}: {said[-4000:]}" for code, said in ended)
 
 
 def checked(checks: Sequence[Check], backbone: str, folder: str) -> None:
@@ -71,7 +72,11 @@ def checked(checks: Sequence[Check], backbone: str, folder: str) -> None:
         except BaseException:
             outcome = traceback.format_exc()
         Path(folder, f"{check.__name__}.{accelerator.process_index}").write_text(outcome)
-        accelerator.wait_for_everyone()
+        # not a barrier of gloo's: one that a process leaves for good can fail in the other (pytorch/gloo#155)
+        until = time.monotonic() + 60
+        while not all(Path(folder, f"{check.__name__}.{process}").exists() for process in (0, 1)):
+            assert time.monotonic() < until, outcome
+            time.sleep(0.01)
     accelerator.end_training()
 
 

@@ -7,12 +7,13 @@ ordered alike for every measure, and intervals come from resampling queries (and
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Annotated, NamedTuple
 
 import ir_measures
 import numpy as np
 import regex  # type: ignore[import-untyped]
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 
 from paradigms.data import Corpus, Judgements, Run, Split
 from paradigms.data.collection import best_first, body, ranked
@@ -22,6 +23,7 @@ MEASURES = ("nDCG@10", "RR@10", "R@1", "R@10", "R@100")
 CUTOFFS = (1, 2, 5, 10, 20, 50, 100)
 RESAMPLES = 10_000
 TAILS = (0.025, 0.975)  # quantiles of a 95% interval
+KEPT_QUERIES = 1500  # up to so many, what resamples draw is kept for the next interval of as many queries
 COUNTED = {"cutoff", "rel"}  # parameters of measures that compiled code reads unchecked
 
 
@@ -225,20 +227,35 @@ def _resampled_means(
         raise ValueError(f"no values to resample: shape {values.shape}")
     if np.isnan(values).any():
         raise ValueError("a value is NaN: the mean is not defined")
-    generator = np.random.default_rng(0)
     if clusters is not None:
         cluster = np.unique(clusters, return_inverse=True)[1]
         totals = np.stack([np.bincount(cluster, row) for row in values], axis=1)
-        counts = np.concatenate(list(_draws(len(totals), resamples, generator)))
+        counts = np.concatenate(list(_first_draws(len(totals), resamples)))
         return counts @ totals / (counts @ np.bincount(cluster))[:, None]
     rows, queries = values.shape
-    group = np.zeros(queries) if groups is None else np.unique(groups, return_inverse=True)[1]
+    if groups is None:
+        return np.concatenate([counts @ values.T for counts in _first_draws(queries, resamples)]) / queries
+    generator = np.random.default_rng(0)
+    group = np.unique(groups, return_inverse=True)[1]
     sums = np.zeros((resamples, rows))
     for number in np.unique(group):
         inside = values[:, group == number]
         draws = _draws(inside.shape[1], resamples, generator)
         sums += np.concatenate([counts @ inside.T for counts in draws])
     return sums / queries
+
+
+def _first_draws(queries: int, resamples: int) -> Iterator[Float[np.ndarray, "chunk queries"]]:
+    """Yield the `_draws` of a new generator, which are the same for all intervals of as many queries."""
+    if queries > KEPT_QUERIES:
+        return _draws(queries, resamples, np.random.default_rng(0))
+    return (counts.astype(np.float64) for counts in _kept_draws(queries, resamples))
+
+
+@lru_cache(maxsize=2)
+def _kept_draws(queries: int, resamples: int) -> list[UInt8[np.ndarray, "chunk queries"]]:
+    draws = _draws(queries, resamples, np.random.default_rng(0))
+    return [counts.astype(np.uint8) for counts in draws]
 
 
 def _draws(

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
 from jaxtyping import Float
 
-from paradigms.evaluate.measures import PerQuery, bootstrap_intervals
+from paradigms.evaluate.measures import KEPT_QUERIES, PerQuery, bootstrap_intervals
 
 BETTER, WORSE = "†", "‡"
 RISES, FALLS, STAYS = "↗", "↘", "→"  # marks for training: significantly better, worse, or neither
@@ -84,14 +85,25 @@ def mean_test(
     size = len(values)
     if clusters is not None:
         values = np.bincount(np.unique(clusters, return_inverse=True)[1], values)
-    generator = np.random.default_rng(0)
-    chunk = max(1, 1_000_000 // len(values))
     wrong = np.zeros(2)
-    for start in range(0, RESAMPLES, chunk):
-        weights = generator.exponential(size=(min(chunk, RESAMPLES - start), len(values) + 1))
+    drawn = _kept_weights if len(values) <= KEPT_QUERIES else _random_weights
+    for weights in drawn(len(values), RESAMPLES):
         sums = (weights[:, 1:] @ values)[:, None] + weights[:, :1] * ends * size / len(values)
         wrong += (sums[:, 0] <= 0).sum(), (sums[:, 1] >= 0).sum()
     return float(min(1.0, 2 * (1 + wrong.min()) / (1 + RESAMPLES)))
+
+
+def _random_weights(n: int, times: int) -> Iterator[Float[np.ndarray, "chunk n+1"]]:
+    """Yield n + 1 exponential weights `times` times, in chunks of about 8 MB; always the same ones."""
+    generator = np.random.default_rng(0)
+    chunk = max(1, 1_000_000 // n)
+    for start in range(0, times, chunk):
+        yield generator.exponential(size=(min(chunk, times - start), n + 1))
+
+
+@lru_cache(maxsize=1)
+def _kept_weights(n: int, times: int) -> list[Float[np.ndarray, "chunk n+1"]]:
+    return list(_random_weights(n, times))
 
 
 def _flipped_sums(values: Float[np.ndarray, " n"]) -> Iterator[Float[np.ndarray, " patterns"]]:

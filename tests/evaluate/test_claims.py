@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, binomtest
 
-from paradigms.evaluate import claims, seeds_interval, significance
+from paradigms.evaluate import claims, measures, seeds_interval, significance
 from paradigms.evaluate.claims import (
     CONTRADICTED,
     NO,
@@ -157,6 +157,14 @@ def test_p_at_the_bound_is_rarely_small(monkeypatch: pytest.MonkeyPatch, name: s
     for side in (studies.mean(1) > mean, studies.mean(1) < mean):
         for level in (0.05, 0.2, 0.5):
             assert (p[side] <= level).sum() <= binom.isf(0.001, STUDIES, level / 2), level
+
+
+def test_draws_that_are_kept_are_those_of_a_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    once, again = judge([claim(0.1)])[0], judge([claim(0.1)])[0]
+    for module in (measures, significance):
+        monkeypatch.setattr(module, "KEPT_QUERIES", 0)
+    anew = judge([claim(0.1)])[0]
+    assert (anew.p, anew.interval) == (once.p, once.interval) == (again.p, again.interval)
 
 
 def test_queries_of_one_cluster_count_as_one():

@@ -39,7 +39,7 @@ STUDIES = {
         untested=1,
     ),
     "capacity": Small(
-        {"collection": "pydocs", "documents": 300, "lengths": "[30,60]", "vectors": 2}
+        {"collection": "pydocs", "documents": 100, "lengths": "[30,60]", "vectors": 2}
         | {"systems": '["DE-BERT-8","ME-BERT-4","CROSS-ATTENTION","BERT-INIT"]', "hybrids": '["ME-BERT-4"]'}
         | {"train_queries": 12, "dev_queries": 6, "test_queries": 8, "depth": 12, "theory_queries": 2}
         | {"samples": 8},

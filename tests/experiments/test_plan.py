@@ -62,7 +62,7 @@ class Unnamed:
     def __exit__(self, *_: object) -> None: ...
 
 
-@pytest.fixture(params=[8, 64])
+@pytest.fixture
 def processes(request: pytest.FixtureRequest) -> Iterator[int]:
     dist.init_process_group("fake", rank=0, world_size=request.param, store=FakeStore())
     yield request.param
@@ -87,11 +87,12 @@ def reduced(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Te
 
 
 BOTH = {"shards": True, "chunk": 2}
-CHANGES = [{}, {"chunk": 2}, {"shards": True}, BOTH | {"precision": "bf16"}, BOTH | {"recompute": True}]
+STEPS: list[tuple[int, dict[str, Any]]] = [(8, {}), (64, {"chunk": 2}), (8, {"shards": True})]
+STEPS += [(64, BOTH | {"precision": "bf16"}), (8, BOTH | {"recompute": True})]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", CHANGES, ids=str)
+@pytest.mark.parametrize(("processes", "changes"), STEPS, ids=str, indirect=["processes"])
 def test_a_step_is_as_planned(
     processes: int, bert: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
