@@ -328,22 +328,44 @@ class Generative(Trainable):
     ) -> list[Float[np.ndarray, "s n"]]:
         """Score each query's non-empty sequences, sequences[b][n], by each scorer, with teacher forcing.
 
-        A query is encoded once, and its sequences share its keys and values. Memory does not grow with the
-        number of sequences.
+        A query is encoded once, and its sequences share its keys and values. What a scorer subtracts for the
+        empty query is computed once per sequence. Memory grows with the number of distinct sequences only.
         """
-        sources = sources.to(self.device)
-        most = TOKENS.get(self.device.type, MANY_TOKENS)
+        whole = ["log_probability" if scorer == PMI else scorer for scorer in scorers]
         with self.evaluating(), torch.inference_mode():
-            memories = self.memories(sources, *scorers)
-            scores = [np.empty((len(scorers), len(each))) for each in sequences]
-            for query, each in enumerate(sequences):
-                for numbers in by_length([len(sequence) for sequence in each], most):
-                    targets = self.targets([[each[n] for n in numbers]]).to(self.device)
-                    of_query = [memory.of_query(query) for memory in memories]
-                    states = self.decode(of_query, targets.inputs)
-                    for row, scorer in enumerate(scorers):
-                        parts = self.token_parts(self.readings(states, of_query, scorer), targets, scorer)[0]
-                        scores[query][row, numbers] = parts.cpu().double().sum(-1).numpy()
+            (memory,) = self.memories(sources)
+            scores = [self._scored(memory.of_query(n), each, whole) for n, each in enumerate(sequences)]
+            rows = [row for row, scorer in enumerate(scorers) if scorer == PMI]
+            if rows:
+                distinct = sorted({tuple(sequence) for each in sequences for sequence in each})
+                (empty,) = self.memories(self.tokenize([""]))
+                log_p = dict(
+                    zip(distinct, self._scored(empty, distinct, ["log_probability"])[0], strict=True)
+                )
+                for of_query, each in zip(scores, sequences, strict=True):
+                    without = np.array([log_p[tuple(sequence)] for sequence in each])
+                    for row in rows:
+                        np.subtract(of_query[row], without, out=of_query[row], where=of_query[row] > -np.inf)
+        return scores
+
+    def _scored(
+        self, memory: Memory, sequences: Sequence[Sequence[int]], scorers: Sequence[ScoreName]
+    ) -> Float[np.ndarray, "s n"]:
+        """Score one query's sequences by scorers other than PMI; those of the same states share logits."""
+        scores = np.empty((len(scorers), len(sequences)))
+        most = TOKENS.get(self.device.type, MANY_TOKENS)
+        for numbers in by_length([len(sequence) for sequence in sequences], most):
+            targets = self.targets([[sequences[n] for n in numbers]]).to(self.device)
+            start = memory.of_query(0)
+            (states,) = self.decode([start], targets.inputs)
+            outputs = self.outputs(states, targets.inputs)
+            for row, scorer in enumerate(scorers):
+                read = outputs
+                if scorer == "query_part":
+                    assert start.crossing is not None
+                    read = self.outputs(start.crossing, targets.inputs)
+                parts = read.score(targets.ids, scorer).where(targets.mask, 0)[0]
+                scores[row, numbers] = parts.cpu().double().sum(-1).numpy()
         return scores
 
     def token_parts(self, readings: Readings, targets: Targets, scorer: ScoreName) -> Float[Tensor, "b n m"]:

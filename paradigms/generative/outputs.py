@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -59,6 +60,7 @@ class Outputs:
     candidates: Int[Tensor, " c"] | None = None  # tokens of the softmax, ascending; None = the vocabulary
     allowed: Bool[Tensor, "m c"] | None = None  # candidates at each position; None = all
 
+    @cached_property
     def logits(self) -> Float[Tensor, "b n m c"]:
         """s·h_iᵀw_v for the candidates.
 
@@ -84,7 +86,7 @@ class Outputs:
         (`Generative.readings`). pointwise_mutual_information: log p(v | q) − log p(v | ""); the model
         subtracts the second term, and this method returns the log-probability.
         """
-        logits = self.logits()
+        logits = self.logits
         if self.allowed is not None:
             logits = logits.masked_fill(~self.allowed, -torch.inf)
         if scorer in LINEAR:

@@ -64,7 +64,7 @@ def test_decoder_equals_transformers(family: str, bases: dict[str, Path]) -> Non
     b, n, _ = targets.ids.shape
     with torch.no_grad():
         (states,) = model.decode(model.memories(sources), targets.inputs)
-        logits = model.outputs(states, targets.inputs).logits()
+        logits = model.outputs(states, targets.inputs).logits
         expected = reference(
             input_ids=sources.input_ids.repeat_interleave(n, 0),
             attention_mask=sources.attention_mask.repeat_interleave(n, 0),
@@ -144,7 +144,7 @@ def test_scorers_are_what_their_names_say_and_have_the_identity(kind: str, seq2s
     with torch.no_grad():
         _, memory = model.begin(sources)
         states = decode(model.backbone.decoder, model.embed(targets.inputs), memory)
-        logits = replace(model.outputs(states, targets.inputs), candidates=None, allowed=None).logits()
+        logits = replace(model.outputs(states, targets.inputs), candidates=None, allowed=None).logits
     if model.settings.softmax == "place":
         for place, alphabet in enumerate(alphabets()):
             others = [v for v in range(logits.shape[-1]) if v not in alphabet]
@@ -222,9 +222,9 @@ def test_pawa_equals_its_materialised_matrices() -> None:
     expected = torch.einsum("bnmh,bnmvh->bnmv", states, vectors)
     subset = torch.tensor([3, 4, 29])
     assert expected.std() > 0.1
-    assert_same(outputs.logits(), expected)
+    assert_same(outputs.logits, expected)
     of_subset = replace(outputs, candidates=subset)
-    assert_same(of_subset.logits(), expected[..., subset])
+    assert_same(of_subset.logits, expected[..., subset])
     ids = torch.randint(30, (2, 3, 5))
     chosen = vectors.take_along_dim(ids[..., None, None], 3)[..., 0, :]
     assert_same(outputs.vectors(ids), chosen)
