@@ -1,5 +1,6 @@
 """experiments/alignment_directions.py: rankings and chance against loops, claims about planted numbers."""
 
+import json
 from collections.abc import Callable
 from itertools import permutations
 from pathlib import Path
@@ -30,6 +31,7 @@ from paradigms.evaluate import per_query
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED
 from tests.experiments import scripts
 from tests.experiments.scripts import pair_flags, settings
+from tests.experiments.studies import study_flags
 from tests.near import assert_within_rounding
 
 
@@ -57,6 +59,23 @@ def test_directions_against_loops_over_tokens(
                 ("MVDR (q←d), Z = M", S.max(1).values.mean(), 1),
             ):
                 assert_within_rounding(runs[system][query][id], rel, torch.float16, 1, scale=cosines)
+
+
+def test_gr_may_be_left_out(
+    finished: Callable[[str], Path],
+    words: Path,
+    tiny_bert: Path,
+    seq2seq: dict[str, Path],
+    tmp_path: Path,
+) -> None:
+    folder = finished("alignment_directions")
+    flags = study_flags("alignment_directions", words, tiny_bert, seq2seq, folder)
+    scripts.run("alignment_directions", **flags | {"generative": "false", "output": tmp_path})
+    rows, complete = (json.loads((at / "claims.json").read_text()) for at in (tmp_path, folder / "results"))
+    untested = {row["quantity"] for row in rows if row["verdict"].startswith("not tested")}
+    assert untested == {"–"}
+    of_mvdr = [row for row in complete if "GR" not in row["quantity"]]
+    assert [row["measured"] for row in rows if row["quantity"] != "–"] == [row["measured"] for row in of_mvdr]
 
 
 def similarities(model: Paradigm, query: str, document: str) -> torch.Tensor:
