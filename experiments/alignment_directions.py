@@ -176,8 +176,8 @@ def report(data: StudyData, results: TaskResults) -> tuple[str, dict[str, Sectio
         ),
         "table5": Section(
             "Reranking (Table 5)",
-            "The paper's R@1/R@10/MRR@10 are in percent. BM25: the candidates in BM25's order. Every row of "
-            "GR is beside the paper's only one.",
+            "The paper's R@1/R@10/MRR@10 are in percent. BM25: the candidates in BM25's order."
+            + " Every row of GR is beside the paper's only one." * settings.generative,
             table,
         ),
     }

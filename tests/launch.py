@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env
 
-from tests.forks import fork_group
+from tests.forks import PATIENCE, fork_group
 from tests.near import compute_throughout_in_float64
 
 ROOT = Path(__file__).parents[1]
@@ -73,9 +73,10 @@ def checked(checks: Sequence[Check], backbone: str, folder: str) -> None:
             outcome = traceback.format_exc()
         Path(folder, f"{check.__name__}.{accelerator.process_index}").write_text(outcome)
         # not a barrier of gloo's: one that a process leaves for good can fail in the other (pytorch/gloo#155)
-        until = time.monotonic() + 60
-        while not all(Path(folder, f"{check.__name__}.{process}").exists() for process in (0, 1)):
-            assert time.monotonic() < until, outcome
+        other = Path(folder, f"{check.__name__}.{1 - accelerator.process_index}")
+        until = time.monotonic() + PATIENCE / 2
+        while not other.exists():
+            assert time.monotonic() < until, f"{other.name} is missing; this process: {outcome}"
             time.sleep(0.01)
     accelerator.end_training()
 

@@ -23,7 +23,8 @@ MEASURES = ("nDCG@10", "RR@10", "R@1", "R@10", "R@100")
 CUTOFFS = (1, 2, 5, 10, 20, 50, 100)
 RESAMPLES = 10_000
 TAILS = (0.025, 0.975)  # quantiles of a 95% interval
-KEPT_QUERIES = 1500  # up to so many, what resamples draw is kept for the next interval of as many queries
+# Up to so many, draws are kept for the next interval or test of as many queries, in at most 150 MB.
+KEPT_QUERIES = 1500
 COUNTED = {"cutoff", "rel"}  # parameters of measures that compiled code reads unchecked
 
 
@@ -253,7 +254,7 @@ def _first_draws(queries: int, resamples: int) -> Iterator[Float[np.ndarray, "ch
 
 
 @lru_cache(maxsize=2)
-def _kept_draws(queries: int, resamples: int) -> list[UInt8[np.ndarray, "chunk queries"]]:
+def _kept_draws(queries: int, resamples: int) -> list[UInt8[np.ndarray, "_ _"]]:
     draws = _draws(queries, resamples, np.random.default_rng(0))
     return [counts.astype(np.uint8) for counts in draws]
 

@@ -93,7 +93,7 @@ def mean_test(
     return float(min(1.0, 2 * (1 + wrong.min()) / (1 + RESAMPLES)))
 
 
-def _random_weights(n: int, times: int) -> Iterator[Float[np.ndarray, "chunk n+1"]]:
+def _random_weights(n: int, times: int) -> Iterator[Float[np.ndarray, "chunk _"]]:
     """Yield n + 1 exponential weights `times` times, in chunks of about 8 MB; always the same ones."""
     generator = np.random.default_rng(0)
     chunk = max(1, 1_000_000 // n)
@@ -102,7 +102,7 @@ def _random_weights(n: int, times: int) -> Iterator[Float[np.ndarray, "chunk n+1
 
 
 @lru_cache(maxsize=1)
-def _kept_weights(n: int, times: int) -> list[Float[np.ndarray, "chunk n+1"]]:
+def _kept_weights(n: int, times: int) -> list[Float[np.ndarray, "_ _"]]:
     return list(_random_weights(n, times))
 
 

@@ -218,6 +218,7 @@ class Generative(Trainable):
 
     def begin(self, sources: Batch) -> tuple[Float[Tensor, "b j h"], Memory]:
         """Return Q, the queries' encoder states, and the memory for decoding."""
+        sources = sources.to(self.device)
         if self.states is not None:
             weights = self.encoder.parameters()
             states = self.states.find(sources, lambda missing: self.encode(missing).half(), weights)
@@ -329,12 +330,14 @@ class Generative(Trainable):
         """Score each query's non-empty sequences, sequences[b][n], by each scorer, with teacher forcing.
 
         A query is encoded once, and its sequences share its keys and values. What a scorer subtracts for the
-        empty query is computed once per sequence. Memory grows with the number of distinct sequences only.
+        empty query is computed once per distinct sequence, for which it keeps one number.
         """
-        whole = ["log_probability" if scorer == PMI else scorer for scorer in scorers]
+        whole: list[ScoreName] = ["log_probability" if scorer == PMI else scorer for scorer in scorers]
+        distinct_scorers = list(dict.fromkeys(whole))
         with self.evaluating(), torch.inference_mode():
             (memory,) = self.memories(sources)
-            scores = [self._scored(memory.of_query(n), each, whole) for n, each in enumerate(sequences)]
+            once = [self._scored(memory.of_query(n), s, distinct_scorers) for n, s in enumerate(sequences)]
+            scores = [of_query[[distinct_scorers.index(scorer) for scorer in whole]] for of_query in once]
             rows = [row for row, scorer in enumerate(scorers) if scorer == PMI]
             if rows:
                 distinct = sorted({tuple(sequence) for each in sequences for sequence in each})

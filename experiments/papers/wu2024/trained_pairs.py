@@ -301,11 +301,12 @@ def unlearned_models(seeds: Sequence[Measured]) -> list[str]:
 def sample(data: StudyData) -> str:
     settings: PairSettings = data.settings
     unseen = ", unseen documents" if settings.division == "unseen" else ""
+    steps = f", generative ones for {settings.generative_steps}" * getattr(settings, "generative", True)
     return (
         f"{len(data.test.queries)} test queries over {len(data.collection.corpus):,} documents of "
         f"{data.collection.name}{unseen}; {learned_share(data.train, data.test):.0%} of the queries ask for "
         f"documents that have training queries; seeds {settings.seeds} of models from {settings.backbone!r}, "
-        f"trained for {settings.steps} steps of {settings.batch_size}, generative ones for "
-        f"{settings.generative_steps}. Intervals (95%) resample {resampled(len(settings.seeds))}. "
+        f"trained for {settings.steps} steps of {settings.batch_size}{steps}. "
+        f"Intervals (95%) resample {resampled(len(settings.seeds))}. "
         f"A model with less than {LEARNED:.0%} of BM25's R@10 has not learned enough."
     )
