@@ -164,7 +164,7 @@ def report(data: StudyData, results: TaskResults) -> tuple[str, dict[str, Sectio
     for system, of_system in values.items():
         nq, msmarco = table_5(system)
         table.append({"system": system} | of_system | {"paper, NQ320K": nq, "paper, MS MARCO": msmarco})
-    return f"BM25's first {settings.depth} documents, reranked. {sample(data)}", {
+    return f"BM25's first {settings.depth} documents, reranked. {sample(data, results)}", {
         "claims": study_of(values, trainings_of(results))
         .with_queries(seeds[0]["queries"], data)
         .section(

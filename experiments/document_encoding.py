@@ -261,7 +261,7 @@ def report(data: StudyData, results: TaskResults) -> tuple[str, dict[str, Sectio
             for system, seeds in results.items()
         ],
     )
-    return sample(data), sections
+    return sample(data, results), sections
 
 
 def measure_system(data: StudyData, system: str, _: int, models: list[Any]) -> Measured:

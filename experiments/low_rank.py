@@ -165,7 +165,7 @@ def report(data: StudyData, results: TaskResults) -> tuple[str, dict[str, Sectio
     columns |= {"entropy": "entropy", "‖W‖₂": "weight", "‖A − R‖₂": "second"}
     _, _, layers, count = heads["weight"].shape
     summary = f"{settings.paradigm}: {layers} layers of {count} heads, each query with its most relevant "
-    return f"{summary}document. {sample(data)}", {
+    return f"{summary}document. {sample(data, results)}", {
         "claims": study_of(heads, "".join(unlearned_models(seeds)))
         .with_queries(seeds[0]["queries"], data)
         .section(

@@ -332,43 +332,37 @@ class Generative(Trainable):
         A query is encoded once, and its sequences share its keys and values. What a scorer subtracts for the
         empty query is computed once per distinct sequence, for which it keeps one number.
         """
-        whole: list[ScoreName] = ["log_probability" if scorer == PMI else scorer for scorer in scorers]
-        distinct_scorers = list(dict.fromkeys(whole))
+        whole = dict.fromkeys("log_probability" if scorer == PMI else scorer for scorer in scorers)
         with self.evaluating(), torch.inference_mode():
             (memory,) = self.memories(sources)
-            once = [self._scored(memory.of_query(n), s, distinct_scorers) for n, s in enumerate(sequences)]
-            scores = [of_query[[distinct_scorers.index(scorer) for scorer in whole]] for of_query in once]
-            rows = [row for row, scorer in enumerate(scorers) if scorer == PMI]
-            if rows:
+            scores = [self._scored(memory.of_query(n), each, [*whole]) for n, each in enumerate(sequences)]
+            if PMI in scorers:
                 distinct = sorted({tuple(sequence) for each in sequences for sequence in each})
                 (empty,) = self.memories(self.tokenize([""]))
-                log_p = dict(
-                    zip(distinct, self._scored(empty, distinct, ["log_probability"])[0], strict=True)
-                )
+                of_empty = self._scored(empty, distinct, ["log_probability"])["log_probability"]
+                finite = np.where(of_empty > -np.inf, of_empty, 0)  # so that −∞ stays −∞
+                log_p = dict(zip(distinct, finite, strict=True))
                 for of_query, each in zip(scores, sequences, strict=True):
                     without = np.array([log_p[tuple(sequence)] for sequence in each])
-                    for row in rows:
-                        np.subtract(of_query[row], without, out=of_query[row], where=of_query[row] > -np.inf)
-        return scores
+                    of_query[PMI] = of_query["log_probability"] - without
+        return [np.stack([of_query[scorer] for scorer in scorers]) for of_query in scores]
 
     def _scored(
         self, memory: Memory, sequences: Sequence[Sequence[int]], scorers: Sequence[ScoreName]
-    ) -> Float[np.ndarray, "s n"]:
+    ) -> dict[ScoreName, Float[np.ndarray, " n"]]:
         """Score one query's sequences by scorers other than PMI; those of the same states share logits."""
-        scores = np.empty((len(scorers), len(sequences)))
+        scores = {scorer: np.empty(len(sequences)) for scorer in scorers}
         most = TOKENS.get(self.device.type, MANY_TOKENS)
         for numbers in by_length([len(sequence) for sequence in sequences], most):
             targets = self.targets([[sequences[n] for n in numbers]]).to(self.device)
             start = memory.of_query(0)
             (states,) = self.decode([start], targets.inputs)
             outputs = self.outputs(states, targets.inputs)
-            for row, scorer in enumerate(scorers):
-                read = outputs
-                if scorer == "query_part":
-                    assert start.crossing is not None
-                    read = self.outputs(start.crossing, targets.inputs)
+            for scorer in scorers:
+                (reading,) = self.readings([states], [start], scorer)
+                read = outputs if reading is states else self.outputs(reading, targets.inputs)
                 parts = read.score(targets.ids, scorer).where(targets.mask, 0)[0]
-                scores[row, numbers] = parts.cpu().double().sum(-1).numpy()
+                scores[scorer][numbers] = parts.cpu().double().sum(-1).numpy()
         return scores
 
     def token_parts(self, readings: Readings, targets: Targets, scorer: ScoreName) -> Float[Tensor, "b n m"]:

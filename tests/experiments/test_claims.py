@@ -204,6 +204,12 @@ def test_values_are_judged_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert judge_script.main(results) == 1
     assert judge_script.main(replace(results, write=True)) == 1
     assert judge_script.main(results) == 0
+    study_file = folder / pages.STUDY
+    whole = study_file.read_text()
+    study_file.write_text(whole.replace('"claims"', '"others"'))
+    with pytest.raises(SystemExit, match=r"values.npz has a section 'claims', which the study lacks"):
+        judge_script.main(results)
+    study_file.write_text(whole)
     (folder / VALUES).unlink()
     with pytest.raises(SystemExit, match=r"its verdicts rest on values.npz, which is missing"):
         judge_script.main(results)

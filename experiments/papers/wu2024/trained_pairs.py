@@ -298,10 +298,11 @@ def unlearned_models(seeds: Sequence[Measured]) -> list[str]:
     return [name for name, mean in means.items() if unlearned({name: mean}, means["BM25"])]
 
 
-def sample(data: StudyData) -> str:
+def sample(data: StudyData, results: TaskResults) -> str:
     settings: PairSettings = data.settings
     unseen = ", unseen documents" if settings.division == "unseen" else ""
-    steps = f", generative ones for {settings.generative_steps}" * getattr(settings, "generative", True)
+    decoders = any(name.partition("-")[0] in GENERATIVE for name in trainings_of(results))
+    steps = f", generative ones for {settings.generative_steps}" * decoders
     return (
         f"{len(data.test.queries)} test queries over {len(data.collection.corpus):,} documents of "
         f"{data.collection.name}{unseen}; {learned_share(data.train, data.test):.0%} of the queries ask for "
