@@ -228,7 +228,7 @@ def report(data: StudyData, by_task: TaskResults) -> tuple[str, dict[str, Sectio
         curves = Curves("IDF", bins, panels, printed={everywhere: average})
         return Section(heading, text, rows, curves.draw())
 
-    summary = f"BM25's first {data.settings.depth} documents. {sample(data, results)}"
+    summary = f"BM25's first {data.settings.depth} documents. {sample(data, by_task)}"
     return summary, {
         "claims": study_of(results, FEWEST, unlearned_models(by_task[TASK]), trainings_of(by_task))
         .with_queries(by_task[TASK][0]["queries"], data)
