@@ -122,7 +122,8 @@ def job(align: str, seed: int, folder: Path, data: StudyData) -> Job:
     def make() -> Paradigm:
         if not data.train.queries:
             raise ValueError("there are no training queries: take --checkpoint from another collection")
-        return aligner(settings.backbone, align=MEASURED[align], salience="none", **lengths_of(settings))
+        lengths: dict[str, Any] = lengths_of(settings)
+        return aligner(settings.backbone, align=MEASURED[align], salience="none", **lengths)
 
     def measure_model(paradigm: Paradigm, index: Index) -> Measured:
         keys = {"collection": data.collection.name, "trained_with": align, "seed": seed}

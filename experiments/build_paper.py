@@ -62,7 +62,7 @@ def main(settings: Settings) -> None:
         output.parent.mkdir(parents=True, exist_ok=True)
         partial = output.with_name(f".{output.name}.partial")
         try:
-            typst.compile(content / text.name, output=partial, root=folder)
+            typst.compile(content / text.name, output=partial, root=content)
         except typst.TypstError as error:
             raise SystemExit(f"{text.name}: {error}") from error
         replace_file(partial, output)

@@ -39,8 +39,8 @@ from paradigms.view import card_data, page
 
 CONFIG = ROOT / "experiments" / "site" / "mkdocs.yml"
 LINK = re.compile(r"\]\(([^)#\s:]+)[)#\s]")
-UNDER = ("QueryToDocument()", "DocumentToQuery()", "TopK(k=2)", "TopP(p=0.05)", "Entropic(k=8, eps=0.02)")
-UNDER += ("EqualIds()", "PoolTopK(k=4)", "Buckets(planes=4, repetitions=10)", "AllPairs()")
+UNDER = ["QueryToDocument()", "DocumentToQuery()", "TopK(k=2)", "TopP(p=0.05)", "Entropic(k=8, eps=0.02)"]
+UNDER += ["EqualIds()", "PoolTopK(k=4)", "Buckets(planes=4, repetitions=10)", "AllPairs()"]
 WIDE = """.md-grid { max-width: 96rem }
 .md-typeset table:not([class]) :is(th, td) { min-width: 6rem; padding: .4em .7em }
 @media (min-width: 60em) { .md-typeset table:not([class]) :is(th, td) { min-width: 0 } }

@@ -98,14 +98,16 @@ from paradigms.train.loop import TrainingSettings
 from paradigms.train.script import begin, open_collection
 
 SPREAD = 64  # training queries, and evenly spaced passages, for measuring the spread of scores
-BOUND = {"task": "containing", "tokens": 400}  # settings of commit cfb7fa20, in the folders that it began
+# settings of commit cfb7fa20, in the folders that it began
+BOUND: dict[str, Any] = {"task": "containing", "tokens": 400}
 POOLING = "mean"  # pooling to one vector, as in all-MiniLM-L6-v2; the paper has cls
 
 
 def main(settings: Settings) -> None:
     accelerator, console = begin(settings)
     collection = open_collection(settings.collection, settings.documents or None, console)
-    bound = {"fingerprint": collection.fingerprint, "pooling": POOLING, "shortest": settings.lengths[0]}
+    bound: dict[str, Any] = {"fingerprint": collection.fingerprint, "pooling": POOLING}
+    bound["shortest"] = settings.lengths[0]
     bind(settings, accelerator, ("systems", "seeds", "lengths", "keep_models"), **bound, **BOUND)
     with refusing():
         tasks = open_tasks(settings, collection)
@@ -260,7 +262,8 @@ def measure(model: Model, name: str, task: PassageTask, settings: Settings, prec
         hybrid = f"HYBRID-{name}-{sparse.removeprefix('BM25-')}"
         fused = Fused([retriever, bm25], method="raw", depth=settings.depth)
         dev = task.collection.split("dev")
-        weight = tune_raw(*fused.runs(dev.queries), dev, measure=RR)
+        on_dev, lexical = fused.runs(dev.queries)
+        weight = tune_raw(on_dev, lexical, dev, measure=RR)
         run = fuse(fused.runs(queries), (1.0, weight), "raw")
         stages[hybrid] = {"retrieve": task.values(run)}
         weights[hybrid] = weight

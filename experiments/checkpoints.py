@@ -109,7 +109,7 @@ def main(settings: Settings) -> None:
             try:
                 if checkpoint and not script.content(**named):
                     open_checkpoint(checkpoint)  # downloads what the content is read from
-                question = {"checkpoint": checkpoint} | script.content(**named)
+                question: dict[str, Any] = {"checkpoint": checkpoint} | script.content(**named)
                 question["collection"] = collection.fingerprint  # of all documents, also of a sample
                 question |= {"documents": len(collection.corpus), "queries": list(split.queries)}
                 question["precision"] = accelerator.mixed_precision
@@ -185,7 +185,7 @@ def as_tokens(model: Paradigm) -> Paradigm | None:
         other.settings = replace(encoder.settings, query_vectors="all", document_vectors="all")
         return other
 
-    encoder = model.encoder
+    encoder: Any = model.encoder
     if isinstance(encoder, TwoTowers):
         towers = TwoTowers(all_states(encoder.of("query")), all_states(encoder.of("document")))
         return Paradigm(Recipe(model.name, QueryToDocument(), "one"), towers)

@@ -71,7 +71,7 @@ def main(settings: Settings) -> None:
         collection = open_collection(name, None, console)
         places, split = sampled(collection, settings)
         corpus = collection.corpus.only(collection.corpus.ids[place] for place in places)
-        question = {"collection": collection.fingerprint, "documents": corpus.ids}
+        question: dict[str, Any] = {"collection": collection.fingerprint, "documents": corpus.ids}
         question |= {"queries": list(split.queries), "model": identity(model.encoder)}
         file = folder / folder_name(name) / "fewer.json"
         measured = measured_once(file, question, partial(fewer, model, corpus, split))

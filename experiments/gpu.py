@@ -178,6 +178,7 @@ def peak(place: Place, work: Callable[[], object]) -> int:
 def dropout_replay(place: Place) -> Rows:
     """Do cached gradients repeat dropout exactly, under autocast?"""
     settings = place.settings()
+    model: Any
     model, objective = training.contrastive(settings, "colbert", training.drawn_pairs(settings))
     objective.configure(TrainingSettings(chunk=2))
     states: dict[bytes, list[Tensor]] = {}
@@ -186,7 +187,7 @@ def dropout_replay(place: Place) -> Rows:
         states.setdefault(inputs["input_ids"].cpu().numpy().tobytes(), []).append(output[0].detach())
 
     model.encoder.backbone.register_forward_hook(note, with_kwargs=True)
-    batch = send_to_device(objective.collate(objective.examples[:8]), place.device)
+    batch = send_to_device(objective.collate([*objective.examples[:8]]), place.device)
     rows: Rows = []
     for precision in ("no", "bf16", *["fp16"] * place.on_gpu):
         states.clear()
@@ -222,13 +223,14 @@ class Reads(TorchDispatchMode):
 def host_waits(place: Place) -> Rows:
     """Does a step of ours wait for the GPU?"""
     settings = place.settings()
+    model: Any
     if place.on_gpu:
         places = waits_of_steps(settings, place.folder)
         steps = settings.steps - 1
     else:
         model, objective = training.contrastive(settings, "colbert", training.drawn_pairs(settings))
         model.encoder.tokens = {}  # whole batches, as on a GPU
-        batch = objective.collate(objective.examples[:8])
+        batch = objective.collate([*objective.examples[:8]])
         with Reads() as reads:
             objective.loss(model.train(), batch).backward()
         places = reads.places

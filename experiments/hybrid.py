@@ -182,7 +182,8 @@ def measure(seed: int, data: StudyData, models: dict[tuple[str, str], Any]) -> M
             both = [dense[system][round], lexical]
             hybrid = hybrid_name(system, name)
             fused = Fused(both, method="raw", depth=depth)
-            λ = tune_raw(*fused.runs(dev.queries), dev, measure=RR)
+            first, second = fused.runs(dev.queries)
+            λ = tune_raw(first, second, dev, measure=RR)
             runs[hybrid] = fuse(fused.runs(test.queries), (1.0, λ), "raw")
             weights[hybrid] = {"round": round, "λ": λ}
     measurements: Measured = {"seed": seed, "queries": data.measured_queries}

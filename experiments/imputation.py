@@ -10,6 +10,7 @@ from dataclasses import field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from studies.settings import Collections, EncoderStudy, at_least, different, launch, lengths_of
 
@@ -51,7 +52,7 @@ from studies.gains import DEV, training_section
 from studies.model_runs import Job, StudyData, bind, bind_collection, encoder_job, open_study, run_jobs
 from studies.pages import Measured, Section, interval_text, publish
 
-from paradigms import Paradigm, load
+from paradigms import Paradigm
 from paradigms.align import PoolExcess
 from paradigms.colbert import colbert
 from paradigms.data.collection import hash_order
@@ -105,7 +106,7 @@ def job(encoder: str, backbone: str, loss: str, seed: int, data: StudyData) -> J
     folder = Path(settings.output) / folder_name(data.collection.name) / folder_name(name)
 
     def make() -> Paradigm:
-        same = lengths_of(settings) | {"skip": "", "special_tokens": False}
+        same: dict[str, Any] = lengths_of(settings) | {"skip": "", "special_tokens": False}
         if not loss.startswith("Eq."):
             return colbert(backbone, **same)
         model = xtr(backbone, k_train=K_TRAIN, **same)
@@ -114,7 +115,7 @@ def job(encoder: str, backbone: str, loss: str, seed: int, data: StudyData) -> J
     checkpoint = Path(backbone) if loss == "untrained" else None  # read as `make` does, without training
 
     def read(saved: Path) -> Paradigm:
-        return load(saved) if checkpoint is None else make()
+        return Paradigm.from_pretrained(saved) if checkpoint is None else make()
 
     return encoder_job(
         name, folder, seed, make, partial(measure, data), data, read=read, checkpoint=checkpoint

@@ -40,7 +40,7 @@ Heads = dict[str, Array]  # measure -> [seeds, queries, L, H]; see `head_measure
 
 
 def main(settings: Settings) -> None:
-    tasks = {settings.paradigm: (settings.paradigm,)}
+    tasks: dict[str, tuple[str]] = {settings.paradigm: (settings.paradigm,)}
     run_study(settings, "Low rank", tasks, measure, report, keep_recall=True)
 
 

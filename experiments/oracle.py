@@ -110,6 +110,7 @@ def measured_run(
     """Measure a system of a comparison. Raises Unsuitable if its alignment has no oracle."""
     compared = data.settings
     corpus = data.collection.corpus
+    model: Any
     if untrained:
         torch.manual_seed(compared.seeds[0])
         model = trainings.built(compared.chosen[name], compared).eval()

@@ -230,7 +230,7 @@ def effort(settings: Settings, query: Counted, document: Counted) -> dict[str, f
     s = settings
     queries, documents = passages_of(s)
     tokens = queries * s.query_length * documents * s.document_length * s.gpus**2
-    flops = 2 * tokens * s.dim
+    flops: float = 2 * tokens * s.dim
     for texts, text in ((queries, query), (documents, document)):
         # A backward pass is two; parts of a batch but the last are encoded again (`collectives`).
         passes = 4 + int(s.recompute) - min(1, texts_at_once(texts, s) / texts)

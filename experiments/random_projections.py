@@ -28,7 +28,7 @@ from studies.claims import Study
 from studies.curves import Curves
 from studies.pages import Rows, Section, publish
 
-from paradigms.baselines.lexical_vectors import Counts, count_terms, weigh
+from paradigms.baselines.lexical_vectors import Counts, Weighting, count_terms, weigh
 from paradigms.data import Judgements
 from paradigms.evaluate import Interval
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED
@@ -44,7 +44,8 @@ from theory.collection import (
 )
 from theory.recall import required_dimension_recall_exact
 
-WEIGHTINGS = ("bm25", "tfidf", "boolean")  # weightings of terms; Figures 3a and 3b show the first
+# weightings of terms; Figures 3a and 3b show the first
+WEIGHTINGS: tuple[Weighting, ...] = ("bm25", "tfidf", "boolean")
 SAMPLES = 64  # Gaussian vectors per query for the exact law
 RANK = 10  # r of recall@r in Figure 3b
 LENGTH_BINS = 8  # bins of document length, with equal counts
@@ -83,7 +84,9 @@ def main(settings: Settings) -> None:
         },
         f"k for recall@{RANK}": {"exact law, 95% over queries": [Interval(*k) for k in ks[:-1]]},
     }
-    curves = Curves("mean document length (terms)", lengths[:-1].round(), panels, log_y=[*panels][:1])
+    curves = Curves(
+        "mean document length (terms)", lengths[:-1].round().tolist(), panels, log_y=[*panels][:1]
+    )
     sections = {
         "claims": study(smallest, ranked, thresholds, lengths).section(
             "luan2021",
@@ -163,7 +166,7 @@ def named(k: Dimension) -> dict[str, float | None]:
 
 
 def study(
-    smallest: dict[str, np.ndarray], ranked: np.ndarray, thresholds: np.ndarray, lengths: np.ndarray
+    smallest: dict[Weighting, np.ndarray], ranked: np.ndarray, thresholds: np.ndarray, lengths: np.ndarray
 ) -> Study:
     """Return what Luan et al., §2.1.3, say about margins, dimensions and length, for each query.
 
@@ -181,11 +184,9 @@ def study(
             complete = y[:, ~np.isnan(y).any(axis=0)]
             if complete.size:
                 exponents[name] = (x @ np.log(complete) / (x @ x))[None]
-    values = {
-        "exponent a of y ∝ length^a": exponents,
-        "log10 of a query's smallest margin": {w: np.log10(least)[None] for w, least in smallest.items()},
-    }
-    boolean, bm25 = (smallest[name].min() for name in ("boolean", "bm25"))
+    margins: dict[str, np.ndarray] = {w: np.log10(least)[None] for w, least in smallest.items()}
+    values = {"exponent a of y ∝ length^a": exponents, "log10 of a query's smallest margin": margins}
+    boolean, bm25 = smallest["boolean"].min(), smallest["bm25"].min()
     count = {"quantity": "smallest margin of all queries: Boolean, BM25", "printed": "0.0169, 6.8e-06"}
     count |= {"measured": f"{boolean:.2g}, {bm25:.2g}", "sample": "counted"}
     count["verdict"] = REPRODUCED if boolean > MUCH * bm25 else CONTRADICTED

@@ -94,7 +94,8 @@ def main(settings: Settings) -> None:
     jobs = [job(*model, seed, data) for seed in settings.seeds for model in models.items()]
     results = run_jobs(jobs, settings, accelerator, console)
     if accelerator.is_main_process:
-        pruning = PruningStudy(results, tuple(RATIOS.values()), data.lexical(MEASURES))
+        ratios = (RATIOS["query_ratio"], RATIOS["document_ratio"])
+        pruning = PruningStudy(results, ratios, data.lexical(MEASURES))
         summary = (
             f"Seeds {settings.seeds}, {settings.steps} steps of {settings.batch_size} queries from "
             f"{settings.backbone}, ε = {EPS:g} (the paper: .002); intervals (95%) resample "
@@ -180,6 +181,7 @@ def content_words(
             continue
         n = places[name]
         row = index.store.position(relevant[0])
+        assert queries.salience is not None
         of_query = queries.salience[n, 0][queries.mask[n, 0]].cpu().numpy()
         of_document = index.store.columns["salience"][slice(*index.store.offsets[row : row + 2])]
         text = corpus[corpus.position(relevant[0])]

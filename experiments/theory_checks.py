@@ -124,9 +124,9 @@ def row_of(result: Result) -> dict[str, Any]:
     if evidence.printed is not None:
         violation += f"\nas printed {evidence.printed:.3g}{f' {evidence.unit}' if evidence.unit else ''}, "
         violation += f"{evidence.allowed:g} allowed ({evidence.because})"
-    row = {"claim": text, "check": name, "source": theorem.source, "assumption": theorem.assumption}
-    row |= {"verdict": word, "largest violation": violation, "tightness": evidence.tightness}
-    return row | {"samples": evidence.samples, "seconds": seconds}
+    row: dict[str, object] = {"claim": text, "check": name, "source": theorem.source}
+    row |= {"assumption": theorem.assumption, "verdict": word, "largest violation": violation}
+    return row | {"tightness": evidence.tightness, "samples": evidence.samples, "seconds": seconds}
 
 
 def by_paper(results: list[Result]) -> dict[str, list[Result]]:

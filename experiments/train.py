@@ -289,6 +289,8 @@ def parts_of(settings: Settings, model: Paradigm, folder: Path, accelerator: Acc
     objectives = []
     for n, source in enumerate(sources):
         place = folder / f"source-{n}"
+        texts: Sequence[str]
+        examples: Sequence[Example]
         if source.pairs:
             by_main(partial(store, source.pairs, place), accelerator)
             texts, examples = open_rows(place)

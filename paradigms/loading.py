@@ -19,6 +19,7 @@ from paradigms.model import Paradigm
 from paradigms.registry import GENERATIVE, PARADIGMS, RERANKERS
 from paradigms.rooms import Entry
 from paradigms.saved import PICKLED
+from paradigms.trainable import Trainable
 
 if TYPE_CHECKING:
     from paradigms.baselines.cross_attention import CrossAttention
@@ -72,7 +73,7 @@ def load(
     return model.eval() if for_search else model
 
 
-def as_paradigm(model: Paradigm | Generative | CrossAttention, name: str | Path) -> Paradigm:
+def as_paradigm(model: Trainable, name: str | Path) -> Paradigm:
     """Return the model if it encodes documents; otherwise, raise ValueError with `name` in the message."""
     if not isinstance(model, Paradigm):
         raise ValueError(

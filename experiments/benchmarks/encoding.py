@@ -245,11 +245,11 @@ SYSTEMS: dict[str, Callable[..., Encode]] = {
 def timings(settings: Settings, systems: dict[str, Encode], texts: list[str]) -> list[dict[str, Any]]:
     exact = transformers(settings, texts, Path())(texts)
     encodes = list(systems.values())
-    seconds = medians([lambda e=e: e(texts) for e in encodes], settings.rounds, time.process_time)
+    seconds = medians([partial(e, texts) for e in encodes], settings.rounds, time.process_time)
     alone: dict[str, list[float]] = {name: [] for name in systems}
     for _ in range(settings.rounds):
         for name, encode in systems.items():
-            run = [lambda e=encode: e([QUERY])]
+            run = [partial(encode, [QUERY])]
             alone[name] += medians(run, settings.queries, time.process_time)
     rows = []
     for (name, encode), taken in zip(systems.items(), seconds, strict=True):
@@ -267,7 +267,7 @@ def quality(settings: Settings, collection: Collection, name: str, folder: Path,
 
     def values_of(precision: str) -> list[float]:
         console.print(f"{collection.name}, {name}, {precision}: {len(corpus):,} documents …")
-        model = PARADIGMS[name]("offline", document_length=LENGTH)
+        model: Any = PARADIGMS[name]("offline", document_length=LENGTH)
         if precision not in PRECISIONS:
             model = load(export(model, precision, folder / f"{name}-{precision}"), for_search=True)
         index = Indexed.build(model, corpus, precision=precision if precision in PRECISIONS else "no")

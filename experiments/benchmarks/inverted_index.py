@@ -125,6 +125,7 @@ def encoded(settings: Settings) -> tuple[Sparse, Sparse]:
     index = Index(Store.build(kinds.exact(), model, corpus.ids, corpus))
     texts = collection.split("test").queries
     tokens = model.encode_queries([texts[query] for query in hash_order(texts)[: settings.queries or None]])
+    assert tokens.ids is not None
     mask = tokens.mask[:, 0].numpy()
     places = mask.nonzero()[0], tokens.ids[:, 0].numpy()[mask]
     weights = tokens.vectors[:, 0, :, 0].float().numpy()[mask]

@@ -69,16 +69,17 @@ XTR = "XTR, exact"
 CHANGES = ("add one", "add 1%", "delete one", "compact")
 COMPOSED = "compressed (composed)"  # the first size again; all documents but the relevant ones are composed
 SEARCHED = (XTR, COMPOSED, "XTR, 4 bits")  # measured by their searches alone: the others have the same costs
-GATHER = [{"probes": 8}, {"probes": 16}, {"probes": 32}, {"probes": 32, "candidates": 256}]
+Searches = list[dict[str, Any]]
+GATHER: Searches = [{"probes": 8}, {"probes": 16}, {"probes": 32}, {"probes": 32, "candidates": 256}]
 GATHER += [{"probes": 512, "candidates": 20_000}]  # nearly exhaustive: the recall that the codes allow
-FINE = [{"probes": 32, "candidates": 1024}, {"probes": 64, "candidates": 1024}]
+FINE: Searches = [{"probes": 32, "candidates": 1024}, {"probes": 64, "candidates": 1024}]
 MILLION = {"search": "impute", "search_tokens": 1_000_000}  # 10⁵ per 10⁵ documents
 FINE += [{"probes": p, "candidates": c} | MILLION for p, c in ((16, 256), (32, 256), (32, 1024), (64, 1024))]
-RETRIEVED = [{"search": "impute", "search_tokens": k} for k in (4000, 10_000, 100_000)]
+RETRIEVED: Searches = [{"search": "impute", "search_tokens": k} for k in (4000, 10_000, 100_000)]
 IMPUTE = [{"probes": p} | RETRIEVED[n] for p, n in ((8, 0), (32, 1), (32, 2))]
 IMPUTE += [IMPUTE[-1] | {"candidates": 128}]
 NEAREST = [{"search_tokens": 100, "probes": 16}, {"search_tokens": 400, "probes": 64}]
-TERMS: list[dict[str, Any]] = [{}]
+TERMS: Searches = [{}]
 # With 10 candidates, reranking only reorders the first ten by inner products, so recall is the vectors'
 # alone.
 RERANKED = [{"candidates": count} for count in (10, 64, 256)]

@@ -156,6 +156,7 @@ def running(settings: Settings) -> Iterator[Server]:
     mine, theirs = context.Pipe()
     process = context.Process(target=answer, args=(settings, theirs))
     process.start()
+    assert process.pid is not None
     server = Server(process.pid, int(mine.recv().rstrip("/").rpartition(":")[2]))
     try:
         yield server

@@ -73,9 +73,10 @@ def measure_way(way: str, file: Path) -> dict[str, Any]:
     kind = "VmHWM" if way == "making files" else "RssAnon"
     before = memory(kind)
     began = time.process_time()
+    texts: Any
+    examples: Any
     if way == "in memory":
-        corpus, examples = examples_from_rows(file)
-        texts: Any = corpus
+        texts, examples = examples_from_rows(file)
     else:
         texts, examples = stored_rows(file, file.with_suffix(""))
     ready = time.process_time()

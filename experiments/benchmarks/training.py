@@ -302,8 +302,8 @@ def sections(rounds: Mapping[Case, Sequence[Round]]) -> dict[str, Section]:
         first = rounds[case._replace(system=OURS)]
         apart[precision] = max(apart.get(precision, 0), abs(answers[0].loss / first[0].loss - 1))
         row = {"paradigm": case.paradigm, "precision": precision, "system": case.system}
-        row["queries a CPU s"] = statistics.mean(answer.rate for answer in answers)
-        peers.append(row | {"ours / system": ratio(first, answers)})
+        rate = statistics.mean(answer.rate for answer in answers)
+        peers.append(row | {"queries a CPU s": rate, "ours / system": ratio(first, answers)})
     equal = " and ".join(f"{value:.0e} in {precision}" for precision, value in apart.items())
     text = (
         "Means of the rounds; brackets: the lowest and the highest ratio of a round. The losses of "

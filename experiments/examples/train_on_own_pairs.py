@@ -20,7 +20,9 @@ from paradigms.train.loop import TrainingSettings, train
 from paradigms.train.rows import examples_from_rows
 
 
-def main(pairs: str, backbone: str = "offline", output: str = "results/own-pairs", steps: int = 30) -> None:
+def main(
+    pairs: str, backbone: str = "offline", output: str = "results/own-pairs", steps: int | str = 30
+) -> None:
     corpus, examples = examples_from_rows(pairs)
     model = PARADIGMS["colbert"](backbone, dim=128)
     settings = TrainingSettings(steps=int(steps), batch_size=min(16, len(examples)), learning_rate=3e-5)

@@ -159,9 +159,12 @@ class Study:
         names = list(dict.fromkeys(GROUP.findall(text)))
         if unknown := [name for name in names if name not in self.groups]:
             raise ValueError(f"no group {{{unknown[0]}}}; there are: {', '.join(self.groups)}")
-        for members in product(*(self.groups[name] for name in names)):
+
+        def with_members(members: Sequence[str]) -> str:
             chosen = dict(zip(names, members, strict=True))
-            yield GROUP.sub(lambda match, chosen=chosen: chosen[match[1]], text)
+            return GROUP.sub(lambda match: chosen[match[1]], text)
+
+        yield from map(with_members, product(*(self.groups[name] for name in names)))
 
     def judged_values(
         self, paper: str, family: str, claims: Sequence[Claim], controls: bool
@@ -193,7 +196,7 @@ class Study:
 
     def models(self, sides: Sequence[str]) -> dict[str, Sequence[Measured]]:
         """Return the trainings of the models that the sides are about."""
-        parts = {name: [name] for name in self.trainings} | self.parts
+        parts: dict[str, Sequence[str]] = {**{name: [name] for name in self.trainings}, **self.parts}
         named = [[system for system in parts if f"{side}, ".startswith(f"{system}, ")] for side in sides]
         systems = [max(matching, key=len) for matching in named if matching]
         models = [name for system in systems for name in parts[system]]
@@ -209,7 +212,7 @@ class Study:
         both = [self.values[measure].get(name) for name in (side, self.before(side))]
         means = [single(values).mean(0) for values in both if values is not None]
         clusters = None if self.clusters is None else self.clusters[: means[0].size]
-        return len(means) == 2 and paired_test(*means, clusters) < ALPHA
+        return len(means) == 2 and paired_test(means[0], means[1], clusters) < ALPHA
 
     def difference(self, measure: str, terms: Terms) -> str:
         """Format the contrast of the paper's values, one for each of its collections, if it prints them."""
@@ -250,7 +253,7 @@ class Study:
             cells = {"verdict": row["verdict"], "quantity": row["by"], "measured": "proof"}
         cells = self.counts.get(row.get("counted", ""), cells)
         place = f"{PAPERS[paper]}, {row['place']}"
-        return {"claim": row["claim"], "place": place} | dict.fromkeys(COLUMNS, "–") | cells
+        return {"claim": row["claim"], "place": place} | dict.fromkeys(COLUMNS, "–") | {**cells}
 
 
 def again(values: Mapping[str, np.ndarray], omitted: Collection[str] = ()) -> Rows:
@@ -284,7 +287,8 @@ def again(values: Mapping[str, np.ndarray], omitted: Collection[str] = ()) -> Ro
         known = all(any(side in of for of in decidable) for side in sides)
         return {} if known else {"lacking": "the run did not judge this contrast"}
 
-    return Study(by_measure, undecided=undecided, **about).section(paper, family, controls=controls).rows
+    study = Study(by_measure, undecided=undecided, **about)
+    return [dict(row) for row in study.section(paper, family, controls=controls).rows]
 
 
 def single(values: Values) -> Values:

@@ -25,6 +25,8 @@ from paradigms.encoder.sources import packaged
 from paradigms.scoring import in_batch
 from paradigms.train.parallel import exchange
 
+STORAGE: Any = UntypedStorage  # `Living` replaces one of its methods
+
 
 class Living(TorchDispatchMode):
     """Count the bytes of all storages made within the context: `now`, and the largest number, `peak`.
@@ -57,11 +59,11 @@ class Living(TorchDispatchMode):
                 self._count(storage, size)
             return storage
 
-        UntypedStorage.resize_ = resize
+        STORAGE.resize_ = resize
         return super().__enter__()
 
     def __exit__(self, *error: object) -> None:
-        UntypedStorage.resize_ = self._resize
+        STORAGE.resize_ = self._resize
         super().__exit__(*error)
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Collection as Names
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +252,9 @@ class Job:
     measure: Callable[[Any], Measured]  # runs only on the main process
     states: Path | None = None  # folder that jobs share, deleted at the end
 
+    def save(self, prepared: Any) -> None:
+        write_json(self.file, self.measure(prepared))
+
 
 def run_jobs(
     jobs: Sequence[Job], settings: Output, accelerator: Accelerator, console: Console
@@ -267,12 +270,7 @@ def run_jobs(
             try:
                 with refusing(f"{job.name}: "):
                     prepared = job.prepare()
-                    by_main(
-                        lambda job=job, prepared_work=prepared: write_json(
-                            job.file, job.measure(prepared_work)
-                        ),
-                        accelerator,
-                    )
+                    by_main(partial(job.save, prepared), accelerator)
             finally:
                 with suppress(OSError, ValueError, TypeError):  # the job's own error counts
                     if accelerator.is_main_process:
@@ -308,7 +306,7 @@ def encoder_job(
 
     def train(paradigm: Paradigm, training: Path) -> Paradigm:
         chosen = TrainingSettings(**training_fields(settings) | {"seed": seed} | changes, save_every=100)
-        mining = {"negatives": settings.negatives, "own_negatives": settings.own_negatives}
+        mining: dict[str, Any] = {"negatives": settings.negatives, "own_negatives": settings.own_negatives}
         return data.fit(paradigm, chosen, training, states=states, **mining)
 
     def prepare() -> Paradigm:

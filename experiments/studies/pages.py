@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from rich import box
@@ -95,7 +95,7 @@ def table_of(rows: Sequence[Mapping[str, Any]], columns: int) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     cells = [[format_number(value) for value in row.values()][:columns] for row in rows]
     for name, column in zip(rows[0], zip(*cells, strict=True), strict=False):
-        side = "right" if table.columns else "left"
+        side: Literal["left", "right"] = "right" if table.columns else "left"
         table.add_column(name, justify=side, min_width=min(max(map(len, column)), 12), overflow="fold")
     for row in cells:
         table.add_row(*row)
@@ -162,7 +162,7 @@ def publish(
     if values := {f"{name}/{key}": of for name, s in sections.items() for key, of in s.values.items()}:
         temporary = folder / f".{VALUES}.partial"
         with temporary.open("wb") as stream:
-            np.savez_compressed(stream, **values)
+            np.savez_compressed(stream, **dict[str, Any](values))
         replace_file(temporary, folder / VALUES)
     if where:
         write_json(folder / "environment.json", where)

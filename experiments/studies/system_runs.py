@@ -102,7 +102,7 @@ def run_bm25(data: ComparisonData) -> None:
 def asked_of(data: ComparisonData, pool: Run) -> dict[str, Names[str]]:
     """Map each stage to the queries that systems answer in it. pool: candidates for rerank mode."""
     others = {name: split.queries for name, split in data.others.items()}
-    return {"retrieve": data.test.queries, "rerank": pool} | others
+    return {"retrieve": data.test.queries, "rerank": pool, **others}
 
 
 def run_system(name: str, trial: Training, data: ComparisonData, console: Console) -> None:
@@ -214,7 +214,7 @@ def _alone(retriever: Retriever) -> Retriever:
 def milliseconds(work: Callable[[str], Any], queries: Sequence[str]) -> float | None:
     """Return a query's median milliseconds after a warm-up, in ROUNDS or SECONDS; None without queries."""
     elapsed: list[float] = []
-    for query in [*queries[:1], *queries * ROUNDS]:
+    for query in [*queries[:1], *list(queries) * ROUNDS]:
         began = time.perf_counter()
         work(query)
         elapsed.append(1000 * (time.perf_counter() - began))

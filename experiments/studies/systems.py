@@ -83,17 +83,19 @@ def divided(collection: Collection, settings: Any) -> tuple[Split, Split, Split,
 
 def prepare(collection: Collection, settings: Any, accelerator: Accelerator | None = None) -> ComparisonData:
     """Divide the queries, build BM25, and split documents. accelerator: of a script that trains systems."""
-    *splits, others = divided(collection, settings)
+    train, dev, test, others = divided(collection, settings)
     corpus = collection.corpus
     began = time.perf_counter()
     bm25 = shared_bm25(corpus, Path(settings.output, "bm25-index"))
     seconds = time.perf_counter() - began
-    measured = (splits[-1], *others.values())
+    measured = (test, *others.values())
     own_ids = (own_documents(corpus, part, settings.identical_ids) for part in measured)
     cut, read = read_by_encoders(corpus, settings)
     return ComparisonData(
         collection,
-        *splits,
+        train,
+        dev,
+        test,
         bm25,
         settings,
         accelerator,
@@ -156,7 +158,7 @@ def finished(name: str, data: ComparisonData, seed: int | None = None) -> Retrie
         return data.bm25 if name == "bm25" or data.cut is None else data.cut
     settings = data.settings
     runs = {t.seed: run for run, t in training_runs(settings).items() if t == (name, t.seed, False)}
-    folder = Path(settings.output) / runs.get(seed, name)
+    folder = Path(settings.output) / (name if seed is None else runs.get(seed, name))
     encoded = settings.chosen[name].index
     model: Any = load(folder / "checkpoint")
     pieces = data.pieces

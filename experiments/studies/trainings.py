@@ -99,6 +99,7 @@ def twin(trial: Training, settings: Any) -> str:
 
     def encoder(run: Training) -> tuple[str, int, int]:  # below the trained layers, states are rounded
         training = training_settings(settings.chosen[run.system], settings, run.seed)
+        assert training is not None
         return start_of(run.system, settings), run.seed, training.trained_layers
 
     runs = training_runs(settings).items()

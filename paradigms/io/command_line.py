@@ -41,7 +41,7 @@ from typing import (
     get_type_hints,
 )
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, get_loader, set_parsing_settings
 
 from paradigms.io.device import choose_device

@@ -184,7 +184,7 @@ def by_text(values: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
     return np.split(values, np.cumsum(lengths)[:-1])
 
 
-def _tokens(texts: Sequence[np.ndarray], side: str) -> Any:
+def _tokens(texts: Sequence[np.ndarray], side: Any) -> Any:
     """Pad the vectors, or the entries of terms, of each text."""
     from paradigms.store.arrays import as_tokens
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from parts.measuring import WorkerError, in_worker
-from parts.settings import Benchmark
 from rich.console import Console
 
 from paradigms.io.checks import json_or_empty, read_json
@@ -29,7 +28,7 @@ class Stages:
     stage. seconds: file of each stage → its CPU seconds.
     """
 
-    settings: Benchmark
+    settings: Any  # of the benchmark, with a seed and the number of threads
     vectors: Path
     console: Console
     pythons: Mapping[str, str]

@@ -95,7 +95,7 @@ class Ours(System):
         """Build a store from parts of the documents, in memory without a folder."""
         from paradigms.find import Store
 
-        width = {"dim": self.documents.dim, "fields": self.documents.fields}
+        width: dict[str, Any] = {"dim": self.documents.dim, "fields": self.documents.fields}
         return Store.build_from(kind, parts, folder, paradigm=self.recipe.name, **width)
 
     def load(self) -> None:

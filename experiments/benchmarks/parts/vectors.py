@@ -146,6 +146,7 @@ def splade(
     with torch.inference_mode():
         queries = model.encode_queries(list(query_texts))
     weights, lengths = counted(queries)
+    assert queries.ids is not None
     ids = queries.ids[:, 0][queries.mask[:, 0]].numpy()
     documents = entries(rows["ids"], rows["vectors"][:, 0]), np.diff(store.offsets)
     return documents, sources[: len(texts)], (entries(ids, weights[:, 0]), lengths)

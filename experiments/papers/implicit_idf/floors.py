@@ -131,6 +131,7 @@ class Ranker:
             masks = tokens.mask[:, 0]
             vectors = [row[mask].float() for row, mask in zip(tokens.vectors[:, 0], masks, strict=True)]
             S = np.split(self.corpus.similarities(torch.cat(vectors)), np.cumsum([*map(len, vectors)])[:-1])
+            assert tokens.ids is not None
             ids = [row[mask] for row, mask in zip(tokens.ids[:, 0], masks, strict=True)]
             yield from zip(names, ids, vectors, S, strict=True)
 

@@ -80,13 +80,14 @@ def token_search(
         owners = index.store.owners(rows)
         stop = 0
         for n, (name, length) in enumerate(zip(part, mask.sum(1).tolist(), strict=True)):
-            part = slice(stop, stop + length)
-            stop = stop + length
+            of = slice(stop, stop + length)
+            stop += length
+            assert encoded.ids is not None
             ids = encoded.ids[n, 0][mask[n]].cpu().numpy()
             if gather:
                 gathered = np.empty(len(index.store.ids), np.float32)
                 gathered[index.store.positions(everything[n])] = list(everything[n].values())
-            yield Retrieved(name, encoded[n : n + 1], ids, scores[part], rows[part], owners[part], gathered)
+            yield Retrieved(name, encoded[n : n + 1], ids, scores[of], rows[of], owners[of], gathered)
 
 
 Scored = tuple[Int[np.ndarray, " n"], Float[np.ndarray, " n"]]  # positions and scores of documents
@@ -215,7 +216,7 @@ def token_values(
 
 def scoring_stage(
     paradigm: Paradigm, index: Index, retrieved: Retrieved, text: str, k: int
-) -> dict[str, float]:
+) -> dict[tuple[str, str], float]:
     """Measure how many milliseconds each stage takes for a query with k' = k, and count scoring FLOPs.
 
     Scoring runs on the CPU, begins with the retrieved tokens and ends with the ranking. Gathering is timed as

@@ -189,7 +189,7 @@ def _collection(
     name = f"containing-passage-{length}"
     together = length // source.length
     texts = {}
-    gold = {}
+    gold: dict[Query, str] = {}
     hosts = []
     query_of = {query.unit: query for part in splits.values() for query in part}
     for (source_text, number), run in groupby(source.units, lambda unit: (unit.row, unit.place // together)):

@@ -133,7 +133,7 @@ def means_of(tasks: Sequence[Task]) -> list[Mean]:
 def study(tasks: Sequence[Task]) -> Study:
     """Return the values of each task, and of means over collections, with the groups of the claims."""
     trained = [task for task in tasks if not task.origin]
-    everything = [*tasks, *means_of(trained)]
+    everything: list[Task | Mean] = [*tasks, *means_of(trained)]
     values = {f"{of.label}, {side}": rows for of in everything for side, rows in of.sides().items()}
     paper = {
         f"{task.label}, {side}": [value]

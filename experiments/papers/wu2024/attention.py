@@ -120,6 +120,7 @@ def multivector_rates(mvdr: Paradigm, query: str, texts: Sequence[str]) -> Itera
 
 def numbered(tokens: Tokens) -> Int[Tensor, "n x"]:
     """Return the token ids of one query or n documents, with −1 at masked tokens."""
+    assert tokens.ids is not None
     return tokens.ids.masked_fill(~tokens.mask, -1).flatten(0, 1)
 
 

@@ -142,8 +142,8 @@ def half_of(data: StudyData) -> StudyData:
 
     collection = replace(data.collection, corpus=corpus)
     bm25 = model_runs.shared_bm25(corpus, Path(data.settings.output, "bm25-half"))
-    splits = {"train": answered(data.train), "dev": answered(data.dev)}
-    return replace(data, collection=collection, bm25=bm25, **splits)
+    train, dev = answered(data.train), answered(data.dev)
+    return replace(data, collection=collection, bm25=bm25, train=train, dev=dev)
 
 
 def of_added(results: TaskResults, data: StudyData, measures: Sequence[str]) -> list[dict[str, Any]]:
