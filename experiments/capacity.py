@@ -262,8 +262,8 @@ def measure(model: Model, name: str, task: PassageTask, settings: Settings, prec
         hybrid = f"HYBRID-{name}-{sparse.removeprefix('BM25-')}"
         fused = Fused([retriever, bm25], method="raw", depth=settings.depth)
         dev = task.collection.split("dev")
-        on_dev, lexical = fused.runs(dev.queries)
-        weight = tune_raw(on_dev, lexical, dev, measure=RR)
+        of_model, of_bm25 = fused.runs(dev.queries)
+        weight = tune_raw(of_model, of_bm25, dev, measure=RR)
         run = fuse(fused.runs(queries), (1.0, weight), "raw")
         stages[hybrid] = {"retrieve": task.values(run)}
         weights[hybrid] = weight

@@ -52,13 +52,14 @@ from studies.gains import DEV, training_section
 from studies.model_runs import Job, StudyData, bind, bind_collection, encoder_job, open_study, run_jobs
 from studies.pages import Measured, Section, interval_text, publish
 
-from paradigms import Paradigm
+from paradigms import Paradigm, load
 from paradigms.align import PoolExcess
 from paradigms.colbert import colbert
 from paradigms.data.collection import hash_order
 from paradigms.evaluate import seeds_interval
 from paradigms.find import Index
 from paradigms.io.command_line import folder_name
+from paradigms.loading import as_paradigm
 from paradigms.train.script import begin
 from paradigms.xtr import xtr
 
@@ -115,7 +116,7 @@ def job(encoder: str, backbone: str, loss: str, seed: int, data: StudyData) -> J
     checkpoint = Path(backbone) if loss == "untrained" else None  # read as `make` does, without training
 
     def read(saved: Path) -> Paradigm:
-        return Paradigm.from_pretrained(saved) if checkpoint is None else make()
+        return as_paradigm(load(saved), saved) if checkpoint is None else make()
 
     return encoder_job(
         name, folder, seed, make, partial(measure, data), data, read=read, checkpoint=checkpoint
