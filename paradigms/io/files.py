@@ -216,8 +216,7 @@ def _same(lock: int, folder: Path) -> bool:
     return False
 
 
-_LOCKED: set[Path] = set()
-_OPEN_LOCKS = ExitStack()  # the locks of folders in _LOCKED
+_OPEN_LOCKS = ExitStack()  # of `lock_until_exit`
 atexit.register(_OPEN_LOCKS.close)
 
 
@@ -228,9 +227,8 @@ def lock_until_exit(folder: str | Path) -> Path:
         place.mkdir(parents=True, exist_ok=True)
         path = Path(os.path.realpath(place))
         owner, lock = _LOCKS.get(path, (0, -1))
-        if path not in _LOCKED or owner != os.getpid() or not _same(lock, path):
+        if owner != os.getpid() or not _same(lock, path):
             _OPEN_LOCKS.enter_context(locked(place))
-            _LOCKED.add(path)
     except OSError as error:
         raise SystemExit(str(error)) from error
     return place
@@ -252,22 +250,15 @@ def check_replaceable(folder: Path, written: Contents) -> None:
     """Raise FileExistsError if `folder` is a file, or contains an entry that is not `written`."""
     if folder.is_file():
         raise FileExistsError(f"{folder} is a file, which would be replaced: choose another name")
-    names: list[str] = []
-    patterns: Collection[str] | None = ()
     foreign: str | None = None
     while folder.exists():
         with suppress(FileNotFoundError, NotADirectoryError):  # another writer is replacing the folder
             before = folder.stat()
-            names = sorted(entry.name for entry in folder.iterdir())
-            patterns = written(folder)
-            foreign = None if patterns is None else _foreign(folder, patterns)
+            foreign = _foreign(folder, written(folder))
             after = folder.stat()
             if (before.st_ino, before.st_ctime_ns) == (after.st_ino, after.st_ctime_ns):
                 break
-        names = []
         foreign = None  # the folder was replaced meanwhile
-    if names and patterns is None:
-        foreign = names[0]
     if foreign is not None:
         raise FileExistsError(
             f"{folder} would be replaced, but holds {foreign}, which this program did not write. Move it "
@@ -275,8 +266,13 @@ def check_replaceable(folder: Path, written: Contents) -> None:
         )
 
 
-def _foreign(folder: Path, patterns: Collection[str]) -> str | None:
-    """Return the first entry below a folder that matches no pattern, or None if every entry matches."""
+def _foreign(folder: Path, patterns: Collection[str] | None) -> str | None:
+    """Return the first entry below a folder that matches no pattern, or None if every entry matches.
+
+    patterns: None for a folder of another kind, whose entries are all foreign.
+    """
+    if patterns is None:
+        return min(os.listdir(folder), default=None)
     files = [*LITTER, *(pattern for pattern in patterns if not pattern.endswith("/"))]
     folders = [pattern.rstrip("/") for pattern in patterns if pattern.endswith("/")]
     for entry in sorted(folder.rglob("*")):
