@@ -5,7 +5,6 @@ import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -88,16 +87,9 @@ class ResultTable:
         cells = [cells[measure] for cells in self.rows.values()]
         return min(cell.low for cell in cells), max(cell.high for cell in cells)
 
-    def _repr_html_(self) -> str:
-        """Return the table as HTML for a notebook."""
-        lines = [["system", *self.measures]]
-        for system, cells in self.rows.items():
-            values = [
-                f"{cell.mean:.3f}{cell.mark} [{cell.low:.3f}, {cell.high:.3f}]" for cell in cells.values()
-            ]
-            lines.append([system, *values])
-        rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in line)}</tr>" for line in lines)
-        return f"<table><caption>{escape(self.title)}</caption>{rows}</table><p>{escape(self.note)}</p>"
+    def _repr_markdown_(self) -> str:
+        """Return the table for a notebook."""
+        return markdown_table(self)
 
 
 def result_table(

@@ -40,8 +40,9 @@ def test_a_notebook_runs_and_shows_its_cards(name, tiny_offline, tmp_path, monke
     with patch.dict(ALIGNMENTS):
         values = [value_of(source, names) for source in cells(name, "code")]
     shown = [value._repr_html_() for value in values if hasattr(value, "_repr_html_")]
+    shown += [value._repr_markdown_() for value in values if hasattr(value, "_repr_markdown_")]
     assert len(shown) == DRAWN[name]
-    assert all(text.startswith(("<iframe sandbox", "<table>")) for text in shown)
+    assert all(text.startswith(("<iframe sandbox", "**300 documents**")) for text in shown)
     if name == "formula":
         by_hand, scored = values[2]
         assert float(by_hand) == pytest.approx(float(scored), rel=1e-5)
