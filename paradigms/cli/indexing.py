@@ -46,7 +46,7 @@ from paradigms.engines import COLLECTIONS, engine_class, index_corpus
 from paradigms.find import INDEXES, Index, open_index
 from paradigms.find.recall import Approximate
 from paradigms.identity import identity
-from paradigms.io.checks import Range, check_type, naming, parse_json, read_settings
+from paradigms.io.checks import Range, check_type, json_object, naming, read_settings
 from paradigms.io.files import locked, remove_folder, replace_file, write_json
 from paradigms.loading import as_paradigm
 from paradigms.model import Paradigm
@@ -127,9 +127,7 @@ def _engine(
     settings: argparse.Namespace, former: Origin | None, folder: Path
 ) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """Return the engine, its options and its first stage, by default those of the former build."""
-    options = parse_json(settings.engine_options, "--engine-options")
-    if not isinstance(options, dict):
-        raise ValueError(f"--engine-options must be a JSON object, got {settings.engine_options}")
+    options = json_object(settings.engine_options, "--engine-options")
     if not settings.engine:
         if options:
             raise ValueError("--engine-options are an engine's: add --engine")

@@ -9,9 +9,9 @@ from typing import Any
 from paradigms.data.assembly import assemble
 from paradigms.data.beir import SPLITS, is_beir, read_folder
 from paradigms.data.collection import Collection, Document, Problems, joined
-from paradigms.data.lines import Parse, columns, json_document, json_object, read_documents
+from paradigms.data.lines import Parse, columns, json_document, read_documents
 from paradigms.data.trec import judged_rows
-from paradigms.io.checks import check_type, is_blank, parse_json
+from paradigms.io.checks import check_type, is_blank, json_object, parse_json
 from paradigms.io.gzipped import decoded, existing, names_in, numbered_lines
 
 # Measures that their papers report; DPR's top-k accuracy is Success@k.

@@ -13,7 +13,7 @@ import numpy as np
 
 from paradigms.data.assembly import Stored, mended, text_of, title_of
 from paradigms.data.collection import Document
-from paradigms.io.checks import parse_json
+from paradigms.io.checks import json_object
 from paradigms.io.gzipped import byte_lines
 
 Parse = Callable[[bytes, str], Document | None]
@@ -111,14 +111,6 @@ def columns(line: str, where: str, count: int, quoted: bool = False) -> list[str
     if len(cells) != count or not cells[0].strip():
         raise ValueError(f"{where}: not {count} columns with tabs between them: {line[:60]!r}")
     return [cell.strip() for cell in cells]
-
-
-def json_object(line: bytes | str, where: str) -> dict[str, Any]:
-    """Parse a line as a JSON object. Raises ValueError, prefixed with `where`, if it is not one."""
-    row = parse_json(line, where)
-    if not isinstance(row, dict):
-        raise ValueError(f"{where}: bad JSON (a {type(row).__name__}, not an object)")
-    return row
 
 
 def json_id(row: Mapping[str, Any], where: str, number: int | None = None) -> str:

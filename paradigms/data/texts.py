@@ -15,8 +15,8 @@ from urllib.parse import quote
 
 from paradigms.data.assembly import checked
 from paradigms.data.collection import Document, Problems, joined
-from paradigms.data.lines import json_id, json_object
-from paradigms.io.checks import is_blank
+from paradigms.data.lines import json_id
+from paradigms.io.checks import is_blank, json_object
 from paradigms.io.gzipped import numbered_lines
 
 WORDS = 85  # maximum words per passage: about 128 tokens

@@ -17,9 +17,8 @@ from rapidfuzz.fuzz import ratio
 from rapidfuzz.process import cdist
 
 from paradigms.data import Corpus, Problems, Split
-from paradigms.data.lines import json_object
 from paradigms.generative.identifiers import WORD, Identifiers, Words, tokenize
-from paradigms.io.checks import check_type, is_blank
+from paradigms.io.checks import check_type, is_blank, json_object
 from paradigms.io.gzipped import numbered_lines
 
 GRAM = 3  # words in the n-grams that compare queries with passages

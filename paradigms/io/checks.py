@@ -149,6 +149,14 @@ def parse_json(text: str | bytes, where: str) -> Any:
         raise ValueError(f"{where}: bad JSON ({error})") from error
 
 
+def json_object(text: str | bytes, where: str) -> dict[str, Any]:
+    """Parse a JSON object (`parse_json`). Raises ValueError also for another JSON value."""
+    value = parse_json(text, where)
+    if not isinstance(value, dict):
+        raise ValueError(f"{where}: must be a JSON object, not a {type(value).__name__}")
+    return value
+
+
 @contextmanager
 def naming(what: object) -> Iterator[None]:
     """Convert library errors into a ValueError that names `what`, a file or folder.
@@ -248,14 +256,10 @@ def is_blank(text: str) -> bool:
 
 def read_json(file: Path) -> dict[str, Any]:
     """Read a JSON file. Raises ValueError if the file is missing or does not contain an object."""
-    name = str(file)
     if not file.is_file():
-        raise ValueError(f"{name} is missing")
-    with naming(name):
-        value = parse_json(file.read_text(encoding="utf-8"), name)
-    if not isinstance(value, dict):
-        raise ValueError(f"{name}: expected a JSON object, got a {type(value).__name__}")
-    return value
+        raise ValueError(f"{file} is missing")
+    with naming(file):
+        return json_object(file.read_text(encoding="utf-8"), str(file))
 
 
 def json_or_empty(file: Path) -> dict[str, Any]:

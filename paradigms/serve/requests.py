@@ -8,7 +8,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from paradigms.align import NORMALISERS, as_alignment
-from paradigms.io.checks import Most, Range, check_known, check_types, parse_json
+from paradigms.io.checks import Most, Range, check_known, check_types, json_object
 from paradigms.serve.systems import View
 
 MOST_BYTES = 1 << 20  # maximum size of a request
@@ -36,10 +36,7 @@ class Request:
     @classmethod
     def read(cls: type[Parsed], body: bytes) -> Parsed:
         """Parse a request from its JSON body."""
-        values = parse_json(body, "the request")
-        if not isinstance(values, dict):
-            raise ValueError("the request must be a JSON object")
-        values = cls.renamed(values)
+        values = cls.renamed(json_object(body, "the request"))
         check_known(cls, values, "the request has unknown entries")
         missing = [f.name for f in fields(cls) if f.default is MISSING and f.name not in values]
         if missing:

@@ -18,8 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from paradigms.data import Corpus
-from paradigms.data.lines import json_object
-from paradigms.io.checks import check_text, is_blank, parse_json, read_json
+from paradigms.io.checks import check_text, is_blank, json_object, parse_json, read_json
 from paradigms.io.files import atomic_folder, contents, sha256, write_json
 from paradigms.io.gzipped import LONGEST, text_lines
 from paradigms.store.shards import text_digest

@@ -164,7 +164,7 @@ def test_encode_gives_the_models_tokens(port, retrievers):
 ENTRIES = {"query": QUERY, "documents": ["fish"]}
 WRONG = [
     ("/search", b"{", 400, "the request: bad JSON"),
-    ("/search", [], 400, "the request must be a JSON object"),
+    ("/search", [], 400, "the request: must be a JSON object"),
     ("/search", {}, 400, "the request lacks queries"),
     ("/search", QUERIES | {"normalise": "x"}, 400, "unknown Z 'x'; there are one"),
     ("/search", QUERIES | {"K": 3}, 400, "the request has unknown entries: 'K'"),
