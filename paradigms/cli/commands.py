@@ -135,8 +135,8 @@ def run_rerank(settings: argparse.Namespace) -> None:
     if not candidates:
         raise ValueError(f"{settings.run} has none of the queries: {', '.join(list(queries)[:3])} …")
     pieces = Pieces(corpus, words if split else 0)
-    reranking = Reranking(model, pieces.corpus, precision=settings.precision)
-    reranked = Passages(reranking, pieces, settings.best_passages).rerank(queries, candidates, progress=True)
+    reranking = Passages(Reranking(model, pieces.corpus), pieces, settings.best_passages)
+    reranked = reranking.rerank(queries, candidates, progress=True)
     best = {query: best_first(scores, settings.k) for query, scores in reranked.items()}
     show.results({query: queries[query] for query in best}, best, corpus, settings.format)
 

@@ -107,15 +107,14 @@ def index_source(settings: argparse.Namespace, folder: Path) -> tuple[SearchFold
         if engine:
             _fill_engine(folder, origin, rows, paradigm, settings, former)
         elif finished.is_file() and not settings.anew:
-            update(folder, origin, rows, paradigm, settings.precision)
+            update(folder, origin, rows, paradigm)
         else:
             write_json(begun, asdict(origin))
             finished.unlink(missing_ok=True)
             digest = Digest()
             write_corpus(digest.passing(rows), folder / CORPUS)
             corpus = origin.pieces(read_corpus(folder / CORPUS)).corpus
-            where = folder / INDEX
-            Indexed.build(paradigm, corpus, where, kind=kind, precision=settings.precision, progress=True)
+            Indexed.build(paradigm, corpus, folder / INDEX, kind=kind, progress=True)
             write_json(finished, asdict(replace(origin, fingerprint=digest.hexdigest())))
         begun.unlink(missing_ok=True)
         if first_stage.get("first") != BASELINE:
@@ -194,14 +193,12 @@ def _fill_engine(
         if settings.anew:
             with naming(engine.place):
                 engine.delete(stored)
-        encoded, gone = index_corpus(engine, paradigm, corpus, precision=settings.precision, progress=True)
+        encoded, gone = index_corpus(engine, paradigm, corpus, progress=True)
     write_json(folder / MARKER, asdict(replace(origin, fingerprint=digest.hexdigest())))
     show.tell(f"{engine.place} is up to date: {encoded:,} encoded, {gone:,} deleted")
 
 
-def update(
-    folder: Path, origin: Origin, rows: Iterable[Document], paradigm: Paradigm, precision: str
-) -> None:
+def update(folder: Path, origin: Origin, rows: Iterable[Document], paradigm: Paradigm) -> None:
     """Update an index: encode new and changed documents, and delete changed and missing documents.
 
     origin: new settings. rows: the source's documents. Prints the number of new, changed and missing
@@ -243,7 +240,6 @@ def update(
             added,
             instead_of=indexed - stays,
             state={DOCUMENTS: fingerprint},
-            precision=precision,
             progress=bool(encoded.ids),
         )
     write_json(folder / MARKER, asdict(replace(origin, fingerprint=former.fingerprint)))
@@ -256,7 +252,7 @@ def update(
         show.tell(f"{folder} is up to date: {counts}")
     index = Index(store.compact())
     if isinstance(index.finder, Approximate) and not index.choices:  # or of less than half of the documents
-        Indexed(index, paradigm, origin.pieces(after).corpus, precision=precision).tuned()
+        Indexed(index, paradigm, origin.pieces(after).corpus).tuned()
 
 
 def _settle(folder: Path, fingerprint: str | None) -> Origin:
