@@ -65,12 +65,12 @@ def side_by_side(queries: Mapping[str, str], runs: Mapping[str, Run]) -> None:
         console.print(f"{shared} of the first {RANKS} are shared by all (bold)")
 
 
-def alignment(explanation: Explanation, query: str, document: str, console: Terminal | None = None) -> None:
+def alignment(explanation: Explanation, query: str, document: str) -> None:
     """Print query tokens in colours; each document token has the colour of its best-scoring query token.
 
     Then list the links that make up the score, largest first, with S, A and the share of rel.
     """
-    console = console or Terminal(highlight=False)
+    console = Terminal(highlight=False)
     links = explanation.links
     colours = {j: PALETTE[n % len(PALETTE)] for n, j in enumerate(sorted({j for _, j, _, _ in links}))}
     best: dict[int, tuple[float, int]] = {}

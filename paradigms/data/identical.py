@@ -44,9 +44,7 @@ def without_own(run: Run, ids: Set[str], k: int | None = None) -> Run:
 
 
 def left_out(ids: Set[str]) -> str:
-    """Return a line that reports the documents left out, or "" if there are none."""
-    if not ids:
-        return ""
+    """Return a line that reports the documents left out."""
     return f"{len(ids):,} queries are documents themselves, which are left out of their results."
 
 

@@ -56,8 +56,6 @@ def best_if_significant(values: Values) -> Chosen:
     at least five judged queries to deviate from it (2⁻⁵ ≤ .05).
     """
     choice = best(values)
-    if 0.5 ** values.shape[-1] > LEVEL:
-        return np.zeros_like(choice)
     p = np.take_along_axis(evidence(values), choice[None], axis=0)[0]
     return np.where(p <= LEVEL, choice, 0)
 
