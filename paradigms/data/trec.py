@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float
 
 from paradigms.data.assembly import grade
-from paradigms.data.collection import Judgements, Problems, Run, best_first
+from paradigms.data.collection import Judgements, Problems, Run, ranked
 from paradigms.data.lines import is_header
 from paradigms.io.checks import check_text
 from paradigms.io.files import atomic_text
@@ -51,18 +51,16 @@ def write_run(path: str | Path, run: Run, *, tag: str = "run") -> None:
 
     Scores are written in full precision, but without ties, which tools break differently: if two scores are
     equal in single precision, as trec_eval compares them, the better one is raised to the next float. White
-    space in the tag is written as "-". Raises ValueError if an id cannot stand in the file.
+    space in the tag is written as "-". Raises ValueError if a score is NaN or an id cannot stand in the file.
     """
     check_ids(run, "query id")
     tag = "-".join(tag.split()) or "run"
     with atomic_text(path) as stream:
         for query, scores in run.items():
-            if any(math.isnan(score) for score in scores.values()):
-                raise ValueError(f"query {query!r}: a score is NaN, which has no rank")
             check_ids(scores, "document id")
-            ranked = best_first(scores)
-            apart = without_ties(np.array([*ranked.values()], np.float64)).tolist()
-            for rank, (document, score) in enumerate(zip(ranked, apart, strict=True), 1):
+            ordered = ranked(query, scores)
+            apart = without_ties(np.array([*ordered.values()], np.float64)).tolist()
+            for rank, (document, score) in enumerate(zip(ordered, apart, strict=True), 1):
                 stream.write(f"{query} Q0 {document} {rank} {score!r} {tag}\n")
 
 
