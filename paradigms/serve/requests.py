@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import ChainMap
 from dataclasses import MISSING, dataclass, fields
 from types import NoneType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
 
 from paradigms.align import NORMALISERS, as_alignment
 from paradigms.io.checks import Most, Range, check_known, check_types, json_object
@@ -17,7 +17,6 @@ MOST_CHARACTERS = 100_000  # maximum length of a text
 MOST_DOCUMENTS = 1000  # maximum number of documents that a search returns for a query
 
 
-Parsed = TypeVar("Parsed", bound="Request")
 TEXTS = Most(MOST_TEXTS, "entries")
 CHARACTERS = Most(MOST_CHARACTERS, "characters")
 TYPES = {int: "integer", bool: "boolean", float: "number", NoneType: "null"}
@@ -34,7 +33,7 @@ class Request:
         check_types(self)
 
     @classmethod
-    def read(cls: type[Parsed], body: bytes) -> Parsed:
+    def read(cls, body: bytes) -> Self:
         """Parse a request from its JSON body."""
         values = cls.renamed(json_object(body, "the request"))
         check_known(cls, values, "the request has unknown entries")

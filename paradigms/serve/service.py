@@ -74,16 +74,11 @@ class Service:
 
     async def list_queries(self) -> dict[str, Any]:
         split = Split({}, {}) if self.judged is None else self.judged
-        relevant = {
-            query: [document for document, grade in grades.items() if grade > 0]
-            for query, grades in split.judgements.items()
-        }
-        return {
-            "queries": [
-                {"id": id, "text": text, "relevant": relevant.get(id, [])}
-                for id, text in split.queries.items()
-            ]
-        }
+        queries = []
+        for id, text in split.queries.items():
+            relevant = [document for document, grade in split.judgements[id].items() if grade > 0]
+            queries.append({"id": id, "text": text, "relevant": relevant})
+        return {"queries": queries}
 
     async def document(self, id: str) -> dict[str, str]:
         return dict(zip(("id", "title", "text"), self.corpus.document(id), strict=True))
