@@ -7,7 +7,7 @@ hybrid = replace(hybrid, weights=(1.0, weight))
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
-from math import isfinite
+from math import comb, isfinite
 
 import numpy as np
 
@@ -71,9 +71,7 @@ def scale(dense: Run, sparse: Run) -> float:
 
 
 def _simplex(count: int) -> Iterator[tuple[float, ...]]:
-    steps = STEPS
-    while steps > 1 and sum(1 for _ in combinations(range(steps + count - 1), count - 1)) > TRIED:
-        steps -= 1
+    steps = next(n for n in range(STEPS, 0, -1) if n == 1 or comb(n + count - 1, n) <= TRIED)
     for bars in combinations(range(steps + count - 1), count - 1):
         edges = (-1, *bars, steps + count - 1)
         yield tuple((b - a - 1) / steps for a, b in pairwise(edges))
