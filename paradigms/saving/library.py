@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from paradigms.align import AllPairs, EqualIds, QueryToDocument
 from paradigms.core import Tokens
@@ -175,12 +176,11 @@ class LibraryEncoder(Encoder):
 def _padded(rows: Sequence[dict[str, Tensor]], dim: int, device: torch.device) -> Tokens:
     """Pad each input's counted tokens to [1, x, l, h], with ids if the model has one per vector."""
     masks = [row["attention_mask"].bool() for row in rows]
-    longest = max((int(mask.sum()) for mask in masks), default=1)
 
     def stacked(name: str, *axes: int) -> Tensor:
         parts = [row[name][mask] for row, mask in zip(rows, masks, strict=True)]
-        wide = [torch.cat([t, t.new_zeros(longest - len(t), *axes)]) for t in parts]
-        return torch.stack(wide)[None] if wide else torch.zeros(1, 0, longest, *axes, device=device)
+        padded = pad_sequence(parts, batch_first=True) if parts else torch.zeros(0, 1, *axes, device=device)
+        return padded[None]
 
     named = all(
         "input_ids" in row and row["input_ids"].shape == mask.shape
