@@ -140,7 +140,7 @@ def _engine(
         place = os.path.abspath(place)
     least = int("first" in options)  # an engine's own candidates may be 0: all documents
     check_type("candidates", options.get("candidates", 1), Annotated[int, Range(least, inf)])
-    first_stage = {}
+    first_stage: dict[str, Any] = {}
     if "first" in options:
         first_stage = {name: options.pop(name) for name in ("first", "candidates") if name in options}
         first = first_stage["first"]
