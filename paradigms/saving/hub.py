@@ -105,10 +105,10 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
 def download(name: str, pickled: bool, revision: str | None = None) -> Path:
     """Download a repository's missing files; return its folder in the cache.
 
-    revision: branch, tag or commit. Raises FileNotFoundError if a path has no folder or the download
-    fails, and ValueError if some weights exist only as pickles and `pickled` is false.
+    revision: branch, tag or commit. Raises FileNotFoundError if a path has no folder or the hub has no such
+    repository or revision, and ValueError if some weights exist only as pickles and `pickled` is false.
     """
-    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import HfApi, errors, snapshot_download
 
     if Path(name).is_absolute() or name.startswith(".") or name.count("/") > 1:
         parent = next(folder for folder in Path(name).absolute().parents if folder.is_dir())
@@ -122,9 +122,15 @@ def download(name: str, pickled: bool, revision: str | None = None) -> Path:
     patterns = [*SETTINGS_AND_WEIGHTS, *(PICKLED if pickled else ())]
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
-    except (ValueError, OSError) as error:  # of the hub's errors: no such name or revision, or no network
-        message = f"{name} is not a folder, and cannot be downloaded from the hub: {error}"
-        raise FileNotFoundError(message) from error
+    except (
+        errors.HFValidationError,
+        errors.RepositoryNotFoundError,
+        errors.RevisionNotFoundError,
+        errors.LocalEntryNotFoundError,
+    ) as error:
+        raise FileNotFoundError(
+            f"{name} is not a folder, and cannot be downloaded from the hub: {error}"
+        ) from error
 
 
 # Cards: the README.md of a model.
