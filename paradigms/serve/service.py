@@ -76,7 +76,7 @@ class Service:
         split = Split({}, {}) if self.judged is None else self.judged
         queries = []
         for id, text in split.queries.items():
-            relevant = [document for document, grade in split.judgements[id].items() if grade > 0]
+            relevant = [document for document, grade in split.judgements.get(id, {}).items() if grade > 0]
             queries.append({"id": id, "text": text, "relevant": relevant})
         return {"queries": queries}
 
