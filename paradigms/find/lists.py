@@ -254,9 +254,14 @@ def _bounded(store: Store, packed: PackedQueries, probed: ProbedLists, limit: in
         count = loops.bound(*similarities, *ranges, store.living[: lists.first], state, rows)
         tail = probed.chosen, store.columns["centroids"], store.offsets, first, edges[n + 1], store.living
         count = loops.bound_unlisted(*similarities, *tail, state, rows, count)
-        best_rows = loops.largest(rows[:count], state, limit)
+        rows = rows[:count]
+        bounds = state[rows, 0]
+        state[rows] = 0
         lists.states.state = state
-        return best_rows
+        if count > limit:
+            best = bounds >= np.partition(bounds, -limit)[-limit]
+            rows, bounds = rows[best], bounds[best]
+        return rows, bounds
 
     parts = shared(bound, range(threads), threads)
     rows, bounds = (np.concatenate(values) for values in zip(*parts, strict=True))

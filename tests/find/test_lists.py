@@ -375,7 +375,7 @@ def test_a_search_that_was_interrupted_leaves_nothing_to_the_next_one(index, mon
 
     before = index.search_tokens(COLBERT, queries(5))
     with monkeypatch.context() as patch:
-        patch.setattr("paradigms.find.loops.largest", interrupted)
+        patch.setattr("paradigms.find.loops.bound_unlisted", interrupted)
         with pytest.raises(KeyboardInterrupt):
             index.search_tokens(COLBERT, queries(5))
     assert index.search_tokens(COLBERT, queries(5)) == before
