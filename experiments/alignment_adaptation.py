@@ -52,19 +52,18 @@ launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
 import numpy as np
 import torch
-from papers.qian2022.adaptation_claims import IN_DOMAIN, SOFT, ZERO_SHOT, Task, describe
+from papers.qian2022.adaptation_claims import IN_DOMAIN, MEASURED, SOFT, ZERO_SHOT, Task, describe
 from studies.model_runs import Job, StudyData, bind, bind_collection, encoder_job, open_study, run_jobs
 from studies.pages import Measured, publish, resampled
 
 from paradigms import Paradigm
-from paradigms.align import TopK
+from paradigms.align import Alignment, TopK
 from paradigms.aligner import aligner
 from paradigms.encoder.text import TextEncoder
 from paradigms.evaluate import per_query
 from paradigms.find import Index
 from paradigms.io.checks import read_json
 from paradigms.retrieve import Indexed
-from paradigms.retrieve.strategies import MEASURED, Strategies, rerank_strategies
 from paradigms.train.script import begin
 
 MEASURE = "nDCG@10"
@@ -148,14 +147,15 @@ def with_document_length(folder: Path, length: int) -> Paradigm:
 
 
 def measure(
-    paradigm: Paradigm, index: Index, data: StudyData, depth: int, strategies: Strategies
+    paradigm: Paradigm, index: Index, data: StudyData, depth: int, strategies: dict[str, Alignment]
 ) -> Measured:
     """Measure each query's nDCG@10 when each strategy reranks the candidates of a search with k = 1."""
     test = data.test
     first = Indexed(index, paradigm.with_alignment(TopK(k=1)))
     candidates = first.search(test.queries, depth, progress=True)
-    runs = rerank_strategies(first, test.queries, candidates, strategies, progress=True)
-    values = {name: per_query(run, test.judgements, (MEASURE,)) for name, run in runs.items()}
+    recipes = [paradigm.with_alignment(align).recipe for align in strategies.values()]
+    runs = zip(strategies, first.rankings(test.queries, candidates, recipes, progress=True), strict=True)
+    values = {name: per_query(run, test.judgements, (MEASURE,)) for name, run in runs}
     lengths = torch.from_numpy(np.diff(index.store.offsets))
     aligned = {name: align.kept(lengths) for name, align in strategies.items()}
     several = {name: (counts > 1).double().mean() for name, counts in aligned.items() if counts is not None}

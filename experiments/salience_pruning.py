@@ -50,6 +50,7 @@ import numpy as np
 import torch
 from bm25s.stopwords import STOPWORDS_EN_PLUS
 from papers.lee2023.token_measures import stored_ids
+from papers.qian2022.adaptation_claims import STRATEGIES
 from papers.qian2022.pruning_claims import L1, MEASURES, ON_DEV, SALIENT_IN, PruningStudy
 from scipy.stats import rankdata
 from studies.alignment_view import words
@@ -64,7 +65,6 @@ from paradigms.encoder.text import Side
 from paradigms.evaluate.gate import measure_gate
 from paradigms.find import Index, kinds
 from paradigms.retrieve import Indexed, union
-from paradigms.retrieve.strategies import rerank_strategies
 from paradigms.store import Store
 from paradigms.store.pruning import most_salient
 from paradigms.train.script import begin
@@ -249,8 +249,11 @@ def measure(paradigm: Paradigm, index: Index, data: StudyData, method: str) -> M
     on_dev = [float(np.mean(values_of(run, dev, ["RR@10"])["RR@10"])) for run in refined_on_dev]
     adapted = {}
     if method == "entropic":
-        reranked = rerank_strategies(Indexed(index, paradigm), test.queries, runs[PAIRS.index(FIGURE_7)])
-        adapted = {name: values_of(run, test, MEASURES[1:])["nDCG@10"] for name, run in reranked.items()}
+        recipes = [paradigm.with_alignment(align).recipe for align in STRATEGIES.values()]
+        run = runs[PAIRS.index(FIGURE_7)]
+        reranked = Indexed(index, paradigm).rankings(test.queries, run, recipes)
+        values = (values_of(each, test, MEASURES[1:])["nDCG@10"] for each in reranked)
+        adapted = dict(zip(STRATEGIES, values, strict=True))
     more: Measured = {}
     if "salience" in index.store.columns:
         gate = measure_gate(index.store.columns["salience"], index.store.offsets)

@@ -7,12 +7,13 @@ from studies.settings import training_fields
 from studies.system_settings import SystemSettings
 
 from paradigms import GENERATIVE, PARADIGMS, Paradigm
-from paradigms.generative.settings import TRAINING
 from paradigms.io.checks import Range, check_known, check_type
 from paradigms.train.loop import TrainingSettings
 from paradigms.train.losses import Distillation
 
 UNTRAINED = ".untrained"  # suffix of an untrained system's runs
+# Training settings of a small decoder over a frozen encoder.
+GENERATIVE_TRAINING: dict[str, Any] = {"steps": 400, "batch_size": 64, "learning_rate": 2e-3, "warmup": 0.05}
 MINING = ("negatives", "own_negatives")  # settings of `fit` among a system's training settings
 
 
@@ -30,7 +31,7 @@ def training_settings(system: SystemSettings, settings: Any, seed: int) -> Train
         return None
     if system.paradigm in GENERATIVE:
         untrained = {} if settings.steps else {"steps": 0}
-        chosen = TRAINING | untrained | {"seed": seed} | system.training
+        chosen = GENERATIVE_TRAINING | untrained | {"seed": seed} | system.training
         chosen = {"evaluate_every": max(1, chosen["steps"] // 2)} | chosen
     else:
         overrides = {name: value for name, value in system.training.items() if name not in MINING}

@@ -283,22 +283,18 @@ class EngineRetriever:
         check_texts(queries, "query")
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
-        if self.first is not None and self.documents is None:
-            return self._search_candidates(self.first, queries, k, progress)
-        among = {} if self.documents is None else dict.fromkeys(queries, self.documents)
-        return self._ranked(f"search {self.model.name}", queries, dict.fromkeys(queries, k), among, progress)
-
-    def _search_candidates(self, first: Retriever, queries: Mapping[str, str], k: int, progress: bool) -> Run:
-        candidates = first.search(queries, max(k, self.candidates), progress=progress)
-        pools = {query: candidates.get(query, {}) for query in queries}
         run: Run = {}
-        few = []
-        for query, scores in self.rerank(queries, pools, progress=progress).items():
-            run[query] = best_first({id: score for id, score in scores.items() if score > -inf}, k)
-            if len(run[query]) < min(k, len(scores)):
-                few.append(query)
-        if few:
-            run |= self._ranked(f"search {self.model.name}", queries, dict.fromkeys(few, k), {}, progress)
+        counts = dict.fromkeys(queries, k)  # of the queries whose documents the engine finds
+        if self.first is not None and self.documents is None:
+            candidates = self.first.search(queries, max(k, self.candidates), progress=progress)
+            pools = {query: candidates.get(query, {}) for query in queries}
+            for query, scores in self.rerank(queries, pools, progress=progress).items():
+                run[query] = best_first({id: score for id, score in scores.items() if score > -inf}, k)
+                if len(run[query]) >= min(k, len(scores)):
+                    del counts[query]
+        among = {} if self.documents is None else dict.fromkeys(queries, self.documents)
+        if counts:
+            run |= self._ranked(f"search {self.model.name}", queries, counts, among, progress)
         return run
 
     def only(self, ids: Iterable[str]) -> "EngineRetriever":

@@ -10,7 +10,7 @@ from paradigms.io.compiled import cached_njit
 from paradigms.scoring.tiles import at, prefetch
 
 AHEAD = 16  # distance, in entries, from the entry being read to the one being prefetched
-BINS = 1024  # bins of the histograms that replace sorting similarities and bounds
+BINS = 1024  # bins of the histograms that replace sorting similarities
 STEPS = 512  # entries of ABOVE per standard deviation
 # The normal distribution function Φ at n / STEPS, for n from −6 · STEPS to 6 · STEPS.
 ABOVE = np.array([0.5 * math.erfc(-n / STEPS / math.sqrt(2)) for n in range(-6 * STEPS, 6 * STEPS + 1)])
@@ -157,33 +157,6 @@ def bound_unlisted(
             documents[met] = d
             met += 1
     return met
-
-
-@no_type_check
-@cached_njit(nogil=True)
-def largest(documents, state, count):
-    """Return the documents with the `count` largest bounds, to the precision of a bin, and their bounds.
-
-    The state of all documents is reset to 0.
-    """
-    low = np.float32(np.inf)
-    high = np.float32(-np.inf)
-    for d in documents:
-        low, high = min(low, state[d, 0]), max(high, state[d, 0])
-    scale = np.float32(BINS - 1) / max(high - low, np.float32(1e-9))
-    histogram = np.zeros(BINS, np.int64)
-    for d in documents:
-        histogram[int((state[d, 0] - low) * scale)] += 1
-    last = place(histogram, count)
-    used = 0
-    bounds = np.empty(histogram[last:].sum(), np.float32)
-    for d in documents:
-        if int((state[d, 0] - low) * scale) >= last:
-            documents[used] = d
-            bounds[used] = state[d, 0]
-            used += 1
-        state[d] = 0
-    return documents[:used], bounds
 
 
 @no_type_check

@@ -127,7 +127,6 @@ class Trace:
 
     contexts: list[Float[Tensor, "b n m heads k"]] = field(default_factory=list)  # c = V_h Q α_h, per layer
     attention: list[Float[Tensor, "b n m heads j"]] = field(default_factory=list)  # α, per layer
-    scale: Float[Tensor, "b n m 1"] | None = None  # 1 / rms of the last norm
 
 
 @dataclass
@@ -217,8 +216,6 @@ def decode(
         x = add(x, layer.feed.norm, _feed_forward, layer.feed, drop, trace)
     if after:
         return x
-    if trace is not None:
-        trace.scale = _inverse_rms(decoder.final_layer_norm, x)
     return drop(_norm(decoder.final_layer_norm, x, trace))
 
 
@@ -301,7 +298,9 @@ def _norm(norm: Any, x: Tensor, trace: Trace | None) -> Tensor:
     if trace is not None:
         if isinstance(norm, nn.LayerNorm):
             x = x - x.mean(-1, keepdim=True)
-        scale = _inverse_rms(norm, x)
+        exact = x.to(torch.promote_types(x.dtype, torch.float32))
+        eps = norm.eps if isinstance(norm, nn.LayerNorm) else norm.variance_epsilon
+        scale = (exact.pow(2).mean(-1, keepdim=True) + eps).rsqrt()
         normed = weight * (x * scale.detach()).to(weight.dtype)
         return normed if getattr(norm, "bias", None) is None else normed + norm.bias
     if isinstance(norm, nn.LayerNorm):
@@ -315,12 +314,6 @@ def _norm(norm: Any, x: Tensor, trace: Trace | None) -> Tensor:
     out = torch.empty_like(x)
     rms_norm(x.numpy(), weight.detach().numpy(), norm.variance_epsilon, out.numpy())
     return out
-
-
-def _inverse_rms(norm: Any, x: Tensor) -> Tensor:
-    exact = x.to(torch.promote_types(x.dtype, torch.float32))
-    eps = norm.eps if isinstance(norm, nn.LayerNorm) else norm.variance_epsilon
-    return (exact.pow(2).mean(-1, keepdim=True) + eps).rsqrt()
 
 
 def _bias(decoder: Any, before: int, inputs: Tensor, memory: Memory) -> Float[Tensor, "1 heads i t"]:

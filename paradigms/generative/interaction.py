@@ -67,6 +67,6 @@ def decompose(
         queries = Tokens(states[:, None], sources.attention_mask.bool()[:, None])
         S, valid = similarity(documents, queries)
         interaction = Interaction(S, A.flatten(2, 4).where(valid, 0), S.new_ones(S.shape[:2]))
-        if printed or trace.scale is None:
+        if printed or model.decoder.config.model_type == "bart":
             rest = rel - interaction.rel
         return documents, queries, replace(interaction, rest=rest)

@@ -10,9 +10,6 @@ from paradigms.generative.identifiers import Identifiers
 from paradigms.generative.outputs import PLACES, ScoreName
 from paradigms.io.checks import OneLine, Range, check_types
 
-# Training settings (`train.loop`) of a small decoder over a frozen encoder, in a comparison.
-TRAINING: dict[str, Any] = {"steps": 400, "batch_size": 64, "learning_rate": 2e-3, "warmup": 0.05}
-
 
 @dataclass(frozen=True)
 class GenerativeSettings:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from papers.qian2022.adaptation_claims import Task, study
+from papers.qian2022.adaptation_claims import MEASURED, Task, study
 from papers.qian2022.pruning_claims import COSTS, ON_DEV, PruningStudy
 from studies.alignment_view import words as words_of
 from studies.gains import DEV
@@ -20,7 +20,6 @@ from paradigms.evaluate import PerQuery, per_query
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED, YES
 from paradigms.find import Index, Store, kinds
 from paradigms.retrieve import Indexed
-from paradigms.retrieve.strategies import MEASURED
 from tests.experiments.scripts import unmeasured, verdicts
 
 NAMES = list(MEASURED)
