@@ -45,7 +45,7 @@ def main(settings: Settings) -> None:
     run_study(settings, "Low rank", tasks, measure, report, keep_recall=True)
 
 
-def measure(data: StudyData, _: str, __: int, models: list[Any]) -> Measured:
+def measure(data: StudyData, _: str, models: list[Any]) -> Measured:
     """Measure every head for every query."""
     (model,) = models
     rng = np.random.default_rng(0)
