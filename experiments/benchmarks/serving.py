@@ -48,7 +48,7 @@ launch(__name__, Settings, __doc__)  # before the slow imports
 import numpy as np
 import psutil
 import torch
-from parts.measuring import WorkerError, in_worker
+from parts.measuring import in_worker
 from studies.pages import Rows, Section, publish
 from torch import Tensor
 
@@ -184,8 +184,8 @@ def written_by_pylate(settings: Settings) -> Path:
         job = {"backbone": str(packaged("offline")), "folder": str(folder)}
         try:
             in_worker("pylate_model", job, 1, str(Path(settings.pylate, "bin", "python").absolute()))
-        except WorkerError as error:
-            raise SystemExit(f"PyLate wrote no model:\n{error}") from error
+        except subprocess.CalledProcessError as error:
+            raise SystemExit(f"PyLate wrote no model:\n{error.stderr[-2000:]}") from error
     return folder
 
 
