@@ -8,7 +8,6 @@ folder; collections, alignments and seeds may be added later.
 """
 
 from dataclasses import field, replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -132,15 +131,15 @@ def job(align: str, seed: int, folder: Path, data: StudyData) -> Job:
         return keys | measure(paradigm, index, data, settings.depth, strategies)
 
     saved = Path(settings.checkpoint) if settings.checkpoint else None
-    read = partial(with_document_length, length=INDEXED_LENGTH)
     name = f"trained with {align}, seed {seed}"
-    return encoder_job(name, folder, seed, make, measure_model, data, read=read, checkpoint=saved)
+    return encoder_job(name, folder, seed, make, measure_model, data, read=read_longer, checkpoint=saved)
 
 
-def with_document_length(folder: Path, length: int) -> Paradigm:
-    """Load a saved paradigm with the maximum document length set to `length` tokens."""
+def read_longer(folder: Path) -> Paradigm:
+    """Load a saved paradigm that encodes documents of up to `INDEXED_LENGTH` tokens."""
     saved = Paradigm.from_pretrained(folder)
-    encoder = TextEncoder(folder / "backbone", replace(saved.encoder.settings, document_length=length))
+    settings = replace(saved.encoder.settings, document_length=INDEXED_LENGTH)
+    encoder = TextEncoder(folder / "backbone", settings)
     longer = Paradigm(saved.recipe, encoder)
     longer.load_state_dict(saved.state_dict())
     return longer

@@ -72,7 +72,7 @@ def main(settings: Settings) -> None:
     run_study(settings, "Alignment directions", {TASK: models}, measure, report)
 
 
-def measure(data: StudyData, _: str, __: int, models: list[Any]) -> Measured:
+def measure(data: StudyData, _: str, models: list[Any]) -> Measured:
     runs = rankings(models, data, data.pool(data.settings.depth))
     values = {system: values_of(run, data.test, MEASURES) for system, run in runs.items()}
     return {"queries": data.measured_queries, "values": values}

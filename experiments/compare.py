@@ -18,7 +18,6 @@ from typing import Any, Literal
 from studies.settings import (
     DENSE,
     Backbone,
-    Baseline,
     CollectionName,
     IndexKind,
     Options,
@@ -39,7 +38,7 @@ from paradigms.io.command_line import flags, folder_name
 
 @flags(dev_queries=0, seeds=[0])
 class Settings(
-    Results, CollectionName, StudyTraining, TimeLimit, Backbone, Baseline, Seeds, Options, IndexKind, Ranking
+    Results, CollectionName, StudyTraining, TimeLimit, Backbone, Seeds, Options, IndexKind, Ranking
 ):
     """Settings for the systems to compare, and the training of each paradigm."""
 
@@ -68,6 +67,8 @@ class Settings(
     hard negatives are learned in addition to the labels"""
     with_relevant: bool = False
     """also rerank the relevant documents that are not among the candidates"""
+    baseline: str = "bm25"
+    """system to test the others against"""
 
     def __post_init__(self) -> None:
         self.chosen = read_systems(self.systems)

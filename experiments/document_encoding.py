@@ -264,7 +264,7 @@ def report(data: StudyData, results: TaskResults) -> tuple[str, dict[str, Sectio
     return sample(data, results), sections
 
 
-def measure_system(data: StudyData, system: str, _: int, models: list[Any]) -> Measured:
+def measure_system(data: StudyData, system: str, models: list[Any]) -> Measured:
     """Return each search's value for every measure and test query; without a model, BM25 is measured.
 
     With a trained SEAL, `models` also contains its untrained model. Each searches the dev queries, because

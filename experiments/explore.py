@@ -6,15 +6,17 @@ the results folder; documents are not encoded again.
 
 from pathlib import Path
 
-from studies.settings import ResultsFolder, launch, refusing
+from studies.settings import launch, refusing
 
 from paradigms.io.command_line import flags
 
 
 @flags()
-class Settings(ResultsFolder):
+class Settings:
     """Settings that select the results to show and the address of the live page."""
 
+    results: str = "results/compare-pydocs"
+    """results folder of compare.py"""
     port: int = 8765
     """port on 127.0.0.1; 0 chooses a free one"""
 

@@ -27,6 +27,7 @@ launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 import numpy as np
 from papers.wu2024.attention import Array, Seen, best_name, seen
 from papers.wu2024.trained_pairs import TaskResults, run_study, sample, unlearned_models
+from scipy.special import entr
 from studies.claims import Study
 from studies.curves import at_path
 from studies.model_runs import StudyData
@@ -44,7 +45,7 @@ def main(settings: Settings) -> None:
     run_study(settings, "Low rank", tasks, measure, report, keep_recall=True)
 
 
-def measure(data: StudyData, _: str, __: int, models: list[Any]) -> Measured:
+def measure(data: StudyData, _: str, models: list[Any]) -> Measured:
     """Measure every head for every query."""
     (model,) = models
     rng = np.random.default_rng(0)
@@ -89,14 +90,9 @@ def head_measures(view: Seen, norms: tuple[Array, Array], rng: np.random.Generat
         "shuffled_second": np.linalg.svd(shuffled, compute_uv=False)[..., 1:2].sum(-1),
         "weight": norms[0],
         "weight_rows": norms[1],
-        "entropy": row_entropy(A).mean(-1) / np.log(max(2, A.shape[-1])),
+        "entropy": entr(A).sum(-1).mean(-1) / np.log(max(2, A.shape[-1])),
         "elu_error": elu_error(D, Q),
     }
-
-
-def row_entropy(A: Array) -> Array:
-    """−Σ_j A_ij ln A_ij, in nats."""
-    return -(A * np.log(A, where=A > 0, out=np.zeros_like(A))).sum(-1)
 
 
 def same_entropy(A: Array, rng: np.random.Generator) -> Array:
@@ -105,13 +101,13 @@ def same_entropy(A: Array, rng: np.random.Generator) -> Array:
     The entropy falls strictly with β from ln n to 0, so bisection finds β.
     """
     g = rng.standard_normal(A.shape)
-    entropies = row_entropy(A)
+    entropies = entr(A).sum(-1)  # of each row, in nats
     # bounds of ln β
     low = np.full(entropies.shape, -20.0)
     high = np.full(entropies.shape, 20.0)
     for _ in range(50):
         middle = (low + high) / 2
-        flat = row_entropy(lemma.alignment(np.exp(middle)[..., None] * g)) > entropies
+        flat = entr(lemma.alignment(np.exp(middle)[..., None] * g)).sum(-1) > entropies
         low, high = np.where(flat, middle, low), np.where(flat, high, middle)
     return lemma.alignment(np.exp(high)[..., None] * g)
 

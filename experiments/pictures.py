@@ -38,7 +38,7 @@ from paradigms.evaluate import Interval
 from paradigms.explanation import Explanation
 from paradigms.generative.retriever import GenerativeRetriever
 from paradigms.io.checks import read_json
-from paradigms.io.files import replace_file
+from paradigms.io.files import write_text
 from paradigms.registry import GENERATIVE
 from paradigms.view.report import PALETTE
 
@@ -73,9 +73,7 @@ OTHERS = ["Buzz Aldrin walked on the moon as well.", "Yuri Gagarin was the first
 def main(settings: Settings) -> None:
     for name, figure in {"which_paradigm": which_paradigm(), "ideas": ideas()}.items():
         file = Path(settings.output) / f"{name}.svg"
-        temporary = file.with_name(f".{file.name}.partial")
-        temporary.write_bytes(base64.b64decode(Section(name, figure=figure).image))
-        replace_file(temporary, file)
+        write_text(file, base64.b64decode(Section(name, figure=figure).image).decode())
         print(f"Picture: {file}")
 
 

@@ -196,28 +196,25 @@ def collectives(settings: Settings, query: Counted) -> Rows:
     layers = 4 * sum(query.layers)
     rest = 4 * query.weights - layers
     share = (s.gpus - 1) / s.gpus
-    rows: Rows = [
-        {"collective": "all-gather of documents", "calls": 5,
-         "bytes": tokens * (4 * s.dim + 9) + s.gpus * (16 + 8 * documents), "times": share},
-        {"collective": "reduce-scatter of documents' gradients", "calls": 1, "bytes": tokens * 4 * s.dim,
-         "times": share},
-    ]  # fmt: skip
+    # name, calls, bytes, and how often a GPU sends as many
+    rows: list[tuple[str, int, int, float]] = [
+        ("all-gather of documents", 5, tokens * (4 * s.dim + 9) + s.gpus * (16 + 8 * documents), share),
+        ("reduce-scatter of documents' gradients", 1, tokens * 4 * s.dim, share),
+    ]
     if s.shards:
         rows += [
-            {"collective": "all-gather of weights", "calls": passes * len(query.layers) + 1,
-             "bytes": passes * layers + rest, "times": share},
-            {"collective": "reduce-scatter of gradients", "calls": len(query.layers) + 1,
-             "bytes": layers + rest, "times": share},
-        ]  # fmt: skip
+            ("all-gather of weights", passes * len(query.layers) + 1, passes * layers + rest, share),
+            ("reduce-scatter of gradients", len(query.layers) + 1, layers + rest, share),
+        ]
     else:
         rows += [
-            {"collective": "all-reduce of gradients", "calls": buckets(layers + rest), "bytes": layers + rest,
-             "times": 2 * share},
-            {"collective": "broadcast of buffers", "calls": 1, "bytes": query.buffers, "times": 1},
-        ]  # fmt: skip
-    shown = ("collective", "calls", "bytes")
-    sent = [row["bytes"] * row["times"] / GB for row in rows]
-    return [{k: row[k] for k in shown} | {"GB sent": size} for row, size in zip(rows, sent, strict=True)]
+            ("all-reduce of gradients", buckets(layers + rest), layers + rest, 2 * share),
+            ("broadcast of buffers", 1, query.buffers, 1),
+        ]
+    return [
+        {"collective": name, "calls": calls, "bytes": size, "GB sent": size * times / GB}
+        for name, calls, size, times in rows
+    ]
 
 
 def buckets(size: int) -> int:

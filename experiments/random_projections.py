@@ -89,9 +89,7 @@ def main(settings: Settings) -> None:
     )
     sections = {
         "claims": study(smallest, ranked, thresholds, lengths).section(
-            "luan2021",
-            "margins",
-            "Figure 2 is a law of pairs: theory_checks.py judges it.",
+            "luan2021", "margins", "Figure 2 is a law of pairs: theory_checks.py judges it."
         ),
         "figure3": Section(
             f"Figure 3, {first}: margins, and dimensions for recall@{RANK} ≥ {1 - BETA:.0%}, by length",

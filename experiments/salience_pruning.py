@@ -142,8 +142,7 @@ def pruned_by(
         pruned = {d: Index(store.copy(kinds.exact(), keep=d)) for d in shares}
         return pruned | {1.0: index}, lambda queries, texts, q: most_salient(queries, q)
     ids = stored_ids(paradigm, index, corpus)
-    pairs = np.unique(np.stack([store.owners(np.arange(len(ids))), ids]), axis=1)
-    counts = np.bincount(pairs[1], minlength=len(paradigm.encoder.tokenizer))  # documents with each token
+    counts = paradigm.count_corpus(corpus).frequencies.numpy()  # documents with each token
     random = np.random.default_rng(0)
 
     def weights(ids: np.ndarray) -> np.ndarray:

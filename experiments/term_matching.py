@@ -62,7 +62,7 @@ def main(settings: Settings) -> None:
     run_study(settings, "Term matching in alignments", tasks, measure, report, keep_recall=True)
 
 
-def measure(data: StudyData, _: str, __: int, models: list[Any]) -> Measured:
+def measure(data: StudyData, _: str, models: list[Any]) -> Measured:
     """Measure the sum of each rate and the number of tokens, for each query and bin."""
     mvdr, generative = models
     if mvdr.encoder.tokenizer.get_vocab() != generative.tokenizer.get_vocab():

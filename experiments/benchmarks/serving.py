@@ -15,9 +15,10 @@ import random
 import signal
 import socket
 import subprocess
-import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -45,8 +46,9 @@ class Settings(Benchmark, OneCollection, Queries):
 launch(__name__, Settings, __doc__)  # before the slow imports
 
 import numpy as np
+import psutil
 import torch
-from parts.measuring import WorkerError, in_worker
+from parts.measuring import in_worker
 from studies.pages import Rows, Section, publish
 from torch import Tensor
 
@@ -146,8 +148,8 @@ class Server:
     ended: int | None = None
 
     def cpu_seconds(self) -> float:
-        user, system = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+        times = psutil.Process(self.pid).cpu_times()
+        return times.user + times.system
 
 
 @contextmanager
@@ -182,8 +184,8 @@ def written_by_pylate(settings: Settings) -> Path:
         job = {"backbone": str(packaged("offline")), "folder": str(folder)}
         try:
             in_worker("pylate_model", job, 1, str(Path(settings.pylate, "bin", "python").absolute()))
-        except WorkerError as error:
-            raise SystemExit(f"PyLate wrote no model:\n{error}") from error
+        except subprocess.CalledProcessError as error:
+            raise SystemExit(f"PyLate wrote no model:\n{error.stderr[-2000:]}") from error
     return folder
 
 
@@ -247,33 +249,30 @@ def post(connection: http.client.HTTPConnection, path: str, body: dict[str, Any]
 
 def load(port: int, ask: Ask, clients: int, seconds: float) -> dict[str, Any]:
     """Measure queries/s, latency percentiles in milliseconds, and numbers of wrong and lost answers."""
-    latencies: list[list[float]] = [[] for _ in range(clients)]
-    wrong = [0] * clients
-    lost = [0] * clients
     until = time.perf_counter() + seconds
 
-    def client(n: int) -> None:
+    def client(n: int) -> list[tuple[str, float]]:
+        """Return each answer, "right", "wrong" or "lost", and its milliseconds."""
         generator = random.Random(n)
+        answers = []
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
         while time.perf_counter() < until:
             began = time.perf_counter()
             try:
-                wrong[n] += not ask(connection, generator)
+                kind = "right" if ask(connection, generator) else "wrong"
             except (OSError, http.client.HTTPException, KeyError):
-                lost[n] += 1
+                kind = "lost"
                 connection.close()
-            latencies[n].append(1000 * (time.perf_counter() - began))
+            answers.append((kind, 1000 * (time.perf_counter() - began)))
         connection.close()
+        return answers
 
-    threads = [threading.Thread(target=client, args=(n,)) for n in range(clients)]
     began = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(clients) as threads:
+        answers = [answer for of_client in threads.map(client, range(clients)) for answer in of_client]
     passed = time.perf_counter() - began
-    every = np.array([latency for of_client in latencies for latency in of_client])
     names = ("50% ms", "95% ms", "99% ms")
-    percentiles = dict(zip(names, np.percentile(every, (50, 95, 99)).tolist(), strict=True))
-    counts = {"queries": len(every), "wrong": sum(wrong), "lost": sum(lost)}
-    return {"queries/s": len(every) / passed} | percentiles | counts
+    percentiles = np.percentile([milliseconds for _, milliseconds in answers], (50, 95, 99)).tolist()
+    kinds = Counter(kind for kind, _ in answers)
+    counts = {"queries": len(answers), "wrong": kinds["wrong"], "lost": kinds["lost"]}
+    return {"queries/s": len(answers) / passed} | dict(zip(names, percentiles, strict=True)) | counts

@@ -19,16 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from parts.settings import Benchmark
-from studies.settings import (
-    Backbone,
-    CollectionName,
-    Rounds,
-    Seed,
-    Threads,
-    at_least,
-    launch,
-    refusing,
-)
+from studies.settings import Backbone, CollectionName, Rounds, Seed, Threads, at_least, launch, refusing
 
 from paradigms.io.command_line import flags
 from paradigms.train.checkpoints import HISTORY

@@ -224,13 +224,7 @@ class Study:
         return "/".join(f"{weights @ column:+.3f}" for column in columns)
 
     def section(
-        self,
-        paper: str,
-        family: str,
-        text: str = "",
-        heading: str = HEADING,
-        *,
-        controls: bool = False,
+        self, paper: str, family: str, text: str = "", heading: str = HEADING, *, controls: bool = False
     ) -> Section:
         """Judge the claims of a family, one family of tests, and list those that the study cannot test.
 

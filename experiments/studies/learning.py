@@ -102,13 +102,8 @@ def choices(
         for name in group if len(group) > 1 else ():
             label = labels[name]
             took = learned.seconds[name]
-            row = {
-                "system": label,
-                "training s": took,
-                "s until dev": "–",
-                "nDCG@10, dev": "–",
-                "dev − chosen": "–",
-            }
+            row = {"system": label, "training s": took}
+            row |= dict.fromkeys(("s until dev", "nDCG@10, dev", "dev − chosen"), "–")
             if name in dev:
                 row["s until dev"] = round(took * pairs[name] / max(learned.points[name]), 1)
                 row["nDCG@10, dev"] = interval_text(seeds_interval(dev[name]))

@@ -230,18 +230,6 @@ class Checkpoint:
 
 
 @flags()
-class ResultsFolder:
-    results: str = "results/compare-pydocs"
-    """results folder of compare.py"""
-
-
-@flags()
-class Baseline:
-    baseline: str = "bm25"
-    """system to test the others against"""
-
-
-@flags()
 class Threads:
     threads: int = 1
 

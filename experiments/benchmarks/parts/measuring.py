@@ -28,16 +28,12 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 PEERS = ("maxsim_cpu", "fast_plaid")  # systems with their modules' names
 
 
-class WorkerError(Exception):
-    """Raised with the end of a worker's error output if the worker failed."""
-
-
 def in_worker(
     name: str, job: Mapping[str, Any], threads: int, python: str = sys.executable, limit: float | None = None
 ) -> Any:
     """Return a worker's answer to a job, computed in a new process of the interpreter `python`.
 
-    Paths in the job must be absolute. Raises WorkerError if the worker fails, and TimeoutExpired after
+    Paths in the job must be absolute. Raises CalledProcessError if the worker fails, and TimeoutExpired after
     `limit` seconds.
     """
     variables = os.environ | dict.fromkeys(THREADS, str(threads))
@@ -49,9 +45,8 @@ def in_worker(
         cwd=Path(__file__).parents[1],  # python -m looks here first
         env=variables | {"OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1"},
         timeout=limit,
+        check=True,
     )
-    if done.returncode:
-        raise WorkerError(done.stderr[-2000:])
     return json.loads(done.stdout.splitlines()[-1])
 
 

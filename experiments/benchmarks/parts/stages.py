@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from parts.measuring import WorkerError, in_worker
+from parts.measuring import in_worker
 from rich.console import Console
 
 from paradigms.io.checks import json_or_empty, read_json
@@ -74,9 +74,9 @@ class Stages:
             answer = in_worker("systems", arguments, threads, python, self.limit)
         except subprocess.TimeoutExpired:
             answer = {"failed": f"not ended after {self.limit} s"}
-        except WorkerError as error:  # the next run tries this stage again
-            self.console.print(str(error))
-            return {"failed": str(error)}
+        except subprocess.CalledProcessError as error:  # the next run tries this stage again
+            self.console.print(error.stderr[-2000:])
+            return {"failed": error.stderr[-2000:]}
         self.seconds[file] = sum(os.times()[2:4]) - before
         write_json(file, {"job": request, "answer": answer, "CPU s": self.seconds[file]})
         return answer

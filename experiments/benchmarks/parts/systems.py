@@ -60,21 +60,7 @@ class System:
 
     def find(self, queries: Sequence[int]) -> Ranked:
         """Return the best documents for each query, best first."""
-        ranked = []
-        for n in queries:
-            candidates = self.job["candidates"][n] if "rerank" in self.setting else None
-            places = top_rows(self.scores(n, candidates), self.job["k"])
-            ranked.append(places if candidates is None else [candidates[place] for place in places])
-        return ranked
-
-    def scores(self, query: int, candidates: list[int] | None) -> np.ndarray:
         raise NotImplementedError
-
-
-def top_rows(scores: np.ndarray, k: int) -> list[int]:
-    """Return the positions of the k largest scores, best first."""
-    chosen = np.argpartition(-scores, min(k, len(scores)) - 1)[:k]
-    return [int(n) for n in chosen[np.argsort(-scores[chosen], kind="stable")]]
 
 
 class Ours(System):
@@ -142,11 +128,22 @@ class MaxSimCpu(System):
     def open(self) -> None:
         self.tokens = [np.ascontiguousarray(array) for array in self.arrays]
 
-    def scores(self, query: int, candidates: list[int] | None) -> np.ndarray:
+    def find(self, queries: Sequence[int]) -> Ranked:
         import maxsim_cpu
 
-        rows = self.tokens if candidates is None else [self.tokens[d] for d in candidates]
-        return maxsim_cpu.maxsim_scores_variable(self.documents.query_arrays[query], rows)
+        k = self.job["k"]
+        rows = self.tokens
+        ranked = []
+        for n in queries:
+            candidates: Sequence[int] = range(len(self.tokens))
+            if "rerank" in self.setting:
+                candidates = self.job["candidates"][n]
+                rows = [self.tokens[d] for d in candidates]
+            scores = maxsim_cpu.maxsim_scores_variable(self.documents.query_arrays[n], rows)
+            chosen = np.argpartition(-scores, min(k, len(scores)) - 1)[:k]
+            best = chosen[np.argsort(-scores[chosen], kind="stable")]
+            ranked.append([candidates[place] for place in best])
+        return ranked
 
 
 class FastPlaid(System):
@@ -172,11 +169,7 @@ class FastPlaid(System):
         return [[document for document, _ in row] for row in ranked]
 
 
-SYSTEMS: dict[str, type[System]] = {
-    "ours": Ours,
-    "maxsim_cpu": MaxSimCpu,
-    "fast_plaid": FastPlaid,
-}
+SYSTEMS: dict[str, type[System]] = {"ours": Ours, "maxsim_cpu": MaxSimCpu, "fast_plaid": FastPlaid}
 
 
 def build(system: System) -> dict[str, Any]:

@@ -19,7 +19,6 @@ on any machine, and do not depend on other queries.
 """
 
 import hashlib
-from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -72,23 +71,18 @@ class Source:
     tokenizer: Any
 
     def __post_init__(self) -> None:
-        vocabulary: dict[str, int] = {}
-        self.words = array("i")
-        self.units = list[Unit]()  # words of all texts, as indices into `names`
+        vocabulary: dict[str, str] = {}  # each word once in memory
+        self.words = list[str]()  # of all texts
+        self.units = list[Unit]()
         for number, (text, runs) in enumerate(read_runs(self.corpus, self.tokenizer)):
-            self.words.extend(vocabulary.setdefault(word, len(vocabulary)) for word in words_of(text))
+            self.words.extend(vocabulary.setdefault(word, word) for word in words_of(text))
             parts = units(runs, self.length, group=self.group, least=MOST)
             self.units += [Unit(number, *unit) for unit in parts]
-        self.names = list(vocabulary)
-
-    def draw(self, n: int, *what: object) -> int:
-        """Draw a number from 0 to n − 1 by hashing `what`."""
-        return hashed(*what) % n
 
     def reserved(self, unit: Unit) -> bool:
         """Return whether a unit is reserved for distractors, so that no query is drawn from it."""
         group = self.corpus.ids[unit.row], unit.place // self.group
-        return self.reserve and self.draw(2, "reserve", *group) == 0
+        return self.reserve and drawn(2, "reserve", *group) == 0
 
     def text(self, first: Unit, last: Unit) -> str:
         return self.corpus[first.row][first.start : last.end]
@@ -148,6 +142,11 @@ def hashed(*what: object) -> int:
     return int.from_bytes(hashlib.sha256("\n".join(map(str, (0, *what))).encode()).digest()[:8], "big")
 
 
+def drawn(n: int, *what: object) -> int:
+    """Draw a number from 0 to n − 1 by hashing `what`."""
+    return hashed(*what) % n
+
+
 def _draw_queries(source: Source, count: int) -> list[Query]:
     """Draw queries from different units, in random order. Raises ValueError if there are too few."""
     free = [unit for unit in source.units if not source.reserved(unit)]
@@ -174,9 +173,9 @@ def _draw_queries(source: Source, count: int) -> list[Query]:
 def _query(source: Source, unit: Unit, text: str, runs: Runs) -> Query | None:
     """Draw a query from `unit`; return None if the drawn tokens have too few words."""
     id = f"q:{source.corpus.ids[unit.row]}:{unit.place}"
-    tokens = FEWEST + source.draw(MOST - FEWEST + 1, "length", id)
+    tokens = FEWEST + drawn(MOST - FEWEST + 1, "length", id)
     begins = np.flatnonzero(runs.upto[-1] - runs.before >= tokens)
-    first = int(begins[source.draw(len(begins), "begin", id)])
+    first = int(begins[drawn(len(begins), "begin", id)])
     end = int(np.searchsorted(runs.upto, runs.before[first] + tokens, side="right"))
     part = text[runs.starts[first] : runs.ends[end - 1]] if end > first else ""
     words = tuple(words_of(part))
@@ -233,12 +232,12 @@ def _distractors(
     missing = [(query, n) for query in queries for n in range(count)]
     distractors: list[tuple[int, str, str]] = []
     for attempt in range(ATTEMPTS if hosts else 0):
-        drawn_hosts = [source.draw(len(hosts), "host", query.id, n, attempt) for query, n in missing]
+        drawn_hosts = [drawn(len(hosts), "host", query.id, n, attempt) for query, n in missing]
         read = read_runs((passages[hosts[host]] for host in drawn_hosts), source.tokenizer)
         parts = read_runs((_changed(source, *place, attempt) for place in missing), source.tokenizer)
         texts = []
         for (query, n), (host, runs), (part, part_runs) in zip(missing, read, parts, strict=True):
-            cut, resume = _place(source, runs, int(part_runs.upto[-1]), (query.id, n, attempt))
+            cut, resume = _place(runs, int(part_runs.upto[-1]), (query.id, n, attempt))
             texts.append(host[:cut] + part + host[resume:])
         wrong = {row for _, row in occurrences(phrases, map(words_of, texts))}
         tokens = (runs.upto[-1] for _, runs in read_runs(texts, source.tokenizer))
@@ -257,7 +256,7 @@ def _distractors(
     return [(id, text) for _, id, text in sorted(distractors)]
 
 
-def _place(source: Source, runs: Runs, tokens: int, what: tuple) -> tuple[int, int]:
+def _place(runs: Runs, tokens: int, what: tuple) -> tuple[int, int]:
     """Return (start, end) of the characters that will be replaced by `tokens` new tokens.
 
     The span has at least `tokens` tokens. In a passage with fewer tokens, only the first run is replaced, so
@@ -266,7 +265,7 @@ def _place(source: Source, runs: Runs, tokens: int, what: tuple) -> tuple[int, i
     begins = np.flatnonzero(runs.upto[-1] - runs.before >= tokens)
     if not len(begins):
         return int(runs.starts[0]), int(runs.ends[0])
-    first = int(begins[source.draw(len(begins), "place", *what)])
+    first = int(begins[drawn(len(begins), "place", *what)])
     last = int(np.searchsorted(runs.upto, runs.before[first] + tokens))
     return int(runs.starts[first]), int(runs.ends[last])
 
@@ -281,8 +280,7 @@ def _changed(source: Source, query: Query, n: int, attempt: int) -> str:
         new = query.words[i]
         tries = 0
         while new == query.words[i]:
-            place = source.draw(len(source.words), "word", *what, i, tries)
-            new = source.names[source.words[place]]
-            tries = tries + 1
+            new = source.words[drawn(len(source.words), "word", *what, i, tries)]
+            tries += 1
         text = text[: places[i][0]] + new + text[places[i][1] :]
     return text

@@ -56,6 +56,7 @@ class Task:
         self.name = first["collection"]
         self.trained_with = first["trained_with"]
         self.origin = first["origin"]
+        self.places = [self.name, self.origin]
         self.models = models
         self.shots = sorted(shots)
         self.strategies = list(first["values"])
@@ -112,7 +113,9 @@ class Mean:
     def __init__(self, tasks: Sequence[Task]) -> None:
         self.tasks = tasks
         self.trained_with = tasks[0].trained_with
-        names = ", ".join(dict.fromkeys(task.name for task in tasks))
+        self.origin = ""
+        self.places = [task.name for task in tasks]
+        names = ", ".join(dict.fromkeys(self.places))
         self.label = f"the average of {names}, trained with {self.trained_with}"
 
     def sides(self) -> dict[str, Values]:
@@ -151,7 +154,7 @@ def study(tasks: Sequence[Task]) -> Study:
     }
 
     first = [task for task in tasks if task.trained_with == "k=1"]
-    hard = [of for of in everything if of.trained_with not in SOFT and not getattr(of, "origin", "")]
+    hard = [of for of in everything if of.trained_with not in SOFT and not of.origin]
     groups = {
         "k=1": [of.label for of in first],
         "squad": [of.label for of in first if of.paper == "squad"],
@@ -164,7 +167,7 @@ def study(tasks: Sequence[Task]) -> Study:
             f"{better.label}, default − {worse.label}, default"
             for better, worse in product(everything, everything)
             if better.trained_with in PRINTED_BEST and worse.trained_with not in PRINTED_BEST
-            if places_of(better) == places_of(worse)
+            if better.places == worse.places
         ],
         "table order": [one for task in trained if task.trained_with != "k=1" for one in table_order(task)],
     }
@@ -184,10 +187,6 @@ def study(tasks: Sequence[Task]) -> Study:
         printed={MEASURE: paper},
         parts={mean.label: [task.label for task in mean.tasks] for mean in means_of(trained)},
     )
-
-
-def places_of(of: Task | Mean) -> list[str]:
-    return [task.name for task in of.tasks] if isinstance(of, Mean) else [of.name, of.origin]
 
 
 def table_order(task: Task) -> list[str]:

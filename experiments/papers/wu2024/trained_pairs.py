@@ -213,7 +213,7 @@ def run_study(
     settings: Any,
     title: str,
     tasks: Mapping[str, Sequence[str]],
-    measure: Callable[[StudyData, str, int, list[Any]], Measured],
+    measure: Callable[[StudyData, str, list[Any]], Measured],
     report: Callable[[StudyData, TaskResults], tuple[str, dict[str, Section]]],
     *,
     keep_recall: bool = False,
@@ -221,7 +221,7 @@ def run_study(
 ) -> None:
     """Train the models of each task for every seed, measure the tasks, and publish a report.
 
-    The result of measure(data, task, seed, models) is saved as seed-N/TASK.json, with the values
+    The result of measure(data, task, models) is saved as seed-N/TASK.json, with the values
     from `training_of`; the result's own key "training" overrides them. All tasks and seeds must return the
     same "queries". report(data, results) returns (summary, sections). keep_recall: also save R@10
     of every model, for `unlearned_models`. half: measure generative models in the training precision instead
@@ -244,7 +244,7 @@ def run_study(
         with autocast(accelerator.device, accelerator.mixed_precision) if lower else nullcontext():
             named = dict(zip(tasks[task], models, strict=True))
             more = recalls(data, settings.depth, named) if keep_recall else {}
-            of_task = measure(data, task, seed, models)
+            of_task = measure(data, task, models)
         trainings_of_task = of_task.get("training", {})
         trainings = {
             name: training_of(Path(settings.models, f"seed-{seed}", name)) | trainings_of_task.get(name, {})
