@@ -1,7 +1,5 @@
 """LEMUR: features and least squares, each beside another way to compute it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Fixed-dimensional encodings: one inner product is core.rel under `Buckets`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """SPLADE and uniCOIL by their formulas, the family from BM25 to COIL as reductions, regularisers."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

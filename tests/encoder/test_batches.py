@@ -1,6 +1,5 @@
 """Texts in parts by length, and gradient caching: the plain step's losses and gradients, in less memory."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,21 +37,15 @@ def build(name: str, backbone: Path, dropout: bool = False, **options: Any) -> P
     return paradigm.train(dropout)
 
 
-def step(
-    paradigm: Paradigm,
-    chunk: int = 0,
-    tokens: int | None = None,
-    parts: int = 1,
-    examples: Sequence[Example] = EXAMPLES,
-) -> dict[str, Tensor]:
+def step(paradigm: Paradigm, chunk: int = 0, tokens: int | None = None, parts: int = 1) -> dict[str, Tensor]:
     """The loss of one batch and its gradients. tokens: at once, None = all."""
-    objective = Contrastive(paradigm, CORPUS, examples).configure(LossSettings(chunk=chunk))
+    objective = Contrastive(paradigm, CORPUS, EXAMPLES).configure(LossSettings(chunk=chunk))
     paradigm.zero_grad()
     freeze(paradigm, 0, parts)
     torch.manual_seed(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paradigm.encoder, "tokens", {} if tokens is None else {"cpu": tokens})
-        loss = objective.loss(paradigm, objective.collate(list(examples)))
+        loss = objective.loss(paradigm, objective.collate(EXAMPLES))
         loss.backward()
     gradients = {n: p.grad.clone() for n, p in paradigm.named_parameters() if p.grad is not None}
     return gradients | {"loss": loss.detach()}

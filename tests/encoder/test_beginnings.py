@@ -1,7 +1,5 @@
 """The first tokens of a long text do not depend on what follows them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -26,7 +26,7 @@ from papers.wu2024.trained_pairs import open_pairs
 from rich.console import Console
 from studies.gains import DEV
 
-from paradigms import Paradigm, load
+from paradigms import load
 from paradigms.evaluate import per_query
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED
 from tests.experiments import scripts
@@ -76,13 +76,6 @@ def test_gr_may_be_left_out(
     assert untested == {row["claim"] for row in complete if "GR" in row["quantity"]}
     of_mvdr = [row for row in complete if "GR" not in row["quantity"]]
     assert [row["measured"] for row in rows if row["quantity"] != "–"] == [row["measured"] for row in of_mvdr]
-
-
-def similarities(model: Paradigm, query: str, document: str) -> torch.Tensor:
-    """DᵀQ, [document tokens, query tokens], of document tokens as the index stores them."""
-    q = model.encode_queries([query])
-    d = model.encode_documents([document])
-    return d.vectors[0, 0][d.mask[0, 0]].half().float() @ q.vectors[0, 0][q.mask[0, 0]].T
 
 
 def test_chance_is_the_mean_over_all_orders() -> None:

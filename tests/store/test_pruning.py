@@ -1,7 +1,5 @@
 """D with fewer tokens: the most salient, or means of clusters; certificates bound what that can change."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path
