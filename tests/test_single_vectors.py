@@ -19,9 +19,7 @@ WIDTH = 24  # of LEMUR's features
 
 @pytest.mark.parametrize(("salience", "fill"), [(True, True), (False, False)])
 @pytest.mark.parametrize(("planes", "repetitions"), [(0, 1), (1, 3), (6, 2)])
-def test_an_inner_product_of_encodings_is_rel_under_buckets(
-    planes: int, repetitions: int, salience: bool, fill: bool
-) -> None:
+def test_an_inner_product_of_encodings_is_rel_under_buckets(planes, repetitions, salience, fill):
     documents, queries = sides(salience)
     encoding = FixedEncoding(planes, repetitions, 0, fill=fill, seed=3)
     align = Buckets(planes, repetitions, fill, seed=3)
@@ -30,7 +28,7 @@ def test_an_inner_product_of_encodings_is_rel_under_buckets(
     assert_same(results, rel(documents, queries, align, one))
 
 
-def test_a_centre_moves_buckets_and_no_order() -> None:
+def test_a_centre_moves_buckets_and_no_order():
     """A is that of centred tokens, S that of centred documents: MaxSim less one number for each query."""
     documents, queries = sides()
     centre = documents.vectors[documents.mask].mean(0)
@@ -45,7 +43,7 @@ def test_a_centre_moves_buckets_and_no_order() -> None:
 
 
 @pytest.mark.parametrize("shortened", [{"inner": 8}, {"inner": 8, "final": 64}])
-def test_projections_keep_inner_products_on_average(shortened: dict[str, int]) -> None:
+def test_projections_keep_inner_products_on_average(shortened):
     """Over 25 seeds the mean error lies within 5 standard errors of 0."""
     documents, queries = sides()
     errors = []
@@ -67,7 +65,7 @@ def random_features(epochs: int = 0) -> tuple[Features, torch.Tensor]:
 
 
 @pytest.mark.parametrize("salience", [True, False])
-def test_the_targets_add_up_to_maxsim(salience: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_targets_add_up_to_maxsim(salience, monkeypatch):
     documents, queries = sides(salience)
     expected = rel(documents, queries, QueryToDocument(), one)
     weights = queries.mask[:, 0].double()
@@ -80,7 +78,7 @@ def test_the_targets_add_up_to_maxsim(salience: bool, monkeypatch: pytest.Monkey
         assert_same((results * weights[..., None]).sum(1), expected)
 
 
-def test_weights_are_the_ridge_regression_of_the_targets() -> None:
+def test_weights_are_the_ridge_regression_of_the_targets():
     documents, queries = sides()
     features, vectors = random_features()
     design = features(vectors).numpy()
@@ -96,7 +94,7 @@ def test_weights_are_the_ridge_regression_of_the_targets() -> None:
     assert_same(features.queries(queries), torch.stack(each))
 
 
-def test_fitted_features_predict_better_than_random_ones() -> None:
+def test_fitted_features_predict_better_than_random_ones():
     documents, _ = sides()
     fresh = torch.randn(400, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(6))
     errors = []

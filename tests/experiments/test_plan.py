@@ -2,9 +2,7 @@
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -21,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import BertConfig, BertModel
 
 from paradigms import PARADIGMS
-from paradigms.align import NORMALISERS, Alignment, AllPairs, PoolTopK, QueryToDocument, TopK
+from paradigms.align import NORMALISERS, AllPairs, PoolTopK, QueryToDocument, TopK
 from paradigms.core import Tokens
 from paradigms.scoring import in_batch
 from paradigms.train import parallel
@@ -63,14 +61,14 @@ class Unnamed:
 
 
 @pytest.fixture
-def processes(request: pytest.FixtureRequest) -> Iterator[int]:
+def processes(request):
     dist.init_process_group("fake", rank=0, world_size=request.param, store=FakeStore())
     yield request.param
     dist.destroy_process_group()
 
 
 @pytest.fixture
-def bert(tiny_bert: Path, tmp_path: Path) -> Path:
+def bert(tiny_bert, tmp_path):
     """A BERT of six layers, whose weights take about as many bytes as the activations of some texts."""
     shutil.copytree(tiny_bert, tmp_path, dirs_exist_ok=True)
     size = {"hidden_size": 256, "num_hidden_layers": 6, "intermediate_size": 1024}
@@ -93,9 +91,7 @@ STEPS += [(64, BOTH | {"precision": "bf16"}), (8, BOTH | {"recompute": True})]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("processes", "changes"), STEPS, ids=str, indirect=["processes"])
-def test_a_step_is_as_planned(
-    processes: int, bert: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
-) -> None:
+def test_a_step_is_as_planned(processes, bert, monkeypatch, changes):
     monkeypatch.setattr(in_batch, "CELLS", {})  # tiles as on a GPU
     settings = plan.Settings(
         model=str(bert), gpus=processes, batch=8 * processes, **{"precision": "no"} | SIZES | changes
@@ -153,7 +149,7 @@ def test_a_step_is_as_planned(
 @pytest.mark.parametrize(
     "align", [None, TopK(2), PoolTopK(5), PoolTopK(0.01), AllPairs()], ids=lambda align: str(align)
 )
-def test_scores_are_counted_without_data(align: Alignment | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_are_counted_without_data(align, monkeypatch):
     """Tensors without data take as many bytes as tensors with data, on a device with the same tiles."""
     monkeypatch.setattr(in_batch, "CELLS", {})
     queries, documents, lengths, dim = 12, 10, (4, 24), 8
