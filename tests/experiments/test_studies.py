@@ -1,6 +1,7 @@
 """Every study runs from its flags to its tables, and a second start measures nothing again."""
 
 import json
+from functools import partial
 
 import pytest
 from studies import pages
@@ -39,11 +40,7 @@ def test_a_study_publishes_its_tables_and_resumes(study, finished, words, tiny_b
 def test_two_processes_finish_a_study(study, words, tiny_bert, seq2seq, tmp_path):
     """The first reports. The other shared scripts have tests of their own."""
     flags = study_flags(study, words, tiny_bert, seq2seq, tmp_path)
-    group = fork_group(tmp_path / "log", 2, launched, study, flags, ACCELERATE_USE_CPU="true")
+    group = fork_group(tmp_path / "log", 2, partial(run, study, **flags), ACCELERATE_USE_CPU="true")
     ended = [process.ended() for process in group]
     assert [code for code, _ in ended] == [0, 0], ended
     assert ["Report: " in said for _, said in ended] == [True, False]
-
-
-def launched(study: str, flags: dict[str, object]) -> None:
-    run(study, **flags)
