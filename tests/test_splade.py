@@ -1,11 +1,8 @@
 """SPLADE and uniCOIL by their formulas, the family from BM25 to COIL as reductions, regularisers."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -39,7 +36,7 @@ DOCUMENTS = ["a quick fox in the garden and the sea", "", "snow; the stone, and 
 
 
 @pytest.fixture(scope="module")
-def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def masked(tmp_path_factory):
     """A tiny BERT with its masked-language-model head."""
     return write_headed(BertForMaskedLM, tmp_path_factory.mktemp("masked") / "bert")
 
@@ -61,7 +58,7 @@ def dense(tokens: Tokens, size: int) -> Tensor:
     return rows.new_zeros(len(rows), size).scatter_add(1, tokens.ids.flatten(0, 1), rows)
 
 
-def test_weights_are_those_of_the_formula(masked: Path) -> None:
+def test_weights_are_those_of_the_formula(masked):
     model = PARADIGMS["splade"](masked).double()
     queries, documents = model.encode_queries(QUERIES), model.encode_documents(DOCUMENTS)
     q, d = by_transformers(masked, QUERIES), by_transformers(masked, DOCUMENTS)
@@ -81,9 +78,7 @@ def test_weights_are_those_of_the_formula(masked: Path) -> None:
     ("name", "kind", "config"),
     [("llama", LlamaForCausalLM, LlamaConfig), ("qwen3", Qwen3ForCausalLM, Qwen3Config)],
 )
-def test_decoders_weigh_terms_by_their_next_tokens(
-    name: str, kind: Any, config: Any, checkpoints: dict[str, Path], tmp_path: Path
-) -> None:
+def test_decoders_weigh_terms_by_their_next_tokens(name, kind, config, checkpoints, tmp_path):
     """The weights are those of the formula, whatever pads a text; training moves the head and its layers."""
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(checkpoints[name])
@@ -107,9 +102,7 @@ def test_decoders_weigh_terms_by_their_next_tokens(
     assert any("lm_head" in name for name in trained)
 
 
-def test_a_backbone_without_the_head_is_refused_or_tied(
-    tiny_bert: Path, masked: Path, tmp_path: Path
-) -> None:
+def test_a_backbone_without_the_head_is_refused_or_tied(tiny_bert, masked, tmp_path):
     with pytest.raises(ValueError, match=r"language-model head: .* lacks weights .* or set tied_head"):
         PARADIGMS["splade"](tiny_bert)
     tied = built("splade", tiny_bert).double()
@@ -131,7 +124,7 @@ def test_a_backbone_without_the_head_is_refused_or_tied(
         ({"document_sparsity": -1.0}, "document_sparsity must be at least 0"),
     ],
 )
-def test_wrong_settings_are_refused(masked: Path, settings: dict[str, Any], message: str) -> None:
+def test_wrong_settings_are_refused(masked, settings, message):
     with pytest.raises(ValueError, match=message):
         PARADIGMS["splade"](masked, **settings)
 
@@ -149,7 +142,7 @@ def sides(d: Tensor, q: Tensor) -> tuple[Tokens, Tokens]:
     return as_terms(d), as_terms(q).map(lambda t: t.transpose(0, 1))
 
 
-def test_bm25_is_equal_ids_with_its_weights() -> None:
+def test_bm25_is_equal_ids_with_its_weights():
     bm25 = BM25(dict(zip("abcd", DOCUMENTS, strict=True)))
     counts = torch.zeros(len(QUERIES), len(bm25.vocabulary))
     for row, text in zip(counts, QUERIES, strict=True):
@@ -161,7 +154,7 @@ def test_bm25_is_equal_ids_with_its_weights() -> None:
     assert_within_rounding(results, expected, torch.float32, 10)  # words of a query
 
 
-def test_unicoil_is_coil_with_one_dimension(tiny_bert: Path) -> None:
+def test_unicoil_is_coil_with_one_dimension(tiny_bert):
     """Σⱼ wⱼ · max_{i: id(i) = id(j)} wᵢ of w = relu(W h + b): Lin and Ma 2021."""
     settings = {"dim": 1, "pooled_dim": 0, "activation": "relu", "projection_bias": True}
     torch.manual_seed(0)
@@ -183,7 +176,7 @@ def test_unicoil_is_coil_with_one_dimension(tiny_bert: Path) -> None:
             assert_same(results[b, n], expected, scale=1)
 
 
-def test_weights_are_scored_in_training_as_rel_in_values_and_gradients() -> None:
+def test_weights_are_scored_in_training_as_rel_in_values_and_gradients():
     """Terms that come more than once, as in uniCOIL, too."""
     random = torch.Generator().manual_seed(0)
     results = []
@@ -205,7 +198,7 @@ def test_weights_are_scored_in_training_as_rel_in_values_and_gradients() -> None
 # --- what makes terms few -------------------------------------------------------------------------------
 
 
-def test_regularisers_are_those_of_the_papers() -> None:
+def test_regularisers_are_those_of_the_papers():
     w = weights(8, 30, 2)
     mean, share = w.mean(0), (w > 0).double().mean(0)
     activ = share.where(share > 0, 1e-300)
@@ -216,7 +209,7 @@ def test_regularisers_are_those_of_the_papers() -> None:
     assert activ[share < 0.1].max() < 0.5 < activ[share > 0.1].min()
 
 
-def test_sparsity_joins_the_loss_and_rises_quadratically(masked: Path) -> None:
+def test_sparsity_joins_the_loss_and_rises_quadratically(masked):
     corpus = Corpus(list("abcd"), DOCUMENTS)
     examples = [Example(QUERIES[0], 0, (3,), (0,)), Example(QUERIES[1], 2, (1,), (2,))]
     options = {"query_sparsity": 0.5, "document_sparsity": 0.25, "sparsity": "l1"}
@@ -232,7 +225,7 @@ def test_sparsity_joins_the_loss_and_rises_quadratically(masked: Path) -> None:
         assert_same(objective.loss(model, batch), plain + share * few)
 
 
-def test_an_explanation_names_the_terms_of_its_tokens(masked: Path) -> None:
+def test_an_explanation_names_the_terms_of_its_tokens(masked):
     """Rounding decides whether a term of weight near 0 is there; here a change of the bias does."""
     model = PARADIGMS["splade"](masked, tied_head=True)
     queries, documents = model.encode_queries(QUERIES[:1]), model.encode_documents(DOCUMENTS[:1])

@@ -117,7 +117,7 @@ def _save(kind: Any, config: Any, processor: Any, folder: Path) -> Path:
     return folder
 
 
-def picture(seed: int, width: int = 80, height: int = 60) -> Image.Image:
+def picture(seed: int) -> Image.Image:
     """A picture of random colours in blocks."""
     blocks = np.random.default_rng(seed).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
-    return Image.fromarray(blocks).resize((width, height), Image.Resampling.NEAREST)
+    return Image.fromarray(blocks).resize((80, 60), Image.Resampling.NEAREST)

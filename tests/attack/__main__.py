@@ -1,7 +1,5 @@
 """python -m tests.attack [--tries N] [--seed S] [--only WORD]: the table of all attacks."""
 
-from __future__ import annotations
-
 import argparse
 import gc
 import math

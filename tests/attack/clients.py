@@ -1,7 +1,5 @@
 """Clients of the service: requests whose cost is drawn at random, permitted or not."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import random

@@ -7,8 +7,6 @@ crashed, which is a signal, a hang, or code of the attacker that was run.
 Every decision of a try comes from its `draw`, a seeded generator.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import random

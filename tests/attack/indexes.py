@@ -1,7 +1,5 @@
 """Indexes: a tiny one of each kind, and writers of it that are killed, starved of disk space or crowded."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

@@ -4,8 +4,6 @@ A target is made in a folder, a change damages a copy of it, and `opens` reads t
 undamaged one, or refuse by name.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

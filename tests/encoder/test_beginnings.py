@@ -1,8 +1,5 @@
 """The first tokens of a long text do not depend on what follows them."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +19,7 @@ TEXTS = st.lists(st.sampled_from(PARTS), max_size=80).map("".join)
 
 
 @pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
+def short(monkeypatch):
     """Texts of a few characters are long."""
     monkeypatch.setattr(tokenizing, "CHARACTERS", 1)
     monkeypatch.setattr(tokenizing, "LONG", 2)
@@ -30,7 +27,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_first_tokens_are_those_of_the_whole_text(checkpoints: dict[str, Path], family: str) -> None:
+def test_first_tokens_are_those_of_the_whole_text(checkpoints, family):
     tokenizer, cuts = load_tokenizer(checkpoints[family]), 0
 
     @settings(max_examples=100, deadline=None)
@@ -50,9 +47,7 @@ def test_first_tokens_are_those_of_the_whole_text(checkpoints: dict[str, Path], 
     assert cuts
 
 
-def test_a_text_of_many_megabytes_is_read_as_far_as_its_tokens_are_kept(
-    checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_of_many_megabytes_is_read_as_far_as_its_tokens_are_kept(checkpoints, monkeypatch):
     tokenizer, most = load_tokenizer(checkpoints["bert"]), 0
 
     class Counting:
@@ -68,7 +63,7 @@ def test_a_text_of_many_megabytes_is_read_as_far_as_its_tokens_are_kept(
     assert len(results) == most < 200
 
 
-def test_where_tokens_may_reach_over_spaces_texts_are_left_whole() -> None:
+def test_where_tokens_may_reach_over_spaces_texts_are_left_whole():
     """Tokenizers with merges over the whole text, or with words that contain a space."""
     plain = Tokenizer(models.WordLevel({"ab cd": 0, "ab": 1, "?": 2}, unk_token="?"))
     text = "ab cd " * 1000
@@ -81,7 +76,7 @@ def test_where_tokens_may_reach_over_spaces_texts_are_left_whole() -> None:
 
 
 @pytest.mark.parametrize("name", ["dpr", "colbert"])
-def test_the_part_that_is_read_has_the_same_tokens(tiny_bert: Path, name: str) -> None:
+def test_the_part_that_is_read_has_the_same_tokens(tiny_bert, name):
     encoder = built(name, tiny_bert, document_length=8).encoder
     texts = ["", "the sea", "The SEA,  the mountain; the river and the ship", "boat " * 9000, "sea " * 5]
     read = read_part(encoder, texts)

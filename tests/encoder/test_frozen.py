@@ -38,11 +38,9 @@ def round_states(encoder: TextEncoder) -> None:
     encoder.split.lower = lambda batch: scaled(lower(batch)).double() / SCALE
 
 
-def keep(
-    encoder: TextEncoder, folder: Path, texts: list[str], side: Side = "document", **share: Any
-) -> LowerStates:
+def keep(encoder: TextEncoder, folder: Path, texts: list[str]) -> LowerStates:
     store = encoder.split.keep_states(folder)
-    store.add(texts, lambda some: encoder.tokenize(some, side), encoder.split.compute, **share)
+    store.add(texts, lambda some: encoder.tokenize(some, "document"), encoder.split.compute)
     store.open()
     return store
 

@@ -22,7 +22,6 @@ from paradigms.encoder import backbone, sources
 from paradigms.encoder.precision import autocast
 from paradigms.encoder.text import EncoderSettings, Side, TextEncoder
 from paradigms.encoder.tokenizing import TOKENIZING, read_part
-from tests import needs
 from tests.near import assert_same, assert_within_rounding
 from tests.saving.test_read import hidden
 from tests.tiny import FAMILIES, TERMS, WIDTH, built, write_checkpoint, write_roberta
@@ -145,18 +144,6 @@ def test_the_tokens_that_count(checkpoints, family, settings, side, text, expect
     assert not batch.counts[2].any()
 
 
-def test_augmentation_and_skipped_tokens_in_attention(tiny_bert):
-    """[MASK]s count but are not attended; skipped tokens are attended but do not count."""
-    model = encoder(tiny_bert, query_augmentation=True, query_length=8, dim=None, normalize=False, skip=",:")
-    batch = model.tokenize(["the fox", LONG], "query")
-    assert batch.attention_mask.tolist() == [[1] * 4 + [0] * 4, [1] * 8]
-    assert_same(encode(model, ["the fox"], "query").vectors[0, 0, :4], states(tiny_bert, "the fox"))
-    text = "fox, dog: cat."
-    tokens = encode(model, [text])
-    assert_same(tokens.vectors[0, 0], states(tiny_bert, text))
-    assert tokens.mask[0, 0].tolist() == [True, True, False, True, False, True, True, True]
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_of_an_empty_text_nothing_counts(checkpoints, family):
     for name in PARADIGMS:
@@ -271,17 +258,6 @@ def test_without_its_package_the_offline_encoder_is_the_hubs_original(tiny_bert,
 def test_a_t5_without_published_pooling_is_pooled_by_mean(checkpoints, family, pooling):
     assert PARADIGMS["dpr"](checkpoints[family]).encoder.settings.pooling == pooling
     assert PARADIGMS["dpr"](checkpoints[family], pooling="cls").encoder.settings.pooling == "cls"
-
-
-@needs.offline_encoder
-def test_offline_encoder_pools_as_published():
-    """all-MiniLM-L6-v2: the mean of the last hidden states, normalised."""
-    texts = ["Zebrafish regenerate their hearts.", "How do stars form?", ""]
-    dpr = PARADIGMS["dpr"]("offline", pooling="mean").double()
-    vectors = dpr.encode_documents(texts).vectors[0, :, 0]
-    for text, vector in zip(texts, vectors, strict=True):
-        mean = states(sources.packaged("offline"), text).mean(0)
-        assert_same(vector, mean / mean.norm())
 
 
 def test_threads_tokenise_both_sides_of_one_model(tiny_bert):

@@ -25,9 +25,9 @@ from paradigms.evaluate.claims import (
 from paradigms.evaluate.significance import mean_test
 
 
-def claim(mean, spread=0.1, seeds=3, queries=200, **settings):
+def claim(mean, seeds=3, queries=200, **settings):
     values = np.random.default_rng(0).normal(size=(seeds, queries))
-    values = (values - values.mean()) * spread + mean
+    values = (values - values.mean()) * 0.1 + mean
     return Claim("Paper 2020, §1", "it is better", "nDCG@10, a − b", values, **settings)
 
 
@@ -110,9 +110,7 @@ def test_seeds_that_differ_leave_a_claim_open():
 
 
 @pytest.mark.parametrize(("seeds", "resampled"), [(2, 0.72), (3, 0.83), (5, 0.89)])  # on the page of verdicts
-def test_intervals_of_few_seeds_hold_the_mean(
-    monkeypatch: pytest.MonkeyPatch, seeds: int, resampled: float
-) -> None:
+def test_intervals_of_few_seeds_hold_the_mean(monkeypatch, seeds, resampled):
     """Standard deviations: seeds .1, queries .3, and .02 between seeds on a query; 100 queries."""
     draw = np.random.default_rng(0).standard_normal
     studies = 0.1 * draw((STUDIES, seeds, 1)) + 0.3 * draw((STUDIES, 1, 100))
@@ -143,7 +141,7 @@ STUDIES = 500
 
 @pytest.mark.parametrize("clustered", [False, True])
 @pytest.mark.parametrize("name", DRAWS)
-def test_p_at_the_bound_is_rarely_small(monkeypatch: pytest.MonkeyPatch, name: str, clustered: bool) -> None:
+def test_p_at_the_bound_is_rarely_small(monkeypatch, name, clustered):
     """Of studies whose true mean is the bound, at most a share α has p ≤ α, half on each side, up to chance.
 
     clustered: four queries of each cluster have the same difference.
@@ -159,7 +157,7 @@ def test_p_at_the_bound_is_rarely_small(monkeypatch: pytest.MonkeyPatch, name: s
             assert (p[side] <= level).sum() <= binom.isf(0.001, STUDIES, level / 2), level
 
 
-def test_draws_that_are_kept_are_those_of_a_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draws_that_are_kept_are_those_of_a_first_call(monkeypatch):
     once, again = judge([claim(0.1)])[0], judge([claim(0.1)])[0]
     for module in (measures, significance):
         monkeypatch.setattr(module, "KEPT_QUERIES", 0)
@@ -199,13 +197,7 @@ RULES: list[tuple[dict[str, Any], int, Draw, tuple[float, float]]] = [
 
 
 @pytest.mark.parametrize(("settings", "queries", "draw", "shares"), RULES)
-def test_verdicts_at_a_bound_are_rarely_wrong(
-    monkeypatch: pytest.MonkeyPatch,
-    settings: dict[str, Any],
-    queries: int,
-    draw: Draw,
-    shares: tuple[float, float],
-) -> None:
+def test_verdicts_at_a_bound_are_rarely_wrong(monkeypatch, settings, queries, draw, shares):
     """At most 2.5% of studies for each verdict, up to chance. seeds: they differ by a third as queries do."""
     monkeypatch.setattr(significance, "RESAMPLES", 399)
     monkeypatch.setattr(claims, "seeds_interval", partial(seeds_interval, resamples=400))
@@ -223,7 +215,7 @@ def test_verdicts_at_a_bound_are_rarely_wrong(
         assert abs(words.count(word) / STUDIES - share) <= 0.004
 
 
-def test_the_page_has_the_shares_of_wrong_verdicts() -> None:
+def test_the_page_has_the_shares_of_wrong_verdicts():
     page = (Path(__file__).parents[2] / "experiments/VERDICTS.md").read_text(encoding="utf-8")
     table = page.partition("| least effect; differences of queries |")[2].split("\n\n")[0]
     rows = [line.split("|")[2:4] for line in table.splitlines()[2:]]

@@ -1,7 +1,6 @@
 """Tests of the scripts draw fewer resamples and repeat no measured query; each study runs once."""
 
 import inspect
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from tests.experiments.studies import study_flags
 
 
 @pytest.fixture(autouse=True, scope="module")
-def few_repetitions() -> Iterator[None]:
+def few_repetitions():
     """2,000 resamples instead of 10,000: a corrected p of .05 is still within reach of 40 comparisons."""
     defaults = inspect.unwrap(seeds_interval).__kwdefaults__
     with pytest.MonkeyPatch.context() as patch:
@@ -24,9 +23,7 @@ def few_repetitions() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def finished(
-    words: Path, tiny_bert: Path, seq2seq: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Path]:
+def finished(words, tiny_bert, seq2seq, tmp_path_factory):
     """Study -> a folder with its results of the collection `words`, and its models where it trains pairs."""
     folders: dict[str, Path] = {}
 

@@ -160,7 +160,6 @@ def test_planted_effects_of_pruning_get_their_verdicts() -> None:
 
 
 QUERY = "zebra bird over the sea"  # the tiny vocabulary knows no zebra: at least five pieces
-DOCUMENT = "a zebra saw (one) bird; the bird flew over <b>sea</b> & land"
 
 
 def build(backbone: Path, **options: object) -> Paradigm:

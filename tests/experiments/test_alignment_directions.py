@@ -1,9 +1,7 @@
 """experiments/alignment_directions.py: rankings and chance against loops, claims about planted numbers."""
 
 import json
-from collections.abc import Callable
 from itertools import permutations
-from pathlib import Path
 
 import alignment_directions as study
 import numpy as np
@@ -26,7 +24,7 @@ from papers.wu2024.trained_pairs import open_pairs
 from rich.console import Console
 from studies.gains import DEV
 
-from paradigms import Paradigm, load
+from paradigms import load
 from paradigms.evaluate import per_query
 from paradigms.evaluate.claims import CONTRADICTED, REPRODUCED, UNDECIDED
 from tests.experiments import scripts
@@ -35,9 +33,7 @@ from tests.experiments.studies import study_flags
 from tests.near import assert_within_rounding
 
 
-def test_directions_against_loops_over_tokens(
-    finished: Callable[[str], Path], words: Path, seq2seq: dict[str, Path]
-) -> None:
+def test_directions_against_loops_over_tokens(finished, words, seq2seq):
     folder = finished("alignment_directions")
     own = settings("alignment_directions", **pair_flags(words, seq2seq["t5"], folder))
     data = open_pairs(own, Accelerator(cpu=True), Console(quiet=True))
@@ -61,13 +57,7 @@ def test_directions_against_loops_over_tokens(
                 assert_within_rounding(runs[system][query][id], rel, torch.float16, 1, scale=cosines)
 
 
-def test_gr_may_be_left_out(
-    finished: Callable[[str], Path],
-    words: Path,
-    tiny_bert: Path,
-    seq2seq: dict[str, Path],
-    tmp_path: Path,
-) -> None:
+def test_gr_may_be_left_out(finished, words, tiny_bert, seq2seq, tmp_path):
     folder = finished("alignment_directions")
     flags = study_flags("alignment_directions", words, tiny_bert, seq2seq, folder)
     scripts.run("alignment_directions", **flags | {"generative": "false", "output": tmp_path})
@@ -78,14 +68,7 @@ def test_gr_may_be_left_out(
     assert [row["measured"] for row in rows if row["quantity"] != "–"] == [row["measured"] for row in of_mvdr]
 
 
-def similarities(model: Paradigm, query: str, document: str) -> torch.Tensor:
-    """DᵀQ, [document tokens, query tokens], of document tokens as the index stores them."""
-    q = model.encode_queries([query])
-    d = model.encode_documents([document])
-    return d.vectors[0, 0][d.mask[0, 0]].half().float() @ q.vectors[0, 0][q.mask[0, 0]].T
-
-
-def test_chance_is_the_mean_over_all_orders() -> None:
+def test_chance_is_the_mean_over_all_orders():
     """Also of a query whose candidates have some, or none, of its relevant documents."""
     pool = {"q": dict.fromkeys("abcd", 0.0), "none": dict.fromkeys("ab", 0.0)}
     judgements = {"q": {"b": 1, "c": 2, "d": 0, "missed": 1}, "none": {"missed": 1}}
@@ -125,7 +108,7 @@ def verdicts(
     return [verdict.word for verdict in results]
 
 
-def test_verdicts_follow_the_numbers() -> None:
+def test_verdicts_follow_the_numbers():
     yes, no, open_ = REPRODUCED, CONTRADICTED, UNDECIDED
     # q→d over three q←d, over six GR, and the 18 pairs of q←d and GR.
     assert verdicts(0.9, 0.2, 0.6) == [yes] * 9 + [no] * 18

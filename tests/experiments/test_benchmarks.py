@@ -22,9 +22,7 @@ from tests.tiny import TERMS, WORDS, write_collection
 
 
 @pytest.mark.slow
-def test_every_stage_is_measured_once(
-    words: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_stage_is_measured_once(words, tiny_bert, tmp_path, monkeypatch):
     measured = []
 
     def worker(name, job, threads, python, limit):
@@ -53,7 +51,7 @@ def test_every_stage_is_measured_once(
 
 
 @pytest.fixture
-def real(tmp_path: Path) -> Path:
+def real(tmp_path):
     random = np.random.default_rng(0)
     lengths = random.integers(1, 9, 600)
     values = random.standard_normal((lengths.sum(), 8)) + 3 * random.standard_normal(8)
@@ -63,7 +61,7 @@ def real(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_documents_do_not_depend_on_the_range_they_are_drawn_in(real: Path) -> None:
+def test_documents_do_not_depend_on_the_range_they_are_drawn_in(real):
     documents = composed.Composed(str(real), "tokens")
     full = list(documents.parts(0, 3000))
     assert [id for names, _ in full for id in names] == [str(n) for n in range(3000)]
@@ -73,7 +71,7 @@ def test_documents_do_not_depend_on_the_range_they_are_drawn_in(real: Path) -> N
     assert (tokens.vectors[0][there] == full[2][1].vectors[0, 52:56, : there.shape[1]][there]).all()
 
 
-def test_composed_tokens_keep_the_moments_of_their_cells(real: Path) -> None:
+def test_composed_tokens_keep_the_moments_of_their_cells(real):
     """Mean and covariance of all tokens agree with those of the real ones, up to the drawing."""
     documents = composed.Composed(str(real), "tokens", real=0)
     drawn = np.concatenate([values for _, (values, _) in documents.blocks(0, 20_000)]).astype(np.float64)
@@ -87,7 +85,7 @@ BATCH, STEPS, LENGTH = 8, 2, 7
 
 
 @pytest.fixture(scope="module")
-def settings(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> training.Settings:
+def settings(tiny_bert, tmp_path_factory):
     """Forty documents of six words; each query is three of a document's words."""
     words = WORDS.split()
     texts = [" ".join(words[(7 * n + 3 * w) % len(words)] for w in range(6)) for n in range(40)]
@@ -98,12 +96,12 @@ def settings(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> train
 
 
 @pytest.fixture(scope="module")
-def pairs(settings: training.Settings) -> training.Pairs:
+def pairs(settings):
     return training.distinct_pairs(training.load_collection(settings.collection), 32, 0)
 
 
 @pytest.mark.parametrize("name", ["dpr", "colbert"])
-def test_our_trainer_measures_the_case(settings: training.Settings, pairs: training.Pairs, name: str) -> None:
+def test_our_trainer_measures_the_case(settings, pairs, name):
     """The loss is that of the contrastive objective."""
     answer = training.measure(settings, Case(name, "no"), pairs)
     assert answer.rate > 0
@@ -115,9 +113,7 @@ def test_our_trainer_measures_the_case(settings: training.Settings, pairs: train
 
 @needs.module("sentence_transformers", "sentence-transformers")
 @pytest.mark.slow
-def test_the_peer_does_the_same_work(
-    settings: training.Settings, pairs: training.Pairs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_peer_does_the_same_work(settings, pairs, monkeypatch):
     """The same batches in the same order, and the same loss."""
     from datasets import Dataset
 
@@ -133,7 +129,7 @@ def test_the_peer_does_the_same_work(
     assert_within_rounding(peer.loss, ours.loss, torch.float32, TERMS + 100, scale=scale)
 
 
-def test_tables_pair_the_rounds() -> None:
+def test_tables_pair_the_rounds():
     """Ratios of our trainer to the peer are taken round by round."""
     rates = {Case("dpr", "no"): [2, 4], Case("dpr", "no", PEER): [1, 4]}
     built = training.sections({case: [Round(rate, 1.0) for rate in row] for case, row in rates.items()})

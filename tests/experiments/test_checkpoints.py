@@ -1,7 +1,6 @@
 """Checkpoints under every A, end to end on checkpoints that the test writes, and resumed."""
 
 import json
-from pathlib import Path
 
 import checkpoints
 import pytest
@@ -18,7 +17,7 @@ SIZES = {"query_length": 12, "document_length": 16}
 
 
 @pytest.fixture
-def folders(tiny_bert: Path, tmp_path: Path) -> dict[str, str]:
+def folders(tiny_bert, tmp_path):
     """A dense model, a late-interaction model, one whose A reads ids, and terms, as saved."""
     made = {}
     for name in ("dpr", "colbert", "xtr", "splade"):
@@ -28,9 +27,7 @@ def folders(tiny_bert: Path, tmp_path: Path) -> dict[str, str]:
     return made
 
 
-def test_every_a_of_every_checkpoint(
-    folders: dict[str, str], words: Path, tiny_bert: Path, tmp_path: Path
-) -> None:
+def test_every_a_of_every_checkpoint(folders, words, tiny_bert, tmp_path):
     flags = {"checkpoints": [*folders.values(), str(tmp_path / "nowhere")], "tracker": "none"}
     settings = checkpoints.Settings(**flags, collections=[str(words)], output=str(tmp_path / "out"))
     checkpoints.main(settings)

@@ -55,7 +55,7 @@ def study_for(row: dict[str, Any], excess: float) -> Study:
 @pytest.mark.parametrize(
     ("paper", "row"), [(paper, row) for paper, _, row in ROWS if "contrast" in row and "within" not in row]
 )
-def test_every_contrast_can_turn(paper: str, row: dict[str, Any]) -> None:
+def test_every_contrast_can_turn(paper, row):
     """Each contrast of a row by itself: several may share a side."""
     for contrast in listed(row["contrast"]):
         one = row | {"contrast": contrast}
@@ -66,7 +66,7 @@ def test_every_contrast_can_turn(paper: str, row: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_rows_say_what_they_test(paper: str) -> None:
+def test_rows_say_what_they_test(paper):
     keys = {"place", "claim", "control", "contrast", "measure", "least", "within", "limits"}
     keys |= {"about", "only", "changed", "printed", "counted", "takes", "verdict", "by"}
     for family, rows in printed(paper)["claims"].items():
@@ -81,7 +81,7 @@ def test_rows_say_what_they_test(paper: str) -> None:
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_every_claim_of_a_paper_is_on_its_pages(paper: str) -> None:
+def test_every_claim_of_a_paper_is_on_its_pages(paper):
     pages = sorted((Path(claims.__file__).parents[1] / "papers" / paper).glob("*.md"))
     text = " ".join(page.read_text(encoding="utf-8") for page in pages)
     told = re.sub(r"\s+", " ", text).replace("\\|", "|")
@@ -94,7 +94,7 @@ def test_every_claim_of_a_paper_is_on_its_pages(paper: str) -> None:
 
 
 @pytest.mark.parametrize("contrast", ["a - b", "a − 0.5 · b", "a − 2 * b", "a − "])
-def test_a_contrast_that_cannot_be_read_is_refused_with_its_row(contrast: str) -> None:
+def test_a_contrast_that_cannot_be_read_is_refused_with_its_row(contrast):
     row = {"place": "§1", "claim": "c", "measure": "m", "contrast": contrast}
     with pytest.raises(ValueError, match=r"printed.yaml, §1, 'c': .* is no side"):
         Study({}).claims("lee2023", [row])
@@ -102,7 +102,7 @@ def test_a_contrast_that_cannot_be_read_is_refused_with_its_row(contrast: str) -
         Study({}, {"c": ["d"]}).claims("lee2023", [row | {"contrast": "a − {b}"}])
 
 
-def test_limits_follow_from_the_factors() -> None:
+def test_limits_follow_from_the_factors():
     values = {"m": {"a": level(0.1), "b": level(0.2), "c": level(0.3)}}
     contrasts = ["a − b", "a + b − 2 · c", "− a", "1/2 · a"]
     row = {"place": "§1", "claim": "c", "measure": "m", "contrast": contrasts}
@@ -129,7 +129,7 @@ def seeds(gain: float) -> list[dict[str, Any]]:
 UP, STILL = seeds(0.05), seeds(0.0)
 
 
-def test_a_row_is_tested_for_each_member_of_its_groups() -> None:
+def test_a_row_is_tested_for_each_member_of_its_groups():
     values = {"nDCG@10": {"A": level(0.5), "B": level(0.3), "C": level(0.7)}}
     row = {"place": "§1", "claim": "c", "measure": "nDCG@10", "contrast": "A − {other}", "least": 0.01}
     study = Study(values, {"other": ["B", "C", "D"]}, printed={"nDCG@10": {"A": [0.6, 0.2], "B": [0.5]}})
@@ -140,7 +140,7 @@ def test_a_row_is_tested_for_each_member_of_its_groups() -> None:
     assert not study.claims("lee2023", [row | {"only": ["arguana"]}])[0][1]
 
 
-def test_models_that_training_did_not_move_leave_a_claim_open() -> None:
+def test_models_that_training_did_not_move_leave_a_claim_open():
     values = {"m": {"A, one": level(0.5), "A, two": level(0.3), "AB": level(0.1)}}
     still = Study(values, trainings={"A": STILL, "AB": UP})
     row = {"place": "§1", "claim": "c", "measure": "m", "contrast": "A, one − A, two"}
@@ -166,7 +166,7 @@ def test_models_that_training_did_not_move_leave_a_claim_open() -> None:
     assert word(poor, about="anything")[0] == REPRODUCED
 
 
-def test_values_are_judged_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_values_are_judged_again(monkeypatch, tmp_path):
     """By the rows of printed.yaml as they are now, with what left claims open then."""
     place = {"place": "§1", "claim": "c"}
     rows = [
@@ -215,7 +215,7 @@ def test_values_are_judged_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         judge_script.main(results)
 
 
-def test_near_copies_of_training_documents_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_near_copies_of_training_documents_are_left_out(monkeypatch):
     words = "a small library that reads the files of an old game"
     documents = [("train", "", words), ("copy", "", f"{words} again"), ("other", "", "tools for maps")]
     judged = {"train": [("t", "train", 1)], "test": [("q0", "copy", 1), ("q1", "other", 1)]}
@@ -233,9 +233,7 @@ def test_near_copies_of_training_documents_are_left_out(monkeypatch: pytest.Monk
     assert [row["verdict"] for row in (full, rest)] == [REPRODUCED, CONTRADICTED]
 
 
-def test_committed_values_give_the_verdicts_of_the_pages(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_committed_values_give_the_verdicts_of_the_pages(capsys, monkeypatch):
     """With as many resamples as outside of the tests."""
     monkeypatch.setattr("paradigms.evaluate.significance.RESAMPLES", 9_999)
     monkeypatch.setitem(unwrap(seeds_interval).__kwdefaults__, "resamples", 10_000)
@@ -243,7 +241,7 @@ def test_committed_values_give_the_verdicts_of_the_pages(
     assert re.search(r"[1-9]\d* verdicts of [1-9]\d* studies judged again, 0 differ", capsys.readouterr().out)
 
 
-def test_a_model_is_moved_where_its_dev_queries_gain_significantly() -> None:
+def test_a_model_is_moved_where_its_dev_queries_gain_significantly():
     models = {"up": UP, "still": STILL, "down": seeds(-0.05)}
     rows = {row["model"]: row for row in training_rows(models)}
     assert {name: row["moved"] for name, row in rows.items()} == {"up": "yes", "still": "no", "down": "no"}
@@ -253,14 +251,14 @@ def test_a_model_is_moved_where_its_dev_queries_gain_significantly() -> None:
     assert abs(after - before - 0.05) < 0.01
 
 
-def test_a_claim_names_the_first_model_that_training_did_not_move() -> None:
+def test_a_claim_names_the_first_model_that_training_did_not_move():
     assert unmoved({"up": UP}) == ""
     assert unmoved({"up": UP, "still": STILL}) == "still"
     assert unmoved({"mine": [{"kept step": None, DEV: {}}]}) == ""  # a checkpoint
     assert unmoved({"blind": [{"kept step": 30, DEV: {}}]}) == "blind, which no training measured"
 
 
-def test_the_first_queries_of_a_draw_come_from_the_whole_split() -> None:
+def test_the_first_queries_of_a_draw_come_from_the_whole_split():
     names = [f"q{n}" for n in range(400)]  # in the order of their articles
     split = Split(dict.fromkeys(names, "text"), {name: {"d": 1} for name in names})
     full = list(some_queries(split, 0).queries)
@@ -270,7 +268,7 @@ def test_the_first_queries_of_a_draw_come_from_the_whole_split() -> None:
     assert not some_queries(Split({}, {}), 3).queries
 
 
-def test_a_contrast_that_a_run_did_not_judge_is_judged_by_its_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_contrast_that_a_run_did_not_judge_is_judged_by_its_sides(monkeypatch):
     row = {"place": "§1", "claim": "c", "measure": "m", "contrast": ["A − B", "C − B"]}
     monkeypatch.setattr(claims, "printed", lambda paper: {"claims": {"f": [row]}})
     values = {name: level(at) for name, at in {"A": 0.5, "B": 0.3, "C": 0.9}.items()}
@@ -285,7 +283,7 @@ def test_a_contrast_that_a_run_did_not_judge_is_judged_by_its_sides(monkeypatch:
     }
 
 
-def test_open_claims_are_listed_with_what_they_lack() -> None:
+def test_open_claims_are_listed_with_what_they_lack():
     test = {"claim": "c", "place": "§1", "quantity": "m: a − b", "measured": "+0.1", "sample": "40 queries"}
     open_test = test | {"verdict": f"{UNDECIDED}: too few"}
     more = open_test | {"sample": "400 queries", "verdict": f"{UNDECIDED}: a mean of this size: more"}

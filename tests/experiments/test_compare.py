@@ -4,7 +4,6 @@ import csv
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import compare
 import pytest
@@ -51,7 +50,7 @@ def run(flags: dict[str, object]) -> None:
 
 
 @pytest.fixture(scope="module")
-def finished(words: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(words, tiny_bert, tmp_path_factory):
     """A results folder of the whole job, all paradigms, logged to W&B offline."""
     output = tmp_path_factory.mktemp("results") / "compare"
     with pytest.MonkeyPatch.context() as patch:
@@ -61,7 +60,7 @@ def finished(words: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFact
 
 
 @needed
-def test_explore_serves_the_finished_systems(finished: Path, monkeypatch: pytest.MonkeyPatch):
+def test_explore_serves_the_finished_systems(finished, monkeypatch):
     """The page shows the runs' rankings and the judged queries."""
     import explore
 
@@ -76,9 +75,7 @@ def test_explore_serves_the_finished_systems(finished: Path, monkeypatch: pytest
 
 
 @needed
-def test_oracle_measures_finished_systems_before_and_after_training(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_oracle_measures_finished_systems_before_and_after_training(finished, tmp_path, monkeypatch):
     """Fewer axes never make more queries answerable, and what is reached is possible."""
     chosen = {"results": [str(finished)], "systems": ["colbert", "dsi"], "queries": 4}
     monkeypatch.setattr("oracle.FEWEST", 1)
@@ -94,7 +91,7 @@ def test_oracle_measures_finished_systems_before_and_after_training(
         assert few["possible"][0] <= full["possible"][0] + full["neither found"]
 
 
-def test_every_system_has_runs_costs_and_checkpoint(finished: Path):
+def test_every_system_has_runs_costs_and_checkpoint(finished):
     pool = read_run(finished / "runs" / "candidates.run")
     assert len(pool) == 10
     assert all(f"d{query[1:]}" in documents for query, documents in pool.items())
@@ -108,7 +105,7 @@ def test_every_system_has_runs_costs_and_checkpoint(finished: Path):
             assert left == {"history.jsonl", "cost.json"}
 
 
-def test_results_are_files(finished: Path):
+def test_results_are_files(finished):
     with (finished / "per_query.csv").open() as file:
         rows = list(csv.DictReader(file))
     untrained = {f"{name}.untrained" for name in PARADIGMS}
@@ -125,7 +122,7 @@ def test_results_are_files(finished: Path):
     assert {"recall", "cost", "retrieve"} <= media
 
 
-def test_a_finished_run_only_renews_its_report(finished: Path, words: Path, tiny_bert: Path):
+def test_a_finished_run_only_renews_its_report(finished, words, tiny_bert):
     before = {name: (finished / name / "costs.json").stat().st_mtime_ns for name in SYSTEMS}
     (finished / "report.html").unlink()
     run(settings(words, tiny_bert, finished))
@@ -141,9 +138,7 @@ def test_a_finished_run_only_renews_its_report(finished: Path, words: Path, tiny
     file.write_text(complete)
 
 
-def test_an_interrupted_run_ends_as_one_that_was_not(
-    finished: Path, words: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_interrupted_run_ends_as_one_that_was_not(finished, words, tiny_bert, tmp_path, monkeypatch):
     flags = settings(words, tiny_bert, tmp_path, systems="[dpr,xtr]")
     for owner, name in ((Indexed, "search"), (model_runs, "remove_folder"), (compare, "make_report")):
         with monkeypatch.context() as patch:
@@ -168,14 +163,14 @@ def same_runs(folder: Path, finished: Path, *names: str) -> None:
 
 
 @pytest.fixture
-def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_report(monkeypatch):
     """Spare the report, which takes most of a small run's time."""
     monkeypatch.setattr(compare, "make_report", lambda *_: None)
     monkeypatch.setattr(compare, "show", lambda *_: None)
 
 
 def test_a_run_of_few_minutes_pauses_and_ends_as_one_that_did_not(
-    finished: Path, words: Path, tiny_bert: Path, tmp_path: Path, no_report, capsys
+    finished, words, tiny_bert, tmp_path, no_report, capsys
 ):
     """Each call does the least that it can: measure an untrained system, take a step, take another step."""
     flags = settings(words, tiny_bert, tmp_path, systems="[dpr]", minutes=1e-9)
@@ -187,9 +182,7 @@ def test_a_run_of_few_minutes_pauses_and_ends_as_one_that_did_not(
     same_runs(tmp_path, finished, "dpr", "dpr.untrained")
 
 
-def test_a_system_learns_from_another_one(
-    finished: Path, words: Path, tiny_bert: Path, tmp_path: Path, no_report
-):
+def test_a_system_learns_from_another_one(finished, words, tiny_bert, tmp_path, no_report):
     """The teacher scores each query's relevant document and hard negative, and the loss grows by a term."""
     output = shutil.copytree(finished, tmp_path / "out", ignore=shutil.ignore_patterns("wandb"))
     taught = {"paradigm": "dpr", "teacher": "colbert", "distil": {"loss": "margin_mse", "weight": 1}}
@@ -210,7 +203,7 @@ OTHERS = [("colbert", "DocumentToQuery", "document_tokens"), ("colbert", "TopK(k
 @pytest.mark.parametrize(
     ("name", "align", "normalise"), [*OTHERS, ("xtr", "QueryToDocument", "query_tokens")]
 )
-def test_a_checkpoint_opens_with_another_alignment(finished: Path, name: str, align: str, normalise: str):
+def test_a_checkpoint_opens_with_another_alignment(finished, name, align, normalise):
     """Its scores are rel of the saved model's tokens with this A and Z, and no search imputes."""
     checkpoint = str(finished / name / "checkpoint")
     other = open_model(
@@ -233,14 +226,12 @@ def test_a_checkpoint_opens_with_another_alignment(finished: Path, name: str, al
         ("dsi", {"options": {"align": "TopK(k=2)"}}, "its options are fixed by training"),
     ],
 )
-def test_a_checkpoint_that_cannot_be_opened_so_is_refused(
-    finished: Path, name: str, system: dict[str, Any], message: str
-):
+def test_a_checkpoint_that_cannot_be_opened_so_is_refused(finished, name, system, message):
     with pytest.raises(ValueError, match=message):
         open_model(SystemSettings(checkpoint=str(finished / name / "checkpoint"), **system))
 
 
-def test_a_reranker_searches_what_bm25_finds(words: Path, tiny_bert: Path, tmp_path: Path):
+def test_a_reranker_searches_what_bm25_finds(words, tiny_bert, tmp_path):
     reranker = write_headed(BertForSequenceClassification, tmp_path / "reranker", num_labels=1)
     second = systems(second={"checkpoint": str(reranker)})
     run(settings(words, tiny_bert, tmp_path / "out", systems=second))
@@ -250,7 +241,7 @@ def test_a_reranker_searches_what_bm25_finds(words: Path, tiny_bert: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_two_processes_end_together(words: Path, tiny_bert: Path, tmp_path: Path):
+def test_two_processes_end_together(words, tiny_bert, tmp_path):
     """Both encode and search. The main process alone reports; the other writes nothing and waits for it."""
     flags = settings(words, tiny_bert, tmp_path / "out", systems=systems("dpr", "dsi"))
     group = fork_group(tmp_path / "log", 2, run, flags, ACCELERATE_USE_CPU="true")
@@ -259,7 +250,7 @@ def test_two_processes_end_together(words: Path, tiny_bert: Path, tmp_path: Path
     assert ["Report: " in said for _, said in ended] == [True, False]
 
 
-def test_a_run_without_one_of_its_queries_is_not_written(tmp_path: Path):
+def test_a_run_without_one_of_its_queries_is_not_written(tmp_path):
     runs = {"retrieve": {"q": {"d": 1.0}, "none": {}}}
     assert write_runs(tmp_path, "x", runs, {"retrieve": ["q", "none"]}) == {"retrieve": 1}
     with pytest.raises(ValueError, match=r"y, retrieve: 1 of 3 queries have no answer, such as 'lost'"):

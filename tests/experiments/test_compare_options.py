@@ -1,7 +1,6 @@
 """Options of the comparison that users of BEIR ask for: identical ids, passages and fused systems."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ PASSAGES = ["--passages", "5", "--best_passages", "2"]
 
 
 @pytest.fixture(scope="module")
-def arguana(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def arguana(tmp_path_factory):
     """Sixteen documents of twenty words; every second one is also a query, whose answer is the next one."""
     folder = tmp_path_factory.mktemp("data") / "arguana"
     (folder / "qrels").mkdir(parents=True)
@@ -39,7 +38,7 @@ def arguana(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(arguana: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results(arguana, tiny_bert, tmp_path_factory):
     output = tmp_path_factory.mktemp("results") / "compare"
     options = {"query_length": 8, "document_length": 12}
     flags = {"collection": arguana, "backbone": tiny_bert, "output": output, "steps": 0, "tracker": "none"}
@@ -50,7 +49,7 @@ def results(arguana: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFac
     return output
 
 
-def test_a_query_never_finds_itself_and_all_find_as_many(results: Path, arguana: Path):
+def test_a_query_never_finds_itself_and_all_find_as_many(results, arguana):
     split = load_collection(arguana).split("test")
     assert own_documents(load_collection(arguana).corpus, split) == set(split.queries)
     for name in ("colbert.retrieve", "dpr.retrieve", "colbert.rerank", "candidates"):
@@ -61,7 +60,7 @@ def test_a_query_never_finds_itself_and_all_find_as_many(results: Path, arguana:
     assert len(read_run(results / "runs" / "bm25.retrieve.run")) == 4
 
 
-def test_fused_systems_are_fusions_of_the_runs(results: Path):
+def test_fused_systems_are_fusions_of_the_runs(results):
     runs = results / "runs"
     for stage in ("retrieve", "rerank"):
         parts = [read_run(runs / f"{name}.{stage}.run") for name in ("bm25", "colbert")]
@@ -95,7 +94,7 @@ def test_dev_queries_choose_among_trainings_within_equal_seconds():
     ]
 
 
-def test_an_index_of_passages_reranks_as_the_comparison_does(results: Path, arguana: Path, tmp_path: Path):
+def test_an_index_of_passages_reranks_as_the_comparison_does(results, arguana, tmp_path):
     common = {"checkpoint": results / "colbert" / "checkpoint", "collection": arguana}
     run("encode", **common, output=tmp_path / "encoded", passages=5, parts=3, part=1)
     run("encode", **common, output=tmp_path / "encoded", passages=5, parts=3)
@@ -114,9 +113,7 @@ def test_an_index_of_passages_reranks_as_the_comparison_does(results: Path, argu
 
 
 @needs.clickhouse
-def test_an_engines_index_is_compared_with_its_first_stage(
-    results: Path, arguana: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
-):
+def test_an_engines_index_is_compared_with_its_first_stage(results, arguana, tmp_path_factory, tmp_path):
     checkpoint = results / "colbert" / "checkpoint"
     engine = f"clickhouse:{tmp_path_factory.getbasetemp() / 'clickhouse'}"
     options = json.dumps({"database": "compared", "first": "bm25", "candidates": 6})

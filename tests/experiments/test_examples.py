@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -48,7 +47,7 @@ def commanded(log: Path, *command: object) -> str:
 
 
 @pytest.fixture
-def registries() -> Iterator[None]:
+def registries():
     """Restore the registries after the test."""
     before = [(registry, dict(registry)) for registry in (ALIGNMENTS, ENCODERS, PARADIGMS)]
     yield
@@ -61,9 +60,7 @@ def registries() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", PLUGINS)
-def test_a_plugin_is_saved_indexed_and_searched_in_other_processes(
-    registries: None, tiny_bert: Path, tmp_path: Path, name: str
-) -> None:
+def test_a_plugin_is_saved_indexed_and_searched_in_other_processes(registries, tiny_bert, tmp_path, name):
     file = EXAMPLES / f"{name}.py"
     load_plugins([file, file])
     torch.manual_seed(0)
@@ -91,7 +88,7 @@ def test_a_plugin_is_saved_indexed_and_searched_in_other_processes(
 
 
 @pytest.mark.slow
-def test_every_process_of_a_launch_has_the_plugin(words: Path, tiny_bert: Path, tmp_path: Path) -> None:
+def test_every_process_of_a_launch_has_the_plugin(words, tiny_bert, tmp_path):
     """Two processes of nodes_2.yaml, each with a tokenising worker, train a paradigm with a new D."""
     file, output = EXAMPLES / "weighted_colbert.py", tmp_path / "out"
     (tmp_path / "train.yaml").write_text("paradigm: weighted_colbert\nworkers: 1\nsteps: 9\n")
@@ -105,7 +102,7 @@ def test_every_process_of_a_launch_has_the_plugin(words: Path, tiny_bert: Path, 
     assert json.loads((output / "checkpoint" / "encoder.json").read_text())["encoder"] == "weighted"
 
 
-def test_a_new_alignment_obeys_the_laws(registries: None) -> None:
+def test_a_new_alignment_obeys_the_laws(registries):
     load_plugins(EXAMPLES / "soft_colbert.py")
     case = laws.Case(as_alignment("Softmax(tau=0.5)"), "query_tokens")
     for law in (

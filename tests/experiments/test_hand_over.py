@@ -1,6 +1,5 @@
 """experiments/hand_over.py: indexes into an engine, by several processes, and after an interruption."""
 
-from pathlib import Path
 from typing import Any
 
 import hand_over
@@ -21,7 +20,7 @@ KINDS: dict[str, Any] = {"lancedb": LanceEngine, "qdrant_edge": QdrantEdgeEngine
 
 
 @pytest.fixture
-def given(tiny_bert: Path, tmp_path: Path) -> tuple[Paradigm, dict[str, Any]]:
+def given(tiny_bert, tmp_path):
     """A model, and flags for two indexes of its, each with half of the documents."""
     torch.manual_seed(0)
     model = PARADIGMS["colbert"](tiny_bert, dim=8, query_length=12, document_length=16)
@@ -43,9 +42,7 @@ def check(model: Paradigm, engine: Engine) -> None:
     "name",
     [pytest.param("lancedb", marks=needs.lancedb), pytest.param("qdrant_edge", marks=needs.qdrant)],
 )
-def test_an_interrupted_hand_over_goes_on(
-    given: tuple[Paradigm, dict[str, Any]], tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_hand_over_goes_on(given, tmp_path, name, monkeypatch):
     model, flags = given
     added, add = [], KINDS[name]._add
 

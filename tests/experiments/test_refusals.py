@@ -37,15 +37,7 @@ REFUSED: list[tuple[str, dict[str, object], str]] = [  # script, flags, what the
 
 
 @pytest.mark.parametrize(("script", "flags", "message"), REFUSED)
-def test_what_cannot_be_run_ends_with_a_line(
-    script: str,
-    flags: dict[str, object],
-    message: str,
-    words: Path,
-    tiny_bert: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_cannot_be_run_ends_with_a_line(script, flags, message, words, tiny_bert, tmp_path, capsys):
     module = import_module(script)
     given = {"collection": words, "collections": f'["{words}"]', "backbone": tiny_bert}
     given |= {"output": tmp_path / "out", "paradigm": "colbert"}
@@ -61,9 +53,7 @@ def test_what_cannot_be_run_ends_with_a_line(
         assert "\n" not in str(ended.value.code)
 
 
-def test_a_study_that_is_told_to_stop_has_the_status_of_a_pause(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_study_that_is_told_to_stop_has_the_status_of_a_pause(monkeypatch, capsys):
     limit = import_module("limit")
 
     def main(_: object) -> None:

@@ -1,7 +1,6 @@
 """The serving costs script end to end on a tiny collection, and the quantities it counts."""
 
 import json
-from pathlib import Path
 
 import pytest
 import serving_costs
@@ -9,9 +8,7 @@ import serving_costs
 LENGTHS = {"query_length": 8, "document_length": 16}
 
 
-def test_every_paradigm_is_measured_once_on_every_index(
-    words: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_paradigm_is_measured_once_on_every_index(words, tiny_bert, tmp_path, monkeypatch):
     settings = serving_costs.Settings(
         collection=str(words), documents=0, queries=4, backbone=str(tiny_bert), bits=[8, 1],
         rounds=1, threads=1, clock="cpu", output=str(tmp_path / "out"),
@@ -49,9 +46,7 @@ def test_every_paradigm_is_measured_once_on_every_index(
     assert json.loads(file.read_text()) == rows
 
 
-def test_an_engine_that_fails_is_named_and_the_others_continue(
-    words: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_fails_is_named_and_the_others_continue(words, tiny_bert, tmp_path, monkeypatch):
     def fail(name: str, *_: object) -> None:
         raise OSError(f"{name} is full\nof data")
 

@@ -25,15 +25,13 @@ from tests.tiny import WORDS, write_collection
 
 
 @pytest.fixture(scope="module")
-def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def collection(tmp_path_factory):
     words = WORDS.split()
     texts = [" ".join(words[5 * n : 5 * n + 6]) for n in range(10)]
     return write_collection(tmp_path_factory.mktemp("words"), texts, texts, {"test": range(3)})
 
 
-def test_queries_become_a_training_split(
-    collection: Path, seq2seq: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_queries_become_a_training_split(collection, seq2seq, tmp_path, monkeypatch):
     settings = {"model": str(seq2seq["t5"]), "collection": str(collection), "output": str(tmp_path)}
     settings |= {"queries": 2, "rank": 0}
     monkeypatch.setattr(generate_queries, "BATCH", 4)
@@ -53,7 +51,7 @@ def test_queries_become_a_training_split(
     assert file.read_text() == full
 
 
-def test_the_round_trip_keeps_queries_that_find_their_document(collection: Path):
+def test_the_round_trip_keeps_queries_that_find_their_document(collection):
     corpus = load_collection(collection).corpus
     good, bad = ("d3", corpus[3]), ("d4", corpus[9])
     settings = generate_queries.Settings(model="", rank=1)
@@ -79,9 +77,7 @@ def test_tables_and_findings_of_a_page():
     assert build_paper.tables(page)["B"] == [[["a", "b"], ["x", "1|2"], ["", "3"]]]
 
 
-def test_a_narrow_terminal_names_the_columns_that_it_does_not_show(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_narrow_terminal_names_the_columns_that_it_does_not_show(monkeypatch, capsys):
     row = {"system": "dpr"} | {f"k{n}": f"0.12{n} [0.012, 0.345]" for n in range(5)}
     for width in range(20, 120):
         monkeypatch.setenv("COLUMNS", str(width))
@@ -114,7 +110,7 @@ def outcomes(folder: Path) -> dict[str, str]:
     return {row["check"]: row["outcome"] for row in read_json(file)["sections"]["checks"]["rows"]}
 
 
-def test_cheap_checks_pass_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cheap_checks_pass_once(tmp_path, monkeypatch):
     """They are written, and only a check that failed runs again."""
     calls: list[str] = []
 
@@ -160,7 +156,7 @@ SABOTAGED: dict[str, tuple[str, str, Any, str]] = {  # check: device, what is re
 
 
 @pytest.mark.parametrize("check", SABOTAGED)
-def test_a_wrong_computation_fails_its_check(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_computation_fails_its_check(check, monkeypatch):
     device, replaced, wrong, message = SABOTAGED[check]
     monkeypatch.setattr(replaced, wrong)
     monkeypatch.setattr(gpu, "ROOT", gpu.ROOT / "tests")  # so that what this file reads counts as ours
@@ -170,7 +166,7 @@ def test_a_wrong_computation_fails_its_check(check: str, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-def test_every_way_is_measured_certified_and_drawn(words: Path, tiny_bert: Path, tmp_path: Path) -> None:
+def test_every_way_is_measured_certified_and_drawn(words, tiny_bert, tmp_path):
     torch.manual_seed(0)
     model = str(tmp_path / "model")
     PARADIGMS["colbert"](tiny_bert, query_length=8, document_length=16).save_pretrained(model)

@@ -1,8 +1,7 @@
 """Every study runs from its flags to its tables, and a second start measures nothing again."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 
 import pytest
 from studies import pages
@@ -17,14 +16,7 @@ LONG = ("capacity", "imputation")
 @pytest.mark.parametrize(
     "study", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in STUDIES]
 )
-def test_a_study_publishes_its_tables_and_resumes(
-    study: str,
-    finished: Callable[[str], Path],
-    words: Path,
-    tiny_bert: Path,
-    seq2seq: dict[str, Path],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_study_publishes_its_tables_and_resumes(study, finished, words, tiny_bert, seq2seq, monkeypatch):
     folder = finished(study)
     results = folder / "results"
     tables = {name for name in published(results) if not name.endswith(".svg")}
@@ -45,16 +37,10 @@ def test_a_study_publishes_its_tables_and_resumes(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("study", [name for name, small in STUDIES.items() if small.shared])
-def test_two_processes_finish_a_study(
-    study: str, words: Path, tiny_bert: Path, seq2seq: dict[str, Path], tmp_path: Path
-) -> None:
+def test_two_processes_finish_a_study(study, words, tiny_bert, seq2seq, tmp_path):
     """The first reports. The other shared scripts have tests of their own."""
     flags = study_flags(study, words, tiny_bert, seq2seq, tmp_path)
-    group = fork_group(tmp_path / "log", 2, launched, study, flags, ACCELERATE_USE_CPU="true")
+    group = fork_group(tmp_path / "log", 2, partial(run, study, **flags), ACCELERATE_USE_CPU="true")
     ended = [process.ended() for process in group]
     assert [code for code, _ in ended] == [0, 0], ended
     assert ["Report: " in said for _, said in ended] == [True, False]
-
-
-def launched(study: str, flags: dict[str, object]) -> None:
-    run(study, **flags)

@@ -1,7 +1,6 @@
 """experiments/token_retrieval.py: its measures against slow twins, its claims."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,7 @@ SEARCHED = [1, 6, 20, 1000]
 
 
 @pytest.fixture(scope="module")
-def made(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Paradigm, Index]:
+def made(tiny_bert, tmp_path_factory):
     torch.manual_seed(0)
     options: dict[str, Any] = {"special_tokens": False, "query_length": 16, "document_length": 16, "dim": 16}
     paradigm = PARADIGMS["xtr"](tiny_bert, search_tokens=6, **options)
@@ -42,7 +41,7 @@ def made(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Par
 
 
 @pytest.fixture(scope="module")
-def measured(made: tuple[Paradigm, Index]) -> dict[str, Any]:
+def measured(made):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(token_measures, "DEEP", 2)
         ids = token_measures.stored_ids(*made, CORPUS)
@@ -65,9 +64,7 @@ def everything(paradigm: Paradigm, index: Index, query: str) -> list[list[tuple[
     return found
 
 
-def test_gold_and_lexical_tokens_are_counted_at_every_rank(
-    made: tuple[Paradigm, Index], measured: dict[str, Any]
-) -> None:
+def test_gold_and_lexical_tokens_are_counted_at_every_rank(made, measured):
     paradigm, index = made
     assert measured["queries"] == list(QUERIES)
     values = measured["values"]
@@ -93,7 +90,7 @@ def test_gold_and_lexical_tokens_are_counted_at_every_rank(
         assert_within_rounding(values[APART][""][place], expected, torch.float32, 16, 1)
 
 
-def test_gathered_runs_score_the_candidates_in_full(made: tuple[Paradigm, Index]) -> None:
+def test_gathered_runs_score_the_candidates_in_full(made):
     paradigm, index = made
     full = paradigm.with_alignment(QueryToDocument(), "query_tokens")
     for of in token_measures.token_search(paradigm, index, QUERIES, 1000, gather=True):
@@ -110,7 +107,7 @@ def test_gathered_runs_score_the_candidates_in_full(made: tuple[Paradigm, Index]
 
 
 @pytest.mark.parametrize("imputation", IMPUTATIONS)
-def test_imputed_scores_are_those_of_the_whole_corpus(made: tuple[Paradigm, Index], imputation: str) -> None:
+def test_imputed_scores_are_those_of_the_whole_corpus(made, imputation):
     """Eq. 4 for documents with a token among the k' best of a query token."""
     paradigm, index = made
     lengths = np.diff(index.store.offsets)
@@ -131,9 +128,7 @@ def test_imputed_scores_are_those_of_the_whole_corpus(made: tuple[Paradigm, Inde
             assert_same(found, expected[places])
 
 
-def test_costs_count_the_candidates_and_their_tokens(
-    made: tuple[Paradigm, Index], measured: dict[str, Any]
-) -> None:
+def test_costs_count_the_candidates_and_their_tokens(made, measured):
     paradigm, index = made
     costs = measured["values"][COST]
     for place, query in enumerate(list(QUERIES.values())[:2]):
@@ -151,7 +146,7 @@ def level(value: float) -> list[float]:
     return (value + np.random.default_rng(0).normal(0, 1e-3, 400)).tolist()
 
 
-def test_dev_queries_choose_among_the_xtrs_of_colberts_batch() -> None:
+def test_dev_queries_choose_among_the_xtrs_of_colberts_batch():
     """Claims compare the chosen model; a model that has not learned leaves them undecided."""
     kinds = [(None, 16), (8, 16), (64, 16), (8, 4), (64, 4)]
     sides = [f"{way}, k' = {k}" for way in (*IMPUTATIONS, "imputing", "gathering") for k in (10, 100)]

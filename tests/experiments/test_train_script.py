@@ -4,7 +4,6 @@ import csv
 import json
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,14 +17,14 @@ from tests.experiments.scripts import run, settings, training
 
 
 @pytest.fixture(scope="module")
-def trained(words: Path, tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(words, tiny_bert, tmp_path_factory):
     output = tmp_path_factory.mktemp("results") / "train"
     run("train", **training(words, tiny_bert, output))
     return output
 
 
 @pytest.fixture(scope="module")
-def first_run(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def first_run(words, tmp_path_factory):
     """BM25's run of the test queries, and of one that the split does not hold."""
     file = tmp_path_factory.mktemp("runs") / "bm25.run"
     data = load_collection(words)
@@ -34,7 +33,7 @@ def first_run(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def test_training_leaves_a_paradigm_its_curve_and_its_settings(trained: Path) -> None:
+def test_training_leaves_a_paradigm_its_curve_and_its_settings(trained):
     paradigm = Paradigm.from_pretrained(trained / "checkpoint")
     assert paradigm.recipe.name == "colbert"
     assert paradigm.encoder.dim == 16
@@ -43,9 +42,7 @@ def test_training_leaves_a_paradigm_its_curve_and_its_settings(trained: Path) ->
     assert (trained / "training/checkpoints/step-4/progress.json").is_file()
 
 
-def test_wandb_resumes_its_run_and_leaves_the_home_folder_empty(
-    words: Path, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_resumes_its_run_and_leaves_the_home_folder_empty(words, tiny_bert, tmp_path, monkeypatch):
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
@@ -61,9 +58,7 @@ def test_wandb_resumes_its_run_and_leaves_the_home_folder_empty(
     assert first.name.split("-")[3] == again.name.split("-")[3]
 
 
-def test_a_finished_run_is_only_loaded_and_other_settings_are_refused(
-    trained: Path, words: Path, tiny_bert: Path
-) -> None:
+def test_a_finished_run_is_only_loaded_and_other_settings_are_refused(trained, words, tiny_bert):
     before = (trained / "training" / "history.jsonl").read_text()
     weights = Paradigm.from_pretrained(trained / "checkpoint").state_dict()
     run("train", **training(words, tiny_bert, trained))
@@ -74,9 +69,7 @@ def test_a_finished_run_is_only_loaded_and_other_settings_are_refused(
         run("train", **training(words, tiny_bert, trained, learning_rate=0.5))
 
 
-def test_a_training_pauses_with_the_status_of_a_pause(
-    words: Path, tiny_bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_training_pauses_with_the_status_of_a_pause(words, tiny_bert, tmp_path, capsys):
     given = settings("train", **training(words, tiny_bert, tmp_path, minutes=1e-9))
     assert train.main(given) == 75
     assert "colbert after 1 of 4 steps. The same command resumes" in capsys.readouterr().out
@@ -84,9 +77,7 @@ def test_a_training_pauses_with_the_status_of_a_pause(
     assert [file.name for file in (tmp_path / "training" / "checkpoints").iterdir()] == ["step-4"]
 
 
-def test_a_folder_is_bound_to_what_its_settings_name(
-    words: Path, tiny_bert: Path, trained: Path, tmp_path: Path
-) -> None:
+def test_a_folder_is_bound_to_what_its_settings_name(words, tiny_bert, trained, tmp_path):
     """Other content under the same name is another training: of a run, of a model, of the collection."""
     own, run_file, miner = (tmp_path / name for name in ("collection", "first.run", "miner"))
     shutil.copytree(words, own)
@@ -109,9 +100,7 @@ def test_a_folder_is_bound_to_what_its_settings_name(
         file.write_bytes(before)
 
 
-def test_reranking_writes_the_run_and_its_measures(
-    trained: Path, first_run: Path, words: Path, tmp_path: Path
-) -> None:
+def test_reranking_writes_the_run_and_its_measures(trained, first_run, words, tmp_path):
     output = tmp_path / "rerank"
     run("rerank", checkpoint=trained / "checkpoint", run=first_run, collection=words, output=output, depth=1)
     results, given = read_run(output / "reranked.run"), read_run(first_run)

@@ -1,7 +1,5 @@
 """The inverted index finds exactly what `core.rel` on its stored weights ranks first."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -24,10 +24,10 @@ def valid(model: Generative) -> NGramIndex:
     return NGramIndex.build(*model.identifiers.targets, trie=model.identifiers.end is not None)
 
 
-def random_rows(seed: int, count: int = 12) -> Sequences:
+def random_rows(seed: int) -> Sequences:
     """Draw rows from few tokens, so that prefixes are shared and some rows repeat or extend others."""
     drawn = random.Random(seed)
-    return [[drawn.choice([2, 5, 9, 300]) for _ in range(drawn.randint(1, 4))] for _ in range(count)]
+    return [[drawn.choice([2, 5, 9, 300]) for _ in range(drawn.randint(1, 4))] for _ in range(12)]
 
 
 def successors(model: Generative, prefix: tuple[int, ...]) -> list[int]:

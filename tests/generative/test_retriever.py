@@ -177,9 +177,7 @@ def test_a_document_has_the_rel_of_its_best_name(seq2seq):
     ("family", "score"),
     [("t5", "log_probability"), ("t5-v1.1", "logit"), ("mt5", "centred_logit"), ("bart", "logit")],
 )
-def test_a_token_has_the_mean_attention_and_the_summed_products_of_all_layers_and_heads(
-    bases: dict[str, Path], family: str, score: ScoreName
-) -> None:
+def test_a_token_has_the_mean_attention_and_the_summed_products_of_all_layers_and_heads(bases, family, score):
     """`explain` shows them, and with the rest they add up to rel."""
     model = generative(bases[family], named(NAMES), score=score)
     for n, name in enumerate(NAMES):

@@ -26,11 +26,11 @@ def digits(identifiers: Identifiers) -> list[list[int]]:
     return [(identifiers[n] - 2).tolist() for n in range(len(identifiers))]
 
 
-def blobs(clusters: int, each: int, width: int = 8, seed: int = 0) -> Float[np.ndarray, "n h"]:
+def blobs(clusters: int, each: int) -> Float[np.ndarray, "n h"]:
     """Far clusters of near vectors; vector i lies in cluster i % clusters."""
-    rng = np.random.default_rng(seed)
-    centres = 100 * np.eye(clusters, width)
-    return np.tile(centres, (each, 1)) + rng.normal(size=(clusters * each, width))
+    rng = np.random.default_rng(0)
+    centres = 100 * np.eye(clusters, 8)
+    return np.tile(centres, (each, 1)) + rng.normal(size=(clusters * each, 8))
 
 
 @given(

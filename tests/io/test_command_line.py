@@ -35,7 +35,7 @@ class Study(Settings):
     """passages to sum"""
 
 
-def test_a_class_inherits_flags_and_changes_their_defaults() -> None:
+def test_a_class_inherits_flags_and_changes_their_defaults():
     study = Study(rate=0.5)
     assert (study.steps, study.seeds, study.rate, study.part) == (7, [1], 0.5, -1)
     Study().seeds.append(2)
@@ -46,7 +46,7 @@ def test_a_class_inherits_flags_and_changes_their_defaults() -> None:
 
 
 @pytest.mark.parametrize("flag", ["--best-passages", "--best_passages"])
-def test_flags_have_dashes_or_underscores(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_have_dashes_or_underscores(flag, capsys):
     words = [f"{flag}=2", "--folder", "my_folder"]
     values = command_line(Study, "", words)
     assert (values["best_passages"], values["folder"]) == (2, "my_folder")
@@ -105,9 +105,7 @@ def test_a_number_below_zero_is_named_as_its_option(given):
         ("--seeds=[x]", "--seeds: expected a list with each entry an integer, got x"),
     ],
 )
-def test_a_value_of_a_wrong_type_is_named_as_its_option(
-    given: str, expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_value_of_a_wrong_type_is_named_as_its_option(given, expected, capsys):
     with pytest.raises(SystemExit):
         command_line(Settings, "", [given])
     assert capsys.readouterr().err.startswith(f"{expected}\n")

@@ -1,12 +1,32 @@
-"""Retrievers around another one: by hand."""
+"""Passages that carry their document, and retrievers around another one: by hand."""
 
 import pytest
 
 from paradigms.baselines.bm25 import BM25
-from paradigms.data import best_first
+from paradigms.data import Corpus, best_first
 from paradigms.data.pieces import Pieces
+from paradigms.data.texts import WORD
 from paradigms.retrieve import Passages, WithoutOwn
-from tests.data.test_pieces import CORPUS, TEXTS
+
+TEXTS = {
+    "a": "Ships sail. the sea is wide and ships sail the sea; a cat sleeps on the ship at night",
+    "b": "the night is dark and a black cat sleeps",
+    "c": "",
+    "d": "a cat a cat a cat and the sea again and again and a night with ships and more of the night",
+}
+CORPUS = Corpus(list(TEXTS), list(TEXTS.values()), ["Ships sail.", "", "", ""])
+
+
+def test_passages_hold_every_word_once_and_begin_with_the_title():
+    pieces = Pieces(CORPUS, words=8)
+    assert pieces.of("c") == ["c:0"]
+    for document, text in TEXTS.items():
+        title = CORPUS.titles[CORPUS.position(document)]
+        parts = [pieces.corpus[pieces.corpus.position(p)] for p in pieces.of(document)]
+        assert all(part.startswith(title) for part in parts)
+        assert all(len(WORD.findall(part)) <= 8 for part in parts)
+        rest = " ".join(part.removeprefix(title).strip() for part in parts)
+        assert rest == text.removeprefix(title).strip()
 
 
 @pytest.mark.parametrize("best", [1, 2])
@@ -37,13 +57,15 @@ def test_documents_that_are_not_split_are_their_own_passages():
     assert Passages(bm25, pieces, best=2).search(queries, 3) == bm25.search(queries, 3)
 
 
-def test_the_best_passage_is_explained():
+def test_the_best_passage_is_explained_and_wrong_numbers_are_refused():
     pieces = Pieces(CORPUS, words=6)
     (shown,) = Passages(BM25(pieces.corpus), pieces).explain("dark night", "b")
     assert shown.document_tokens == ["night", "dark"]
     assert [shown.document_tokens[i] for i, _, _, _ in shown.links] == ["dark", "night"]
     with pytest.raises(ValueError, match="best must be at least 1 passage, got 0"):
         Passages(BM25(CORPUS), Pieces(CORPUS, 5), 0)
+    with pytest.raises(ValueError, match="words of passages must be at least 0, got -1"):
+        Pieces(CORPUS, -1)
 
 
 def test_k_documents_are_found_beside_the_query_itself():

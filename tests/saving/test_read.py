@@ -6,7 +6,6 @@ import os
 import shutil
 import string
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -620,8 +619,8 @@ def shards_outside(backbone: Path) -> None:
     ],
 )
 def test_files_that_no_checkpoint_has_are_refused_before_a_reader_waits_or_follows(
-    tiny_bert: Path, tmp_path: Path, harm: Callable[[Path], object], message: str
-) -> None:
+    tiny_bert, tmp_path, harm, message
+):
     saved = tmp_path / "saved"
     paradigms.PARADIGMS["colbert"](tiny_bert, dim=8).save_pretrained(saved)
     harm(saved / "backbone")
@@ -631,9 +630,7 @@ def test_files_that_no_checkpoint_has_are_refused_before_a_reader_waits_or_follo
         TextEncoder(saved / "backbone", EncoderSettings())
 
 
-def test_a_masked_language_model_is_splade_unless_it_is_to_be_plain(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_masked_language_model_is_splade_unless_it_is_to_be_plain(tmp_path, caplog):
     folder = write_headed(BertForMaskedLM, tmp_path / "bert")
     model = paradigms.load(folder)
     assert model.name == "splade"
@@ -643,7 +640,7 @@ def test_a_masked_language_model_is_splade_unless_it_is_to_be_plain(
     assert paradigms.load(folder, layout="plain").name == "dpr"
 
 
-def test_a_sequence_classifier_is_a_reranker(tmp_path: Path) -> None:
+def test_a_sequence_classifier_is_a_reranker(tmp_path):
     model = paradigms.load(write_headed(BertForSequenceClassification, tmp_path / "bert", num_labels=1))
     assert isinstance(model, SequenceClassifier)
     model.save_pretrained(tmp_path / "saved")
@@ -655,7 +652,7 @@ def test_a_sequence_classifier_is_a_reranker(tmp_path: Path) -> None:
         paradigms.load(tmp_path / "bert")
 
 
-def test_another_head_a_decoder_and_several_outputs_are_refused(tmp_path: Path) -> None:
+def test_another_head_a_decoder_and_several_outputs_are_refused(tmp_path):
     for kind in (BertForTokenClassification, BertLMHeadModel):
         with pytest.raises(ValueError, match=f"{kind.__name__} is not a text encoder"):
             paradigms.load(write_headed(kind, tmp_path / "bert"))

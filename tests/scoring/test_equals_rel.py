@@ -7,7 +7,6 @@ places, with salience and without.
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -37,13 +36,13 @@ def law(recipe: Recipe, documents: Tokens, queries: Tokens) -> Tensor:
     return rel(documents, queries, recipe.align, recipe.normalise_function)
 
 
-def test_the_table_holds_everything() -> None:
+def test_the_table_holds_everything():
     assert {type(align) for align in ALIGNED} == set(ALIGNMENTS.values())
 
 
 @pytest.mark.parametrize(("salience", "real"), [(False, 0.7), (True, 0.7), (False, 0.0)])
 @EVERY
-def test_in_batch(recipe: Recipe, salience: bool, real: float) -> None:
+def test_in_batch(recipe, salience, real):
     """However S is cut; and without gradients, as an index scores."""
     sides = texts(salience, real=real)
     expected = law(recipe, *sides)
@@ -59,7 +58,7 @@ def test_in_batch(recipe: Recipe, salience: bool, real: float) -> None:
 
 
 @EVERY
-def test_one_vector_each(recipe: Recipe) -> None:
+def test_one_vector_each(recipe):
     """A matrix product for most alignments, and core.rel where ids, salience or empty texts change A or Z."""
     for salience in (False, True):
         for real in (2.0, 0.7):
@@ -74,7 +73,7 @@ def test_one_vector_each(recipe: Recipe) -> None:
 @pytest.mark.parametrize(
     "recipe", [r for r in RECIPES if r.align.is_maximum()], ids=lambda r: f"{r.align} {r.normalise}"
 )
-def test_in_batch_on_a_gpu(fused: ModuleType, monkeypatch: pytest.MonkeyPatch, recipe: Recipe) -> None:
+def test_in_batch_on_a_gpu(fused, monkeypatch, recipe):
     small(fused, monkeypatch)
     calls = counted(fused, monkeypatch)
     sides = texts(salience=True, dtype=torch.float32)
@@ -92,7 +91,7 @@ def test_in_batch_on_a_gpu(fused: ModuleType, monkeypatch: pytest.MonkeyPatch, r
 
 
 @EVERY
-def test_scorer_of_other_libraries_losses(recipe: Recipe) -> None:
+def test_scorer_of_other_libraries_losses(recipe):
     """Scores each query against all documents, in the losses' order."""
     given = recipe.align, recipe.normalise
     if recipe.align.reads & {"ids", "statistics"}:
@@ -134,7 +133,7 @@ def stored_cases(
 
 @pytest.mark.parametrize("salience", [False, True])
 @pytest.mark.parametrize("width", [16, 128])
-def test_stored_tokens(tmp_path: Path, width: int, salience: bool) -> None:
+def test_stored_tokens(tmp_path, width, salience):
     """With one alignment, and with all that read no ids at once; documents in any order."""
     recipes = [recipe for recipe in RECIPES if compiled(recipe)]
     assert {r.align for r in recipes} == {A for A in ALIGNED if A.kept(torch.tensor(9)) is not None}
@@ -156,9 +155,7 @@ def test_stored_tokens(tmp_path: Path, width: int, salience: bool) -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("imputation", IMPUTATIONS)
 @pytest.mark.parametrize("k", [1, 5, 20, 70, 10_000])
-def test_imputed_from_stored_tokens(
-    imputation: str, k: int, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_imputed_from_stored_tokens(imputation, k, threads, monkeypatch):
     """In one piece, or in eight pieces on two threads that each keep their largest similarities once."""
     kept = []
     monkeypatch.setattr(kernels, "largest_of", lambda *of: kept.append(LARGEST_OF(*of)) or kept[-1])

@@ -4,8 +4,6 @@ rel by them is in `test_equals_rel`.
 """
 
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -21,7 +19,7 @@ from tests.scoring.table import texts as random_texts
 
 
 @pytest.fixture(params=[None, SMALL], ids=["tuned tiles", "small tiles"])
-def tiles(request: pytest.FixtureRequest, fused: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def tiles(request, fused, monkeypatch):
     """The kernels with their first tuned tiles, and with tiles that cut every axis several times."""
     if request.param:
         small(fused, monkeypatch)
@@ -45,9 +43,7 @@ def texts(i: int = 21, dtype: torch.dtype = torch.float32) -> list[Tokens]:
 @needs_triton
 @pytest.mark.parametrize("equal_ids", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_maxima_places_and_gradients(
-    fused: ModuleType, tiles: None, dtype: torch.dtype, equal_ids: bool
-) -> None:
+def test_maxima_places_and_gradients(fused, tiles, dtype, equal_ids):
     """The maxima are those of the rounded vectors, to float32; gradients are rounded to the vectors' type."""
     D, Q = texts(dtype=dtype)
     best, place = fused.best_tokens(D, Q, equal_ids)
@@ -66,7 +62,7 @@ def test_maxima_places_and_gradients(
 
 @needs_triton
 @pytest.mark.filterwarnings("ignore:invalid value", "ignore:All-NaN")
-def test_nan_reaches_the_score_and_infinity_loses(fused: ModuleType, tiles: None) -> None:
+def test_nan_reaches_the_score_and_infinity_loses(fused, tiles):
     """A diverged model must not look healthy: NaN of a real token is the maximum, that of padding nothing."""
     D, Q = texts(i=40)
     D, Q = (replace(t, vectors=t.vectors.detach(), mask=torch.ones_like(t.mask)) for t in (D, Q))
@@ -87,9 +83,7 @@ def test_nan_reaches_the_score_and_infinity_loses(fused: ModuleType, tiles: None
 
 
 @needs_triton
-def test_what_the_kernels_do_not_do_is_done_without_them(
-    fused: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_kernels_do_not_do_is_done_without_them(fused, monkeypatch):
     """Alignments other than a max, float64, sides without tokens; vectors of two types are einsum's error."""
     calls = counted(fused, monkeypatch)
     D, Q = texts()
@@ -112,7 +106,7 @@ def test_what_the_kernels_do_not_do_is_done_without_them(
 
 
 @needs_triton
-def test_kernels_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_compile(tmp_path, monkeypatch):
     """Compiles for GPUs that are not here: the interpreter accepts code that the compiler rejects."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     types = {"lengths": "*i32", "maxima": "*fp32", "place": "*i16", "g": "*fp32"}

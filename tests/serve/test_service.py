@@ -46,8 +46,8 @@ def answer_to(port, path, body=None, **headers):
     return answer
 
 
-def run_of(answer, query="q"):
-    return {name: dict(map(tuple, one["run"][query])) for name, one in answer["systems"].items()}
+def run_of(answer):
+    return {name: dict(map(tuple, one["run"]["q"])) for name, one in answer["systems"].items()}
 
 
 class Watched(BM25):

@@ -1,7 +1,5 @@
 """D with fewer tokens: the most salient, or means of clusters; certificates bound what that can change."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +19,6 @@ from paradigms.core import Tokens
 from paradigms.find import Index, Store, kinds, open_index
 from paradigms.recipe import Recipe
 from paradigms.retrieve import Indexed
-from paradigms.store import Kind
 from paradigms.store.pruning import TokenReduction, directed_distances, most_salient, pooled
 from tests.find.test_near_tokens import DIM, documents, queries
 from tests.find.test_search import IDS, QUERIES, TEXTS
@@ -117,7 +114,7 @@ def random_tokens(seed: int, lengths: list[int], salience: bool = False) -> Toke
     return Tokens(torch.randn(*mask.shape, 6, generator=random), mask, salience=u)
 
 
-def test_runs_of_tokens_become_their_means() -> None:
+def test_runs_of_tokens_become_their_means():
     tokens = random_tokens(0, [7, 1, 0, 4], salience=True)
     means = pooled(tokens, 3, "sequential")
     assert tokens.salience is not None
@@ -130,7 +127,7 @@ def test_runs_of_tokens_become_their_means() -> None:
                 assert_within_rounding(mine[0, n, c], of[0, n, run].mean(0), torch.float32, 3, scale=3)
 
 
-def test_ward_pools_what_is_alike_whatever_its_place_and_length() -> None:
+def test_ward_pools_what_is_alike_whatever_its_place_and_length():
     """Four directions in turn, at other lengths: their means, in the order of first tokens."""
     directions, order = torch.eye(6)[:4], torch.tensor([2, 0, 3, 1, 2, 3, 0, 1])
     lengths = torch.tensor([1.0, 2, 3, 1, 3, 1, 4, 5])
@@ -142,7 +139,7 @@ def test_ward_pools_what_is_alike_whatever_its_place_and_length() -> None:
 
 @pytest.mark.parametrize("kind", [kinds.exact(), kinds.compressed(lists=4)], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("options", [{"pool": 2, "pooling": "sequential"}, {"keep": 0.4}], ids=str)
-def test_an_index_is_built_of_fewer_tokens(tiny_bert: Path, kind: Kind, options: dict[str, Any]) -> None:
+def test_an_index_is_built_of_fewer_tokens(tiny_bert, kind, options):
     """Built, made of another index, and added to: the same tokens."""
     paradigm = build(tiny_bert)
     complete = Store.build(kinds.exact(), paradigm, IDS, TEXTS)
@@ -156,7 +153,7 @@ def test_an_index_is_built_of_fewer_tokens(tiny_bert: Path, kind: Kind, options:
         assert_within_rounding(stored.vectors[stored.mask], fewer.vectors[fewer.mask], torch.float16, ulps, 1)
 
 
-def test_what_cannot_be_pooled_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_pooled_is_refused(tiny_bert, tmp_path):
     for wrong in ({"pool": 0}, {"keep": 0.0}, {"keep": 1.5}):
         with pytest.raises(ValueError, match=r"pool|keep"):
             TokenReduction(**wrong)  # type: ignore[arg-type]
@@ -170,7 +167,7 @@ def test_what_cannot_be_pooled_is_refused(tiny_bert: Path, tmp_path: Path) -> No
 # --- certificates -----------------------------------------------------------------------------------
 
 
-def test_directed_distances_are_those_of_scipy() -> None:
+def test_directed_distances_are_those_of_scipy():
     lengths = [5, 1, 0, 8]
     D, E = random_tokens(1, lengths), random_tokens(2, [3, 2, 0, 6])
     distances = directed_distances(D, E)
@@ -182,7 +179,7 @@ def test_directed_distances_are_those_of_scipy() -> None:
 
 
 @given(st.integers(0, 10**6), st.integers(1, 5), st.sampled_from(["ward", "sequential", "pruned", "rounded"]))
-def test_the_error_of_a_maximum_is_bounded(seed: int, pool: int, way: str) -> None:
+def test_the_error_of_a_maximum_is_bounded(seed, pool, way):
     """|maxᵢ dᵢᵀq − maxᵢ′ d′ᵢ′ᵀq| ≤ the directed distances, for unit q; pooled maxima are never larger."""
     D = random_tokens(seed, [9, 4, 1])
     if way == "pruned":
@@ -210,9 +207,7 @@ def test_the_error_of_a_maximum_is_bounded(seed: int, pool: int, way: str) -> No
         (kinds.compressed(4, lists=8), {}),
     ],
 )
-def test_a_certified_top_ten_is_that_of_the_whole_index(
-    tmp_path: Path, kind: Kind, options: dict[str, Any]
-) -> None:
+def test_a_certified_top_ten_is_that_of_the_whole_index(tmp_path, kind, options):
     """No certificate is wrong at any k; float16 against itself certifies every query."""
     exact = Store.build_from(kinds.exact(), documents(0, 80), paradigm="colbert", dim=DIM)
     store = exact.copy(kind, tmp_path / "index", **options)
@@ -234,7 +229,7 @@ def test_a_certified_top_ten_is_that_of_the_whole_index(
         index.certified(Recipe("aligner", TopK(k=2), "total"), queries())
 
 
-def test_a_damaged_certificate_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_certificate_is_refused(tmp_path):
     store = Store.build_from(kinds.exact(), documents(0, 5), tmp_path / "index", paradigm="colbert", dim=DIM)
     before = contents(store.folder)
     store.certify(store)

@@ -9,9 +9,9 @@ from theory import capacity
 from theory.answerable import max_over_tokens, maxima, one_vector, sum_of_maxima, verified
 
 
-def by_angles(tokens, owners, relevant, steps=7200) -> bool:
+def by_angles(tokens, owners, relevant) -> bool:
     """Whether one of many query tokens in the plane answers, which misses only thin cones."""
-    t = np.linspace(0, 2 * np.pi, steps, endpoint=False)
+    t = np.linspace(0, 2 * np.pi, 7200, endpoint=False)
     S = tokens @ np.stack([np.cos(t), np.sin(t)])
     best = np.stack([S[owners == d].max(0) for d in range(owners.max() + 1)])
     others = np.setdiff1d(np.arange(len(best)), relevant)

@@ -199,9 +199,7 @@ CHECKS = (every_case, half_of_everything, exact_resume, longer, bfloat16, gather
 
 
 @pytest.fixture(scope="module")
-def root(
-    checkpoints: dict[str, Path], seq2seq: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def root(checkpoints, seq2seq, tmp_path_factory):
     """The folder in which each family's tiny checkpoint lies under its name; in steady/ without dropout."""
     folder = tmp_path_factory.mktemp("models")
     for name, target in (checkpoints | {"seq2seq": seq2seq["t5"]}).items():
@@ -214,7 +212,7 @@ def root(
 
 
 @pytest.fixture(scope="module")
-def outcomes(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def outcomes(root, tmp_path_factory):
     """The folder in which one process left its runs, and two how the checks ended."""
     folder = tmp_path_factory.mktemp("fsdp")
     for name in CASES:
@@ -226,11 +224,11 @@ def outcomes(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_two_processes(outcomes: Path, check: launch.Check) -> None:
+def test_two_processes(outcomes, check):
     launch.passed(check, outcomes)
 
 
-def test_longer_with_another_number_of_processes(outcomes: Path, root: Path) -> None:
+def test_longer_with_another_number_of_processes(outcomes, root):
     """Copies or shards, one process or two: the same losses, at the rates of the longer schedule."""
     for target in ("copies", "shards to copies"):
         run("aligner", root / "steady", outcomes / target, Accelerator(cpu=True))
@@ -245,13 +243,13 @@ def test_longer_with_another_number_of_processes(outcomes: Path, root: Path) -> 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_losses_norms_and_dev_measures_of_one_process(outcomes: Path, name: str) -> None:
+def test_losses_norms_and_dev_measures_of_one_process(outcomes, name):
     for one, two in zip(*(history(outcomes / runs / name) for runs in ("one", "two")), strict=True):
         assert_same(two, one)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_one_process_opens_the_checkpoint_of_shards(outcomes: Path, root: Path, name: str) -> None:
+def test_one_process_opens_the_checkpoint_of_shards(outcomes, root, name):
     start = build(name, root / "steady").state_dict()
     one, two = (load(last(outcomes / runs / name)).state_dict() for runs in ("one", "two"))
     assert any(float((one[key].double() - start[key].double()).abs().max()) > 1e-3 for key in one)

@@ -92,7 +92,7 @@ def without_dropout(paradigm: Paradigm) -> Paradigm:
 
 
 @pytest.mark.parametrize("name", PARADIGMS)
-def test_every_paradigm_learns_a_tiny_problem(tiny_bert: Path, tmp_path: Path, name: str) -> None:
+def test_every_paradigm_learns_a_tiny_problem(tiny_bert, tmp_path, name):
     # COIL's words match from the start: only a high temperature leaves something to learn.
     temperature = {"coil": 100.0}.get(name)
     settings = replace(SETTINGS, steps=30, batch_size=8, temperature=temperature, save_every=0)
@@ -102,7 +102,7 @@ def test_every_paradigm_learns_a_tiny_problem(tiny_bert: Path, tmp_path: Path, n
     assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
 
 
-def test_an_interrupted_run_goes_on_bit_for_bit_with_dropout(tiny_bert: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_goes_on_bit_for_bit_with_dropout(tiny_bert, tmp_path):
     reference = fit(tiny_bert, tmp_path / "whole")
     assert reference.encoder.backbone.config.hidden_dropout_prob > 0
     for done in (3, 5):  # one step after a checkpoint: that step is taken again
@@ -118,7 +118,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit_with_dropout(tiny_bert: Path, tm
     assert training_seconds(tmp_path / "parts") > 0
 
 
-def test_weights_below_adapters_take_half_the_memory(tiny_bert: Path, tmp_path: Path, bfloat16) -> None:
+def test_weights_below_adapters_take_half_the_memory(tiny_bert, tmp_path, bfloat16):
     """Products round these weights anyway: losses and adapters are the same, and the rest stays float32."""
     saved, losses = [], []
     for kind in ("float32", "bf16"):
@@ -140,7 +140,7 @@ def test_weights_below_adapters_take_half_the_memory(tiny_bert: Path, tmp_path: 
     assert all(torch.equal(weight, saved[1][name]) for name, weight in saved[0].items())
 
 
-def test_a_step_logs_the_loss_and_the_norm_of_its_batch(tiny_bert: Path, tmp_path: Path) -> None:
+def test_a_step_logs_the_loss_and_the_norm_of_its_batch(tiny_bert, tmp_path):
     """Whatever another loop with the same accelerator has left there."""
     settings = replace(SETTINGS, steps=1, max_grad_norm=1e9)
     paradigm = without_dropout(build(tiny_bert)).double()
@@ -178,7 +178,7 @@ def norms_of_steps() -> Iterator[list[float]]:
 
 
 @pytest.mark.parametrize("most", [0.01, 1e9])
-def test_gradients_are_clipped_to_the_largest_norm(tiny_bert: Path, tmp_path: Path, most: float) -> None:
+def test_gradients_are_clipped_to_the_largest_norm(tiny_bert, tmp_path, most):
     with norms_of_steps() as norms:
         fit(tiny_bert, tmp_path, replace(SETTINGS, steps=2, max_grad_norm=most))
     logged = [line["gradient_norm"] for line in history(tmp_path)]
@@ -186,7 +186,7 @@ def test_gradients_are_clipped_to_the_largest_norm(tiny_bert: Path, tmp_path: Pa
     assert norms == pytest.approx([min(norm, most) for norm in logged], rel=1e-3)
 
 
-def test_the_rate_rises_then_falls_to_nothing(tiny_bert: Path, tmp_path: Path) -> None:
+def test_the_rate_rises_then_falls_to_nothing(tiny_bert, tmp_path):
     fit(tiny_bert, tmp_path, replace(SETTINGS, steps=10, warmup=0.2))
     logged = [line["learning_rate"] / SETTINGS.learning_rate for line in history(tmp_path)]
     assert logged == pytest.approx([0.5, 1, 1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125])
@@ -196,7 +196,7 @@ def test_the_rate_rises_then_falls_to_nothing(tiny_bert: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("part", ["backbone", "projection", "salience_heads"])
-def test_heads_and_salience_heads_have_their_own_rates(tiny_bert: Path, tmp_path: Path, part: str) -> None:
+def test_heads_and_salience_heads_have_their_own_rates(tiny_bert, tmp_path, part):
     paradigm = PARADIGMS["aligner"](tiny_bert, dim=16, query_length=16, document_length=32)
     before = {name: weight.detach().clone() for name, weight in paradigm.named_parameters()}
     names = ("learning_rate", "head_learning_rate", "salience_learning_rate")
@@ -213,7 +213,7 @@ def test_heads_and_salience_heads_have_their_own_rates(tiny_bert: Path, tmp_path
 
 
 @pytest.fixture
-def bfloat16() -> Iterator[Accelerator]:
+def bfloat16():
     AcceleratorState._reset_state()
     yield Accelerator(cpu=True, mixed_precision="bf16")
     AcceleratorState._reset_state()
@@ -290,8 +290,8 @@ def test_under_bfloat16_layers_alone_compute_in_half(tiny_bert, bfloat16, name):
     ("last", "best"), [(0.71, 3), (0.65, 3), (0.55, 1)], ids=["best", "within the error", "worse"]
 )
 def test_the_last_state_is_returned_unless_an_earlier_one_is_better_by_more_than_the_error(
-    tiny_bert: Path, tmp_path: Path, last: float, best: int
-) -> None:
+    tiny_bert, tmp_path, last, best
+):
     measured = [[mean - 0.1, mean + 0.1] for mean in (0.1, 0.7, 0.69, last)]  # the standard error is 0.1
     values, seen = iter(measured), []
 
@@ -307,9 +307,7 @@ def test_the_last_state_is_returned_unless_an_earlier_one_is_better_by_more_than
     )
 
 
-def test_a_training_ends_when_dev_does_not_improve_and_goes_on_with_more_patience(
-    tiny_bert: Path, tmp_path: Path
-) -> None:
+def test_a_training_ends_when_dev_does_not_improve_and_goes_on_with_more_patience(tiny_bert, tmp_path):
     values = [0.1, 0.5, 0.4, 0.3, 0.2, 0.6, 0.1]
     settings = replace(SETTINGS, evaluate_every=1, save_every=6)
 
@@ -324,9 +322,7 @@ def test_a_training_ends_when_dev_does_not_improve_and_goes_on_with_more_patienc
         fit(tiny_bert, tmp_path, replace(settings, patience=2))
 
 
-def test_a_training_pauses_at_a_checkpoint_and_ends_as_one_that_did_not(
-    tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_pauses_at_a_checkpoint_and_ends_as_one_that_did_not(tiny_bert, tmp_path, monkeypatch):
     settings = replace(SETTINGS, save_every=6, evaluate_at=[1, 5])
     reference = fit(tiny_bert, tmp_path / "whole", settings, dev=lambda paradigm: np.ones(2))
     clock = iter(range(1000))
@@ -353,7 +349,7 @@ def spoilt(paradigm: Paradigm, passes: list[int]) -> Paradigm:
     return paradigm
 
 
-def test_a_loss_that_is_not_finite_stops_and_leaves_the_checkpoint(tiny_bert: Path, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_stops_and_leaves_the_checkpoint(tiny_bert, tmp_path):
     with pytest.raises(FloatingPointError, match=r"the loss is nan at step 4; the checkpoint"):
         fit(tiny_bert, tmp_path, paradigm=spoilt(build(tiny_bert), []))
     assert torch.isfinite(weights(Paradigm.from_pretrained(tmp_path / "checkpoints/step-2"))).all()
@@ -361,7 +357,7 @@ def test_a_loss_that_is_not_finite_stops_and_leaves_the_checkpoint(tiny_bert: Pa
     assert [line["step"] for line in history(tmp_path)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_gradient_that_is_not_finite_stops_before_it_is_applied(tiny_bert: Path, tmp_path: Path) -> None:
+def test_a_gradient_that_is_not_finite_stops_before_it_is_applied(tiny_bert, tmp_path):
     paradigm = build(tiny_bert)
     weight = next(paradigm.parameters())
     weight.register_hook(lambda gradient: gradient * torch.nan)
@@ -373,8 +369,8 @@ def test_a_gradient_that_is_not_finite_stops_before_it_is_applied(tiny_bert: Pat
 
 @pytest.mark.parametrize("saved", [0, 4])
 def test_a_device_that_computes_later_is_read_before_anything_is_kept(
-    saved: int, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    saved, tiny_bert, tmp_path, monkeypatch
+):
     """As on a GPU: losses are read with each log, every 3 steps, and before each checkpoint."""
     build_run = loop._Run.__init__
 
@@ -396,7 +392,7 @@ def test_a_device_that_computes_later_is_read_before_anything_is_kept(
     assert not list(tmp_path.glob("spoilt/checkpoints/*"))
 
 
-def test_a_checkpoint_of_other_settings_or_data_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_other_settings_or_data_is_refused(tiny_bert, tmp_path):
     fit(tiny_bert, tmp_path, replace(SETTINGS, steps=2))
     with pytest.raises(ValueError, match=r"other settings \(steps: 2 then, 1 now\); choose another folder"):
         fit(tiny_bert, tmp_path, replace(SETTINGS, steps=1))
@@ -425,7 +421,7 @@ def test_a_checkpoint_of_other_settings_or_data_is_refused(tiny_bert: Path, tmp_
     fit(tiny_bert, tmp_path, replace(SETTINGS, steps=2, log_every=7, workers=0, save_every=1, recompute=True))
 
 
-def test_no_file_is_a_pickle(tiny_bert: Path, tmp_path: Path) -> None:
+def test_no_file_is_a_pickle(tiny_bert, tmp_path):
     fit(tiny_bert, tmp_path, dev=lambda paradigm: np.zeros(1))
     names = {file.suffix for file in tmp_path.rglob("*") if file.is_file()}
     assert names <= {".json", ".jsonl", ".safetensors", ".txt"}
@@ -459,7 +455,7 @@ def test_frozen_layers_stay_and_their_states_are_kept_for_those_who_ask(tiny_ber
     assert results[0].encoder.split is None
 
 
-def test_the_loss_is_softmax_cross_entropy_without_the_excluded() -> None:
+def test_the_loss_is_softmax_cross_entropy_without_the_excluded():
     scores = torch.tensor([[1.0, 2.0, 3.0], [0.5, 0.0, -1.0]], dtype=torch.float64)
     excluded = torch.tensor([[True, False, True], [False, False, False]])
     results = contrastive(scores, torch.tensor([0, 1]), excluded, 0.5)
@@ -468,7 +464,7 @@ def test_the_loss_is_softmax_cross_entropy_without_the_excluded() -> None:
     assert_same(results, (first + second) / 2)
 
 
-def test_the_dev_measure_reranks_candidates_and_the_relevant(tiny_bert: Path) -> None:
+def test_the_dev_measure_reranks_candidates_and_the_relevant(tiny_bert):
     queries = {"q0": "where is the letter", "q9": "where is the sea"}
     judged = Split(queries, {"q0": {"d5": 1}, "q9": {"d0": 1}})
     measure = DevMeasure(CORPUS, judged, {"q0": {"d1": 1.0}}, queries=2, precision="no")
@@ -481,7 +477,7 @@ def test_the_dev_measure_reranks_candidates_and_the_relevant(tiny_bert: Path) ->
     assert paradigm.training
 
 
-def test_states_are_kept_while_a_run_is_paused(tmp_path: Path) -> None:
+def test_states_are_kept_while_a_run_is_paused(tmp_path):
     accelerator, states = Accelerator(cpu=True), tmp_path / "out" / "states"
 
     def pause() -> None:
@@ -497,7 +493,7 @@ def test_states_are_kept_while_a_run_is_paused(tmp_path: Path) -> None:
     assert not states.exists()
 
 
-def test_dev_queries_are_all_or_drawn_whatever_their_order() -> None:
+def test_dev_queries_are_all_or_drawn_whatever_their_order():
     ids = [f"{package}{n}" for package in "abcd" for n in range(50)]
     queries, judged = dict.fromkeys(ids, "sea"), {id: {"d0": 1} for id in ids}
     for inputs in (queries, dict(reversed(queries.items()))):
@@ -508,9 +504,7 @@ def test_dev_queries_are_all_or_drawn_whatever_their_order() -> None:
         assert {id[0] for id in drawn} == set("abcd")
 
 
-def test_the_precision_of_float32_products_is_that_of_the_training_alone(
-    tiny_bert: Path, tmp_path: Path
-) -> None:
+def test_the_precision_of_float32_products_is_that_of_the_training_alone(tiny_bert, tmp_path):
     seen, paradigm, before = set(), build(tiny_bert), torch.get_float32_matmul_precision()
     paradigm.encoder.register_forward_hook(lambda *_: seen.add(torch.get_float32_matmul_precision()))
     fit(tiny_bert, tmp_path, replace(SETTINGS, steps=1, matmul_precision="high"), paradigm=paradigm)

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 from accelerate import Accelerator
 
@@ -33,7 +32,7 @@ def dense(backbone: Path) -> Paradigm:
     return PARADIGMS["dpr"](backbone, pooling="mean")
 
 
-def test_a_model_searches_for_the_queries_that_make_examples(tiny_bert: Path, tmp_path: Path) -> None:
+def test_a_model_searches_for_the_queries_that_make_examples(tiny_bert, tmp_path):
     model = dense(tiny_bert)
     results = mine(model, CORPUS, SPLIT, depth=9)
     index = Index(Store.build(kinds.exact(), model, CORPUS.ids, CORPUS, tmp_path / "index"))
@@ -42,9 +41,7 @@ def test_a_model_searches_for_the_queries_that_make_examples(tiny_bert: Path, tm
     assert "q7" not in results  # judged, and nothing is relevant
 
 
-def test_a_training_draws_negatives_from_what_the_model_finds_before_it(
-    tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_draws_negatives_from_what_the_model_finds_before_it(tiny_bert, tmp_path, monkeypatch):
     drawn: list[Run] = []
 
     def build(corpus: Corpus, split: Split, run: Run, *more: object, **options: object) -> list[Example]:
@@ -65,7 +62,7 @@ def test_a_training_draws_negatives_from_what_the_model_finds_before_it(
         monkeypatch.setattr(negatives, "mine", lambda *_, **__: None) if own_negatives else None
 
 
-def test_the_script_trains_a_second_round(words: Path, tiny_bert: Path, tmp_path: Path) -> None:
+def test_the_script_trains_a_second_round(words, tiny_bert, tmp_path):
     first = training(words, tiny_bert, tmp_path / "first", options="{}", paradigm="dpr", steps=2)
     run_script("train", **first)
     second = first | {"output": tmp_path / "second", "run": tmp_path / "first" / "checkpoint", "steps": 3}

@@ -178,7 +178,7 @@ def dead_sender(objective: Contrastive, folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def reference(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def reference(tiny_bert, tmp_path_factory):
     """The folder of a run that nothing interrupted."""
     folder = tmp_path_factory.mktemp("resume") / "whole"
     assert run(tiny_bert, folder) == (0, "")
@@ -246,9 +246,7 @@ def flipped(folder: Path) -> None:
     (folder / "heads.safetensors").write_bytes(content)
 
 
-def test_the_newest_whole_checkpoint_is_gone_on_with(
-    reference: Path, tiny_bert: Path, tmp_path: Path
-) -> None:
+def test_the_newest_whole_checkpoint_is_gone_on_with(reference, tiny_bert, tmp_path):
     folder = tmp_path / "run"
     assert run(tiny_bert, folder, partial(in_step, 7), keep=3)[0] == -signal.SIGKILL
     assert checkpoint_steps(folder) == [2, 4, 6]
@@ -273,14 +271,14 @@ def test_the_newest_whole_checkpoint_is_gone_on_with(
         (lambda folder: write_json(folder / "manifest.json", []), r"manifest\.json or .* cannot be read"),
     ],
 )
-def test_damage_is_told(harm: Callable[[Path], None], message: str, reference: Path, tmp_path: Path) -> None:
+def test_damage_is_told(harm, message, reference, tmp_path):
     shutil.copytree(reference, tmp_path / "run")
     harm(checkpoint_folder(tmp_path / "run", STEPS))
     with pytest.warns(RuntimeWarning, match=rf"step-{STEPS} is damaged and is skipped: {message}"):
         assert newest_checkpoint(tmp_path / "run") == STEPS - 2
 
 
-def test_what_somebody_put_into_a_checkpoint_stays(tiny_bert: Path, reference: Path, tmp_path: Path) -> None:
+def test_what_somebody_put_into_a_checkpoint_stays(tiny_bert, reference, tmp_path):
     """A folder with a checkpoint's name that someone else made or changed is never deleted."""
     shutil.copytree(reference, tmp_path / "run")
     notes = checkpoint_folder(tmp_path / "run", STEPS - 2) / "notes.txt"
@@ -296,7 +294,7 @@ def test_what_somebody_put_into_a_checkpoint_stays(tiny_bert: Path, reference: P
     assert [file.name for file in strange.iterdir()] == ["config.json"]
 
 
-def test_without_a_whole_checkpoint_training_starts_anew(tiny_bert: Path, tmp_path: Path) -> None:
+def test_without_a_whole_checkpoint_training_starts_anew(tiny_bert, tmp_path):
     settings = replace(SETTINGS, steps=2, save_every=1)
     fit(tiny_bert, tmp_path, settings)
     expected = history(tmp_path)
@@ -308,7 +306,7 @@ def test_without_a_whole_checkpoint_training_starts_anew(tiny_bert: Path, tmp_pa
     assert history(tmp_path) == expected
 
 
-def test_damaged_checkpoints_take_no_place_of_whole_ones(tiny_bert: Path, tmp_path: Path) -> None:
+def test_damaged_checkpoints_take_no_place_of_whole_ones(tiny_bert, tmp_path):
     fit(tiny_bert, tmp_path, replace(SETTINGS, save_every=2, keep=3))
     for step in (4, 6):
         truncated(checkpoint_folder(tmp_path, step))
@@ -318,7 +316,7 @@ def test_damaged_checkpoints_take_no_place_of_whole_ones(tiny_bert: Path, tmp_pa
     assert newest_checkpoint(tmp_path) == 6
 
 
-def test_the_scale_of_fp16_starts_anew_and_goes_on(tiny_bert: Path, tmp_path: Path) -> None:
+def test_the_scale_of_fp16_starts_anew_and_goes_on(tiny_bert, tmp_path):
     settings = replace(SETTINGS, learning_rate=1e-4, save_every=3)
 
     def scaled(folder: Path, paradigm: Paradigm) -> dict[str, Any]:

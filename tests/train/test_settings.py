@@ -82,9 +82,7 @@ CASES += [(kind, field.name) for kind in ("listwise", "likelihood") for field in
 
 
 @pytest.fixture(scope="module")
-def plain(
-    tiny_bert: Path, seq2seq: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
+def plain(tiny_bert, seq2seq, tmp_path_factory):
     """Each objective's training with the defaults."""
     kinds = dict.fromkeys(kind for kind, _ in CASES)
     folder = tmp_path_factory.mktemp("plain")
@@ -92,9 +90,7 @@ def plain(
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES)
-def test_each_setting_acts_or_is_refused(
-    kind: str, name: str, plain: dict[str, Any], tiny_bert: Path, seq2seq: dict[str, Path], tmp_path: Path
-) -> None:
+def test_each_setting_acts_or_is_refused(kind, name, plain, tiny_bert, seq2seq, tmp_path):
     (losses, after), objective = plain[kind], objective_of(kind, tiny_bert, seq2seq["t5"])
     try:
         results, changed = trained(objective, tmp_path / "run", **{name: other(name)})
@@ -112,7 +108,7 @@ def test_each_setting_acts_or_is_refused(
         assert results != losses or not torch.equal(changed, after)
 
 
-def test_training_without_negatives_is_named_before_it_begins(tiny_bert: Path, tmp_path: Path) -> None:
+def test_training_without_negatives_is_named_before_it_begins(tiny_bert, tmp_path):
     alone = [Example(text, n, (), (n,)) for n, text in enumerate(TEXTS)]
     one = [Example("which?", n, (), tuple(range(12))) for n in range(12)]
     twice = [*alone[:10], *(Example("which?", n, (), (10, 11)) for n in (10, 11))]

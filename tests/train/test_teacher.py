@@ -53,7 +53,7 @@ def test_documents_from_the_bound_on_are_taken_to_be_relevant(rule, query, posit
     assert FalseNegatives(scorer(SCORES), **rule).of(query, positive, candidates, SCORES) == expected
 
 
-def test_suspects_are_no_negatives_of_any_kind_and_are_counted() -> None:
+def test_suspects_are_no_negatives_of_any_kind_and_are_counted():
     problems, calls = Problems(), {}
 
     def scores(pairs: Any) -> Run:
@@ -84,7 +84,7 @@ def test_suspects_are_no_negatives_of_any_kind_and_are_counted() -> None:
     assert problems.examples["hard negative that may be relevant (left out)"][0] == "q -> d2"
 
 
-def test_a_pair_without_a_score_is_named() -> None:
+def test_a_pair_without_a_score_is_named():
     complete: Run = {q: {d: float(SPLIT.judgements[q].get(d, 0)) for d in CORPUS.ids} for q in RANKED}
     missing = complete | {"r": {d: s for d, s in complete["r"].items() if d != "d3"}}
     infinite = complete | {"q": complete["q"] | {"d1": float("inf")}}
@@ -100,7 +100,7 @@ def test_a_pair_without_a_score_is_named() -> None:
         build_examples(CORPUS, SPLIT, RANKED, 3, depth=8, suspects=suspects)
 
 
-def test_a_model_scores_a_pair_once_and_goes_on_after_an_interruption(tmp_path: Path) -> None:
+def test_a_model_scores_a_pair_once_and_goes_on_after_an_interruption(tmp_path):
     calls: list[Run] = []
 
     def load_model() -> Any:
@@ -135,7 +135,7 @@ def test_a_model_scores_a_pair_once_and_goes_on_after_an_interruption(tmp_path: 
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def published(tmp_path_factory):
     """A reranker as the hub has them, of pairs of at most 24 tokens."""
     settings = {"num_labels": 1, "max_position_embeddings": 24}
     return write_headed(BertForSequenceClassification, tmp_path_factory.mktemp("reranker"), **settings)
@@ -150,7 +150,7 @@ PAIRS: Run = {"x": {"a": 0.0, "b": 0.0}, "y": {"b": 0.0}}
 QUERIES = {"x": "where is the fox", "y": "the old wolf"}
 
 
-def test_a_published_reranker_scores_as_transformers_does(published: Path) -> None:
+def test_a_published_reranker_scores_as_transformers_does(published):
     results = Reranking(SequenceClassifier(published).double(), SHORT).rerank(QUERIES, PAIRS)
     model = BertForSequenceClassification.from_pretrained(published, dtype=torch.float64).eval()
     tokenizer = AutoTokenizer.from_pretrained(published)
@@ -164,7 +164,7 @@ def test_a_published_reranker_scores_as_transformers_does(published: Path) -> No
     assert len({score for scores in results.values() for score in scores.values()}) == 3
 
 
-def test_a_source_is_a_run_or_any_model(published: Path, tiny_bert: Path, tmp_path: Path) -> None:
+def test_a_source_is_a_run_or_any_model(published, tiny_bert, tmp_path):
     accelerator, pairs = Accelerator(cpu=True), {q: list(of) for q, of in PAIRS.items()}
 
     def scores(source: Path | str) -> Run:
@@ -183,12 +183,7 @@ def test_a_source_is_a_run_or_any_model(published: Path, tiny_bert: Path, tmp_pa
         assert_same_run(results, expected)
 
 
-def test_the_script_distils_from_a_model_and_filters_by_it(
-    words: Path,
-    tiny_bert: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_script_distils_from_a_model_and_filters_by_it(words, tiny_bert, tmp_path, capsys):
     torch.manual_seed(0)
     cross_attention(tiny_bert, query_length=8, document_length=12).save_pretrained(tmp_path / "cross")
     candidates = [f"d{n}" for n in range(6)]
