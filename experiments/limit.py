@@ -178,7 +178,8 @@ def compared(settings: Settings) -> tuple[Rows, list[str], dict[str, list[Measur
         options |= {"output": str(output), "steps": steps, "evaluate_every": max(1, steps // 3)}
         options |= {"dev_queries": len(splits["dev"].queries), "also": ["searched"]}
         comparison = compare.Settings(**options, seeds=[settings.seed], tracker="none")
-        compare.main(comparison)
+        if status := compare.main(comparison):  # stopped: the same command resumes
+            raise SystemExit(status)
         for name in ([] if rows else ["bm25"]) + list(comparison.chosen):
             of_run = on_split(read_run(output / "runs" / f"{name}.retrieve.run"), test, measures)
             queries = of_run.queries

@@ -53,7 +53,7 @@ from paradigms import load
 from paradigms.data import Collection, Run, best_first, check_answered, read_run, write_run
 from paradigms.data.identical import left_out, own_documents, without_own
 from paradigms.data.pieces import Pieces
-from paradigms.encoder.precision import native_precision
+from paradigms.encoder.precision import choose_precision
 from paradigms.evaluate import (
     MEASURES,
     csv_table,
@@ -76,6 +76,7 @@ from paradigms.train.script import PATIENCE, open_collection
 def main(settings: Settings) -> None:
     state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"), timeout=PATIENCE)
     start_heartbeat()
+    choose_precision(settings.precision)
     console = Terminal(quiet=not state.is_main_process)
     with refusing():
         rerank_run(settings, state, console)
@@ -146,9 +147,7 @@ def rescored(
                 temporary = stack.enter_context(tempfile.TemporaryDirectory())
                 [folder] = broadcast_object_list([f"{temporary}/index"])
                 check_shared(Path(folder).parent, state)
-            automatic = settings.precision == "auto"
-            precision = native_precision(state.device) if automatic else settings.precision
-            retriever = retriever_of(model, part, folder, precision=precision, progress=main, launch=state)
+            retriever = retriever_of(model, part, folder, progress=main, launch=state)
         passages = settings.passages > 0  # whose scores decide how far a process searches
         documents = Passages(AllProcesses(retriever, state, passages), pieces, settings.best_passages)
         reranked = documents.rerank(queries, pool, progress=main)

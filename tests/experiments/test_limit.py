@@ -1,6 +1,7 @@
 """experiments/limit.py: the collection has every set, each claim is measured."""
 
 import json
+import os
 import re
 from itertools import product
 
@@ -48,6 +49,13 @@ def test_a_run_reports(tiny_bert, tmp_path):
     assert first["R@2"].startswith("1.000")  # BM25
     assert "searching all documents" in (tmp_path / "limit/report.html").read_text()
     assert (tmp_path / "limit/collection/corpus.jsonl").is_file()
+
+
+def test_a_comparison_that_pauses_ends_the_script_with_its_status(tmp_path, monkeypatch):
+    monkeypatch.setattr(limit.compare, "main", lambda settings: os.EX_TEMPFAIL)
+    with pytest.raises(SystemExit) as ended:
+        run("limit", output=tmp_path, documents=6, steps=1, tracker="none")
+    assert ended.value.code == os.EX_TEMPFAIL
 
 
 def test_every_contrast_of_the_claims_is_measured():

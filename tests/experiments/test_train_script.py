@@ -111,3 +111,16 @@ def test_reranking_writes_the_run_and_its_measures(trained, first_run, words, tm
     with (output / "table.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {row["system"] for row in rows} == {"run bm25.run", "colbert"}
+
+
+def test_queries_of_an_index_are_encoded_in_the_precision_of_the_settings(
+    trained, first_run, words, tmp_path
+):
+    given = {"checkpoint": trained / "checkpoint", "collection": words}
+    run("encode", **given, output=tmp_path / "index")
+    scores = []
+    for precision in ("no", "bf16"):
+        output = tmp_path / precision
+        run("rerank", **given, run=first_run, index=tmp_path / "index", output=output, precision=precision)
+        scores.append(read_run(output / "reranked.run"))
+    assert scores[0] != scores[1]
