@@ -8,14 +8,12 @@ bucket. A document stores in each block the mean of its tokens in that bucket, s
 
 An empty bucket is filled with the mean of the tokens at the smallest Hamming distance. The paper takes one of
 these tokens; with the mean, the order of tokens does not matter. Then Aᵢⱼ is 1[Hᵢⱼ = minᵢ' Hᵢ'ⱼ] divided by
-the number of such tokens. Hence, A sums to 1 for each j, and rel is at most the MaxSim score. Two random
-projections shorten the result and preserve inner products on average: `inner` projects each token's vector,
-and `final` projects the whole vector.
+the number of such tokens. Hence, A sums to 1 for each j, and rel is at most the MaxSim score. The paper's
+random projections, which shorten F and preserve inner products on average, are left out.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -62,93 +60,39 @@ def shares(
 
 @dataclass(frozen=True)
 class FixedEncoding:
-    """F_q and F_d: fixed-dimensional encodings of queries and documents.
+    """F_q and F_d: fixed-dimensional encodings of queries and documents, with w = repetitions · 2^planes · h.
 
     planes: number of planes in each of `repetitions` partitions, which gives 2^planes buckets per partition.
-    inner: number of dimensions to project token vectors to; 0 for no projection. final: number of dimensions
-    of the whole vector; 0 keeps all repetitions · 2^planes · inner. fill: whether to fill empty buckets.
-    seed: seed of the random planes and projections.
+    fill: whether to fill empty buckets. seed: seed of the random planes.
     """
 
     planes: Annotated[int, Range(0, MOST_PLANES)] = 5
     repetitions: Annotated[int, Range(1, 1 << 20)] = 20
-    inner: Annotated[int, Range(0, 1 << 20)] = 16
-    final: Annotated[int, Range(0, 1 << 30)] = 0
     fill: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_types(self)
 
-    def width(self, dim: int) -> int:
-        """Return the number of dimensions of F for token vectors of `dim` dimensions."""
-        return self.final or (self.repetitions << self.planes) * (self.inner or dim)
+    def documents(self, tokens: Tokens) -> Float[Tensor, "n w"]:
+        """Compute F_d for documents [1, n, i, h]; for an empty document, F_d is all zeros."""
+        dtype = tokens.vectors.dtype
+        return self._blocks(tokens, lambda b: shares(b, tokens.mask, self.planes, self.fill, dtype))[0]
 
-    def documents(self, tokens: Tokens, centre: Float[Tensor, " h"] | None = None) -> Float[Tensor, "n w"]:
-        """Compute F_d for documents [1, n, i, h]; for an empty document, F_d is all zeros.
+    def queries(self, tokens: Tokens) -> Float[Tensor, "b w"]:
+        """Compute F_q for queries [b, 1, j, h], divided by `repetitions`."""
+        sums = self._blocks(tokens, lambda b: one_hot(b, 1 << self.planes) * tokens.mask[..., None])
+        return sums[:, 0] / self.repetitions
 
-        centre: vector to subtract from every token first, so that the planes separate vectors with a large
-        common mean. If empty buckets are filled, this changes all scores of a query by the same number.
+    def _blocks(self, tokens: Tokens, weights: Callable[[Tensor], Tensor]) -> Float[Tensor, "x n w"]:
+        """Sum weight · salience · vector over tokens, for each repetition and block.
+
+        weights: the weight [x, n, l, m] of each token in each block, given the tokens' buckets.
         """
-        vectors = _centred(_real(tokens), centre)
-
-        def means(buckets: Tensor) -> Tensor:
-            return shares(buckets, tokens.mask, self.planes, self.fill, vectors.dtype)
-
-        return self._blocks(vectors, vectors, tokens, means)[0]
-
-    def queries(self, tokens: Tokens, centre: Float[Tensor, " h"] | None = None) -> Float[Tensor, "b w"]:
-        """Compute F_q for queries [b, 1, j, h], divided by `repetitions`. centre: see `documents`."""
-        vectors = _real(tokens)
-
-        def sums(buckets: Tensor) -> Tensor:
-            return one_hot(buckets, 1 << self.planes) * tokens.mask[..., None]
-
-        return self._blocks(vectors, _centred(vectors, centre), tokens, sums)[:, 0] / self.repetitions
-
-    def _blocks(
-        self, values: Tensor, where: Tensor, tokens: Tokens, weights: Callable[[Tensor], Tensor]
-    ) -> Float[Tensor, "x n w"]:
-        """Sum weight · salience · value over tokens, for each repetition and block."""
-        dim = values.shape[-1]
-        x, n, _ = tokens.mask.shape
-        normals = random_planes(dim, self.planes, self.repetitions, self.seed)
-        inner, slots, signs = _projections(self, dim)
+        vectors = tokens.vectors.where(tokens.mask[..., None], 0)  # padding may contain any values
+        values = vectors
         if tokens.salience is not None:
             values = values * tokens.salience.where(tokens.mask, 0)[..., None]
-        encoded = values.new_zeros((x, n, self.width(dim)))
-        size = (1 << self.planes) * (self.inner or dim)
-        for r in range(self.repetitions):
-            short = values @ inner[r].to(values) if self.inner else values
-            weight = weights(buckets_of(where, normals[r])).to(values)
-            block = (weight.transpose(-1, -2) @ short).flatten(2)
-            part = slice(r * size, (r + 1) * size)
-            if self.final:
-                encoded.index_add_(2, slots[part].to(values.device), block * signs[part].to(values))
-            else:
-                encoded[..., part] = block
-        return encoded
-
-
-@lru_cache(maxsize=16)
-@torch.inference_mode(False)  # cached, and used in training too
-def _projections(encoding: FixedEncoding, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ±1/√inner projections [r, h, inner], and each dimension's slot and sign in the final vector."""
-    random = torch.Generator().manual_seed(encoding.seed + 1)
-
-    def signs(*shape: int) -> Tensor:
-        return torch.randint(0, 2, shape, generator=random) * 2.0 - 1
-
-    inner = signs(encoding.repetitions, dim, encoding.inner) / max(1, encoding.inner) ** 0.5
-    width = replace(encoding, final=0).width(dim) if encoding.final else 0
-    slots = torch.randint(0, max(1, encoding.final), (width,), generator=random)
-    return inner, slots, signs(width)
-
-
-def _real(tokens: Tokens) -> Float[Tensor, "x n l h"]:
-    """Return the vectors with padding, which may contain any values, set to 0."""
-    return tokens.vectors.where(tokens.mask[..., None], 0)
-
-
-def _centred(vectors: Tensor, centre: Tensor | None) -> Tensor:
-    return vectors if centre is None else vectors - centre.to(vectors)
+        planes = random_planes(vectors.shape[-1], self.planes, self.repetitions, self.seed)
+        blocks = [weights(buckets_of(vectors, normals)).to(values).mT @ values for normals in planes]
+        return torch.cat(blocks, 2).flatten(2)
