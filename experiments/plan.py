@@ -55,17 +55,16 @@ launch(__name__, Settings, __doc__)  # before the slow imports
 from studies.counted import Counted, built, counted, score_bytes
 from studies.pages import Rows, Section, publish
 
-from paradigms.align import Alignment, AllPairs, PoolTopK, TopK
+from paradigms.align import Alignment, AllPairs, PoolTopK
 
 # Name -> A whose in-batch scores are counted; None: ColBERT's.
 ALIGNMENTS: dict[str, Alignment | None] = {
     "maximum": None,
-    "k = 2": TopK(2),
     "XTR": PoolTopK(0.005),
     "all pairs": AllPairs(),
 }
 TERAFLOPS = 150.0  # 10¹² FLOPs that a GPU is assumed to sustain in a second
-IN_PIECES = ["maximum", "k = 2", "XTR"]  # the others are computed again in tiles
+IN_PIECES = ["maximum", "XTR"]  # the others are computed again in tiles
 GB = 1e9
 GiB = 1 << 30
 # The rows of the page: name -> what differs from the defaults of the settings.
@@ -110,7 +109,7 @@ def main(settings: Settings) -> None:
                 "In-batch scores, for batches of one process",
                 f"Counted, for vectors in float32 and a bound of {settings.score_bytes / GiB:g} GiB. "
                 "maximum: ColBERT's and COIL's A, and ALIGNER's with k = 1. XTR: k_train is .005 of the "
-                "batch's tokens. S: of the whole batch. of it bounded: the largest of the first three "
+                "batch's tokens. S: of the whole batch. of it bounded: the largest of the first two "
                 "peaks, less two copies of D's gradient and three of the scores.",
                 score_rows(settings),
             ),

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from paradigms.align import NORMALISERS, Alignment, PoolTopK, QueryToDocument, TopK
+from paradigms.align import NORMALISERS, Alignment, PoolTopK, QueryToDocument
 from paradigms.core import Tokens
 from paradigms.encoder.backbone import load_backbone, without_weights
 from paradigms.encoder.precision import autocast
@@ -103,15 +103,13 @@ def score_bytes(
 ) -> int:
     """Count the bytes of in-batch scores, forward and backward, besides D and Q.
 
-    align: by default ColBERT's. The queries of two pieces or, if A is soft or has many pairs, of 16 tiles are
-    scored, and twice as many; each further query takes as much more.
+    align: by default ColBERT's. Scored are the queries of two pieces or, if A is neither a maximum nor XTR's,
+    of 16 tiles, and twice as many; each further query takes as much more.
     """
     pairs = documents * query_tokens
-    number: int | None = None  # of tokens that a query token is aligned with, or retrieves from the pool
-    if isinstance(align, TopK | PoolTopK):
+    number: int | None = None  # of tokens that a query token retrieves from the pool
+    if isinstance(align, PoolTopK):
         number = int(align.k if align.k >= 1 else align.k * documents * document_tokens)
-    if isinstance(align, TopK):
-        pairs *= align.k
     few = bound // (pairs * in_batch.PAIR_BYTES) + 1
     in_pieces = align is None or number is not None
     if not in_pieces:  # computed again in tiles

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import embedding_bag, pad
+from torch.nn.functional import embedding_bag
 from torch.utils.checkpoint import checkpoint
 
 from paradigms.align import Alignment, PoolTopK, ids_of, one
@@ -16,11 +16,11 @@ from paradigms.core import Align, Interaction, Normalise, Tokens, check_sides, r
 
 
 class AlignedPairs(NamedTuple):
-    """Entries of S and A for aligned pairs, without salience, and the positions of their document tokens."""
+    """Each query token's entry of S and A, without salience, and the position of its document token."""
 
-    similarity: Float[Tensor, "b n r j"]  # 0 where A is 0
-    alignment: Float[Tensor, "b n r j"]
-    place: Int[Tensor, "b n r j"]  # i; arbitrary, or −1, where A is 0
+    similarity: Float[Tensor, "b n j"]  # 0 where A is 0
+    alignment: Float[Tensor, "b n j"]
+    place: Int[Tensor, "b n j"]  # i; arbitrary, or −1, where A is 0
 
 
 def rel_of(
@@ -33,12 +33,13 @@ def rel_of(
         # index_select, because the backward pass of take adds in an order that varies from run to run.
         A = A * documents.salience.flatten().index_select(0, at).view_as(place)
     if queries.salience is not None:
-        A = A * queries.salience[:, :, None, :]
-    return Interaction(S, A, normalise(A, documents, queries)).rel
+        A = A * queries.salience
+    A = A[:, :, None]
+    return Interaction(S[:, :, None], A, normalise(A, documents, queries)).rel
 
 
 def maxima(documents: Tokens, queries: Tokens, equal_ids: bool) -> AlignedPairs:
-    """Compute (maxᵢ ⟨dᵢ, qⱼ⟩, 1, argmaxᵢ) over each document's real tokens, without gradients; r = 1.
+    """Compute (maxᵢ ⟨dᵢ, qⱼ⟩, 1, argmaxᵢ) over each document's real tokens, without gradients.
 
     equal_ids: consider only document tokens whose id equals that of query token j; A is 0 if there are none.
     S is one product [n, i, b·j], so that the maximum over i reads contiguous memory. documents:
@@ -58,17 +59,17 @@ def maxima(documents: Tokens, queries: Tokens, equal_ids: bool) -> AlignedPairs:
     aligned = (values != -torch.inf) & queries.mask.flatten()
 
     def shaped(t: Tensor) -> Tensor:
-        return t.view(n, b, j).transpose(0, 1)[:, :, None]
+        return t.view(n, b, j).transpose(0, 1)
 
     A = aligned.to(values.dtype)
     return AlignedPairs(shaped(values.where(aligned, 0)), shaped(A), shaped(place.int()))
 
 
 def first_tokens(place: Tensor, i: int) -> Tensor:
-    """Return the place of each document's first token [n, 1, 1] among all n·i tokens."""
+    """Return the place of each document's first token [n, 1] among all n·i tokens."""
     n = place.shape[1]
     dtype = torch.int32 if n * i < 1 << 31 else torch.int64
-    return torch.arange(n, device=place.device, dtype=dtype).mul(i)[:, None, None]
+    return torch.arange(n, device=place.device, dtype=dtype).mul(i)[:, None]
 
 
 CELLS = {"cpu": 1 << 20}  # entries of S at once, which fit in a CPU's cache with temporaries
@@ -90,13 +91,12 @@ def in_batch_rel(
 
     Documents have x = 1. S is formed in tiles of at most `cells` entries: of queries and documents or, if A
     depends on the pool, of queries alone, at least one (and of query tokens, for `PoolTopK`). For the
-    backward pass, a hard alignment with few pairs saves the pairs' places and similarities [b, n, r, j],
-    where r is the largest number of document tokens aligned to one query token. If these would take more than
-    `bound` bytes, the queries are cut into pieces, and a piece is computed again in the backward pass. So is,
-    tile by tile, an alignment that is soft, or that aligns more than a quarter of a document to one query
-    token. On a device in `FUSED`, a maximum (`Alignment.is_maximum`) needs neither S nor tiles, and rel is
-    float32. For weights of terms (SPLADE, uniCOIL: one number per token, matched by ids), rel is one matrix
-    product (`_product_of_terms`).
+    backward pass, an alignment with one document token per query token (`Alignment.is_maximum`, `PoolTopK`)
+    saves these tokens' places and similarities [b, n, j]. If these would take more than `bound` bytes, the
+    queries are cut into pieces, and a piece is computed again in the backward pass. So is, tile by tile, any
+    other alignment. On a device in `FUSED`, a maximum needs neither S nor tiles, and rel is float32. For
+    weights of terms (SPLADE, uniCOIL: one number per token, matched by ids), rel is one matrix product
+    (`_product_of_terms`).
 
     Autocast has no effect: similarities have the dtype of the vectors, float32 in training. Near 0.9,
     bfloat16 cosines have steps of 0.004; at τ = 0.02 one step changes a softmax weight by a fifth.
@@ -115,32 +115,21 @@ def _rel(
 ) -> Float[Tensor, "b n"]:
     if isinstance(align, Alignment):
         align, queries = align.with_salience(queries)
-    maximum = align if isinstance(align, Alignment) and align.is_maximum() else None
+    n, i = documents.mask.shape[1:]
+    b, _, j = queries.mask.shape
+    maximum = align if isinstance(align, Alignment) and align.is_maximum(i) else None
     matches = maximum is not None and "ids" in maximum.reads and normalise is one
     if matches and _are_weights(documents, queries):
         return _product_of_terms(documents, queries)
-    trains = torch.is_grad_enabled() and _any_requires_grad(documents, queries)
-    hard = maximum is not None or (trains and not _soft(documents, queries, align))
-    n, i = documents.mask.shape[1:]
-    b, _, j = queries.mask.shape
-    r = _most_aligned(align, i)
+    single = maximum is not None or isinstance(align, PoolTopK)
     cells = CELLS.get(documents.vectors.device.type, MANY_CELLS) if cells is None else cells
-    piece = partial(_rel_of_piece, documents, align=align, normalise=normalise, r=r, hard=hard, cells=cells)
-    query_pairs = n * j * (r or max(1, i // 4))
-    query_bytes = query_pairs * PAIR_BYTES * documents.vectors.element_size() // 4
+    piece = partial(_rel_of_piece, documents, align=align, normalise=normalise, single=single, cells=cells)
+    query_bytes = n * j * PAIR_BYTES * documents.vectors.element_size() // 4
     rows = max(1, bound // query_bytes)
-    if not hard or rows >= b:
+    if not single or rows >= b:
         return piece(queries)
     again = partial(checkpoint, piece, use_reentrant=False, preserve_rng_state=False)
     return torch.cat([again(queries[start : start + rows]) for start in range(0, b, rows)])
-
-
-def _most_aligned(align: Align, i: int) -> int | None:
-    """Return the largest number of tokens of a document that A aligns with a query token, if it is known."""
-    if isinstance(align, PoolTopK):
-        return 1
-    count = align.kept(torch.tensor(i)) if isinstance(align, Alignment) and not align.positive else None
-    return None if count is None else max(1, int(count))
 
 
 def _rel_of_piece(
@@ -148,18 +137,16 @@ def _rel_of_piece(
     queries: Tokens,
     align: Align,
     normalise: Normalise,
-    r: int | None,
-    hard: bool,
+    single: bool,
     cells: int,
 ) -> Float[Tensor, "b n"]:
+    """Compute rel. single: whether A aligns each query token with at most one token of each document."""
     if isinstance(align, Alignment) and align.is_maximum() and _fits_fused(documents, queries):
         from paradigms.scoring import fused
 
         values, place = fused.best_tokens(documents, queries, "ids" in align.reads)
-        values = values[:, :, None]
-        place = place[:, :, None]
-        single = AlignedPairs(values, (place >= 0).to(values.dtype), place)
-        return rel_of(single, documents, queries, normalise)
+        pairs = AlignedPairs(values, (place >= 0).to(values.dtype), place)
+        return rel_of(pairs, documents, queries, normalise)
     n, i = documents.mask.shape[1:]
     b, _, j = queries.mask.shape
     rows = max(1, cells // (n * i * j))
@@ -168,11 +155,9 @@ def _rel_of_piece(
     size = n if pool or rows > 1 else max(1, cells // (i * j))
     slices = [slice(start, start + size) for start in range(0, n, size)]
     parts = [documents.map(lambda t, part=part: t[:, part]) for part in slices]  # type: ignore[misc]
-    if hard and (r or 1) <= max(1, i // 4):
+    if single:
         tokens = max(1, cells // (n * i)) if isinstance(align, PoolTopK) else j
-        pairs = _pairs(documents, queries, parts, chunks, tokens, align, r)
-        if pairs is not None:
-            return rel_of(pairs, documents, queries, normalise)
+        return rel_of(_pairs(documents, queries, parts, chunks, tokens, align), documents, queries, normalise)
     again = partial(checkpoint, rel, use_reentrant=False, preserve_rng_state=False)
     scores = [torch.cat([again(part, chunk, align, normalise) for part in parts], 1) for chunk in chunks]
     return torch.cat(scores)
@@ -217,11 +202,10 @@ def _pairs(
     chunks: Sequence[Tokens],
     tokens: int,
     align: Align,
-    r: int | None,
-) -> AlignedPairs | None:
-    """Find the pairs of a hard alignment; S is formed for a part of the documents and a chunk of the queries.
+) -> AlignedPairs:
+    """Find the aligned pairs; S is formed for a part of the documents and a chunk of the queries.
 
-    tokens: query tokens at once. Returns None if A has many pairs.
+    tokens: query tokens at once.
     """
     maximum = align if isinstance(align, Alignment) and align.is_maximum() else None
     rows = []
@@ -236,45 +220,21 @@ def _pairs(
                         columns.append(maxima(part, query, "ids" in maximum.reads))
                         continue
                     S, valid = similarity(part, query)
-                    columns.append(_compact(S, align(S, valid, part, query).where(valid, 0), r))
+                    A, place = align(S, valid, part, query).where(valid, 0).max(-2)
+                    S = S.gather(-2, place[:, :, None])[:, :, 0]
+                    columns.append(AlignedPairs(S, A, place.int()))
                 row.append(_joined(columns, -1))
-                if row[-1].place.shape[-2] > max(1, documents.mask.shape[-1] // 4):
-                    return None
             rows.append(_joined(row, 1))
     S, A, place = _joined(rows, 0)
-    if torch.is_grad_enabled() and _any_requires_grad(documents, queries):
+    if torch.is_grad_enabled():
         S = _PairSimilarity.apply(documents.vectors, queries.vectors, S, place)
     return AlignedPairs(S, A, place)
 
 
 def _joined(parts: Sequence[AlignedPairs], axis: int) -> AlignedPairs:
-    """Concatenate pairs along an axis, padded to the largest r."""
     if len(parts) == 1:
         return parts[0]
-    r = max(part.place.shape[-2] for part in parts)
-    padded = ([pad(t, (0, 0, 0, r - t.shape[-2])) for t in tensors] for tensors in zip(*parts, strict=True))
-    return AlignedPairs(*(torch.cat(tensors, axis) for tensors in padded))
-
-
-def _any_requires_grad(*sides: Tokens) -> bool:
-    leaves = (t for side in sides for t in (side.vectors, side.salience))
-    return any(t is not None and t.requires_grad for t in leaves)
-
-
-def _soft(documents: Tokens, queries: Tokens, align: Align) -> bool:
-    """Return whether a gradient flows through A, tested with one query and one document."""
-    document = documents.map(lambda t: t[:, :1].detach())
-    query = queries[:1].map(torch.detach)
-    S, valid = similarity(document, query)
-    with torch.enable_grad():
-        return align(S.clone().requires_grad_(), valid, document, query).requires_grad
-
-
-def _compact(S: Float[Tensor, "b n i j"], A: Float[Tensor, "b n i j"], r: int | None) -> AlignedPairs:
-    """Collect the nonzero entries of each column of A, at most r; None counts them, which a GPU waits for."""
-    r = max(1, int((A != 0).sum(-2).max())) if r is None else min(r, A.shape[-2])
-    weight, place = A.max(-2, keepdim=True) if r == 1 else A.topk(r, dim=-2)
-    return AlignedPairs(S.gather(-2, place), weight, place.int())
+    return AlignedPairs(*(torch.cat(tensors, axis) for tensors in zip(*parts, strict=True)))
 
 
 class _PairSimilarity(torch.autograd.Function):
@@ -293,9 +253,9 @@ class _PairSimilarity(torch.autograd.Function):
     def backward(ctx, gradient: Tensor):
         D, Q, place = ctx.saved_tensors
         n, i, h = D.shape[1:]
-        b, _, r, j = place.shape
-        bags = (place + first_tokens(place, i)).permute(0, 3, 1, 2).reshape(b * j, n * r)
-        weights = gradient.to(D.dtype).permute(0, 3, 1, 2).reshape(b * j, n * r)
+        b, _, j = place.shape
+        bags = (place + first_tokens(place, i)).transpose(1, 2).reshape(b * j, n)
+        weights = gradient.to(D.dtype).transpose(1, 2).reshape(b * j, n)
         with torch.enable_grad():
             table = D.detach().reshape(n * i, h).requires_grad_()
             out = embedding_bag(bags, table, per_sample_weights=weights, mode="sum")

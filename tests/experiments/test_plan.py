@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import BertConfig, BertModel
 
 from paradigms import PARADIGMS
-from paradigms.align import NORMALISERS, AllPairs, PoolTopK, QueryToDocument, TopK
+from paradigms.align import NORMALISERS, AllPairs, PoolTopK, QueryToDocument
 from paradigms.core import Tokens
 from paradigms.scoring import in_batch
 from paradigms.train import parallel
@@ -141,7 +141,7 @@ def test_a_step_is_as_planned(processes, bert, monkeypatch, changes):
 
 
 @pytest.mark.parametrize(
-    "align", [None, TopK(2), PoolTopK(5), PoolTopK(0.01), AllPairs()], ids=lambda align: str(align)
+    "align", [None, PoolTopK(5), PoolTopK(0.01), AllPairs()], ids=lambda align: str(align)
 )
 def test_scores_are_counted_without_data(align, monkeypatch):
     """Tensors without data take as many bytes as tensors with data, on a device with the same tiles."""
