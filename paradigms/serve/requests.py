@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import ChainMap
 from dataclasses import MISSING, dataclass, fields
 from types import NoneType
-from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from paradigms.align import NORMALISERS, as_alignment
 from paradigms.io.checks import Most, Range, check_known, check_types, json_object
@@ -16,6 +16,7 @@ MOST_TEXTS = 256  # maximum number of texts in a request
 MOST_CHARACTERS = 100_000  # maximum length of a text
 MOST_DOCUMENTS = 1000  # maximum number of documents that a search returns for a query
 
+Parsed = TypeVar("Parsed", bound="Request")  # not Self, which beartype does not accept here
 
 TEXTS = Most(MOST_TEXTS, "entries")
 CHARACTERS = Most(MOST_CHARACTERS, "characters")
@@ -33,7 +34,7 @@ class Request:
         check_types(self)
 
     @classmethod
-    def read(cls, body: bytes) -> Self:
+    def read(cls: type[Parsed], body: bytes) -> Parsed:
         """Parse a request from its JSON body."""
         values = cls.renamed(json_object(body, "the request"))
         check_known(cls, values, "the request has unknown entries")
