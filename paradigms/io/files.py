@@ -216,7 +216,8 @@ def _same(lock: int, folder: Path) -> bool:
     return False
 
 
-_OPEN_LOCKS = ExitStack()  # of `lock_until_exit`
+_LOCKED: set[Path] = set()
+_OPEN_LOCKS = ExitStack()  # the locks of folders in _LOCKED
 atexit.register(_OPEN_LOCKS.close)
 
 
@@ -227,8 +228,9 @@ def lock_until_exit(folder: str | Path) -> Path:
         place.mkdir(parents=True, exist_ok=True)
         path = Path(os.path.realpath(place))
         owner, lock = _LOCKS.get(path, (0, -1))
-        if owner != os.getpid() or not _same(lock, path):
+        if path not in _LOCKED or owner != os.getpid() or not _same(lock, path):
             _OPEN_LOCKS.enter_context(locked(place))
+            _LOCKED.add(path)
     except OSError as error:
         raise SystemExit(str(error)) from error
     return place
