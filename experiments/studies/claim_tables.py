@@ -13,8 +13,10 @@ READOUT = " [about a readout]"
 OPEN = ("not decided here", UNTESTED)
 # The headings above a paper's tables of decided claims.
 ALL_REPRODUCED = "Reproduced:"
-IN_PART = "Contradicted, or decided in part:"
+REPRODUCED_IN_PART = "Reproduced by some tests:"
+REFUTED = "Contradicted by some tests:"
 WITHOUT_INTERVAL = "By a count or a proof:"
+HEADINGS = (ALL_REPRODUCED, REPRODUCED_IN_PART, REFUTED, WITHOUT_INTERVAL)
 NOT_DECIDED = "Not decided here"
 NOT_TESTED = "Not tested"
 LEAST = re.compile(
@@ -84,7 +86,7 @@ def verdicts(paper: str, rows: Rows) -> str:
     judged: dict[str, Rows] = {}
     for row in rows:
         judged.setdefault(claim_of(row), []).append(row)
-    groups: dict[str, Rows] = {heading: [] for heading in (ALL_REPRODUCED, IN_PART, WITHOUT_INTERVAL)}
+    groups: dict[str, Rows] = {heading: [] for heading in HEADINGS}
     undecided = 0
     for claim, tests in judged.items():
         clearest: dict[str, dict[str, Any]] = {}
@@ -113,7 +115,8 @@ def verdicts(paper: str, rows: Rows) -> str:
             elif decided == REPRODUCED:
                 groups[ALL_REPRODUCED].append(cells)
             else:
-                groups[IN_PART].append(cells | {"verdict": decided})
+                heading = REFUTED if CONTRADICTED in clearest else REPRODUCED_IN_PART
+                groups[heading].append(cells | {"verdict": decided})
     listed = {row["claim"] for row in listed_claims(paper)}
     tested = {claim for claim, tests in judged.items() if {*map(word_of, tests)} != {UNTESTED}}
     written = (f"{heading}\n\n{markdown_rows(group)}\n" for heading, group in groups.items() if group)
