@@ -7,7 +7,7 @@ figures from the results beside the pages. The build stops if a table or figure 
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypedDict
 
 from studies.settings import launch
 
@@ -36,7 +36,14 @@ from tempfile import TemporaryDirectory
 
 from paradigms.io.files import replace_file, write_json
 
-Table = list[list[str]]
+
+class Table(TypedDict):
+    """A table of a page: the paragraph above it, if that introduces it, without its colon; and the cells."""
+
+    title: str
+    rows: list[list[str]]
+
+
 SITE = ROOT / "experiments" / "site"
 FIGURE = re.compile(r'image\("([^"]+)"')
 
@@ -75,9 +82,9 @@ def quoted(text: str) -> list[str]:
 
 
 def tables(page: str) -> dict[str, list[Table]]:
-    """Return a page's tables, keyed by the heading above them, as rows of cells without Markdown."""
+    """Return a page's tables, keyed by the heading above them, without Markdown."""
     by_page: dict[str, list[Table]] = {}
-    heading = ""
+    heading = above = ""
     inside = False
     for line in page.splitlines():
         if line.startswith("#"):
@@ -85,15 +92,18 @@ def tables(page: str) -> dict[str, list[Table]]:
         if row := line.startswith("|"):
             cells = [plain(cell) for cell in re.split(r"(?<!\\)\|", line.strip()[1:-1])]
             if not inside:
-                by_page.setdefault(heading, []).append([])
+                title = above[:-1] if above.endswith(":") else ""
+                by_page.setdefault(heading, []).append({"title": title, "rows": []})
             if not all(set(cell) <= set("-: ") for cell in cells) or not any(cells):
-                by_page[heading][-1].append(cells)
+                by_page[heading][-1]["rows"].append(cells)
+        elif line:
+            above = line
         inside = row
     return by_page
 
 
 def findings(page: str) -> list[str]:
-    return [f"{row[0]}." for row in tables(page)["Findings"][0][1:]]
+    return [f"{row[0]}." for row in tables(page)["Findings"][0]["rows"][1:]]
 
 
 def plain(text: str) -> str:

@@ -53,7 +53,7 @@ from paradigms import load
 from paradigms.data import Collection, Run, best_first, check_answered, read_run, write_run
 from paradigms.data.identical import left_out, own_documents, without_own
 from paradigms.data.pieces import Pieces
-from paradigms.encoder.precision import choose_precision
+from paradigms.encoder.precision import choose_precision, native_precision
 from paradigms.evaluate import (
     MEASURES,
     csv_table,
@@ -76,7 +76,8 @@ from paradigms.train.script import PATIENCE, open_collection
 def main(settings: Settings) -> None:
     state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"), timeout=PATIENCE)
     start_heartbeat()
-    choose_precision(settings.precision)
+    automatic = settings.precision == "auto"  # whatever a launcher put in its place
+    choose_precision(native_precision(state.device) if automatic else settings.precision)
     console = Terminal(quiet=not state.is_main_process)
     with refusing():
         rerank_run(settings, state, console)

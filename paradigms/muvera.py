@@ -60,7 +60,7 @@ def shares(
 
 @dataclass(frozen=True)
 class FixedEncoding:
-    """F_q and F_d: fixed-dimensional encodings of queries and documents, with w = repetitions · 2^planes · h.
+    """F_q and F_d, of w = repetitions · 2^planes · h numbers, whose inner product is rel under `Buckets`.
 
     planes: number of planes in each of `repetitions` partitions, which gives 2^planes buckets per partition.
     fill: whether to fill empty buckets. seed: seed of the random planes.

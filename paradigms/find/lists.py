@@ -23,6 +23,7 @@ list at first: a search compares the centroids of all their tokens with the prob
 such tokens, an addition rewrites the lists.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -59,6 +60,7 @@ class OpenLists(NamedTuple):
     begins: np.ndarray  # int64 [lists + 1]: where each list begins in `entries`
     entries: np.ndarray  # uint32: the tokens' documents, list by list, in ascending order within a list
     first: int  # the first document whose tokens are not in the lists
+    states: threading.local  # each thread's state for `loops.bound`, of zeros between searches
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Lists(Derived):
             raise store.files.damaged(BEGINS, f"it does not describe {lists} lists of {listed} tokens")
         if listed > store.offsets[-1] or store.offsets[first] != listed:
             raise store.files.damaged(ENTRIES, f"its {listed} tokens do not end with a whole document")
-        return OpenLists(begins, entries, first)
+        return OpenLists(begins, entries, first, threading.local())
 
 
 def _unlisted(files: Files | Writer, store: Store) -> int:
@@ -241,7 +243,10 @@ def _bounded(store: Store, packed: PackedQueries, probed: ProbedLists, limit: in
     similarities = query.centroid_products, probed.least, query.weights
 
     def bound(n: int) -> tuple[np.ndarray, np.ndarray]:
-        state = np.zeros((documents, 2), np.float32)
+        # Removed until it is cleared again, so that an interrupted search cannot leave a dirty state.
+        state = lists.states.__dict__.pop("state", None)
+        if state is None:
+            state = np.zeros((documents, 2), np.float32)
         first = max(lists.first, edges[n])
         most = int(np.maximum(cuts[n + 1] - cuts[n], 0).sum()) + max(0, edges[n + 1] - first)
         rows = np.empty(min(documents, most), np.int64)
@@ -251,6 +256,8 @@ def _bounded(store: Store, packed: PackedQueries, probed: ProbedLists, limit: in
         count = loops.bound_unlisted(*similarities, *tail, state, rows, count)
         rows = rows[:count]
         bounds = state[rows, 0]
+        state[rows] = 0  # all that was written: zeros for every search would cost more, with many documents
+        lists.states.state = state
         if count > limit:
             best = bounds >= np.partition(bounds, -limit)[-limit]
             rows, bounds = rows[best], bounds[best]

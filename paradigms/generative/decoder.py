@@ -81,7 +81,7 @@ class Layer(NamedTuple):
 
 
 def layers_of(decoder: Any) -> list[Layer]:
-    if _after(decoder):
+    if normalises_after(decoder):
         return [
             Layer(
                 _attention(each.self_attn, each.self_attn_layer_norm),
@@ -113,7 +113,7 @@ def _feed(dense: Any, norm: nn.Module) -> Feed:
     return Feed(dense.act, linears(*wide), linears(dense.wo), norm)
 
 
-def _after(decoder: Any) -> bool:
+def normalises_after(decoder: Any) -> bool:
     """Whether the decoder normalises after the sums, as BART does."""
     return decoder.config.model_type == "bart"
 
@@ -183,7 +183,7 @@ def decode(
     """
     config = decoder.config
     past = memory.past
-    after = _after(decoder)
+    after = normalises_after(decoder)
     rate = (config.dropout if after else config.dropout_rate) * decoder.training
     weights_rate = config.attention_dropout * decoder.training if after else rate
     drop: Drop = partial(nn.functional.dropout, p=rate) if rate else nn.Identity()
@@ -323,7 +323,7 @@ def _bias(decoder: Any, before: int, inputs: Tensor, memory: Memory) -> Float[Te
         size = 2 * total if before else total  # a search asks for one more position at a time
         place = torch.arange(size, device=inputs.device)
         bias = inputs.new_zeros(1, 1, size, size)
-        if not _after(decoder):
+        if not normalises_after(decoder):
             bias = decoder.block[0].layer[0].SelfAttention.compute_bias(size, size)
         memory.bias = bias.masked_fill(place > place[:, None], -torch.inf)
     return memory.bias[..., before:total, :total]

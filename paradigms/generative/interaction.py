@@ -18,7 +18,7 @@ import torch
 
 from paradigms.core import Interaction, Tokens, similarity
 from paradigms.encoder.text import Batch
-from paradigms.generative.decoder import Trace, decode, layers_of
+from paradigms.generative.decoder import Trace, decode, layers_of, normalises_after
 from paradigms.generative.identifiers import Targets
 from paradigms.generative.model import PMI, Generative
 from paradigms.generative.outputs import ScoreName
@@ -67,6 +67,6 @@ def decompose(
         queries = Tokens(states[:, None], sources.attention_mask.bool()[:, None])
         S, valid = similarity(documents, queries)
         interaction = Interaction(S, A.flatten(2, 4).where(valid, 0), S.new_ones(S.shape[:2]))
-        if printed or model.decoder.config.model_type == "bart":
+        if printed or normalises_after(model.decoder):
             rest = rel - interaction.rel
         return documents, queries, replace(interaction, rest=rest)

@@ -153,7 +153,7 @@ def json_object(text: str | bytes, where: str) -> dict[str, Any]:
     """Parse a JSON object (`parse_json`). Raises ValueError also for another JSON value."""
     value = parse_json(text, where)
     if not isinstance(value, dict):
-        raise ValueError(f"{where}: must be a JSON object, not a {type(value).__name__}")
+        raise ValueError(f"{where}: must be a JSON object")
     return value
 
 

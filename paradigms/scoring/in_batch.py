@@ -18,7 +18,7 @@ from paradigms.core import Align, Interaction, Normalise, Tokens, check_sides, r
 class AlignedPairs(NamedTuple):
     """Each query token's entry of S and A, without salience, and the position of its document token."""
 
-    similarity: Float[Tensor, "b n j"]  # 0 where A is 0
+    similarity: Float[Tensor, "b n j"]  # arbitrary where A is 0
     alignment: Float[Tensor, "b n j"]
     place: Int[Tensor, "b n j"]  # i; arbitrary, or −1, where A is 0
 
@@ -91,7 +91,7 @@ def in_batch_rel(
 
     Documents have x = 1. S is formed in tiles of at most `cells` entries: of queries and documents or, if A
     depends on the pool, of queries alone, at least one (and of query tokens, for `PoolTopK`). For the
-    backward pass, an alignment with one document token per query token (`Alignment.is_maximum`, `PoolTopK`)
+    backward pass, an alignment with at most one document token per query token (`Alignment.kept`, `PoolTopK`)
     saves these tokens' places and similarities [b, n, j]. If these would take more than `bound` bytes, the
     queries are cut into pieces, and a piece is computed again in the backward pass. So is, tile by tile, any
     other alignment. On a device in `FUSED`, a maximum needs neither S nor tiles, and rel is float32. For
@@ -121,7 +121,8 @@ def _rel(
     matches = maximum is not None and "ids" in maximum.reads and normalise is one
     if matches and _are_weights(documents, queries):
         return _product_of_terms(documents, queries)
-    single = maximum is not None or isinstance(align, PoolTopK)
+    kept = align.kept(torch.tensor(i)) if isinstance(align, Alignment) else None
+    single = (kept is not None and int(kept) <= 1) or isinstance(align, PoolTopK)
     cells = CELLS.get(documents.vectors.device.type, MANY_CELLS) if cells is None else cells
     piece = partial(_rel_of_piece, documents, align=align, normalise=normalise, single=single, cells=cells)
     query_bytes = n * j * PAIR_BYTES * documents.vectors.element_size() // 4
@@ -220,7 +221,8 @@ def _pairs(
                         columns.append(maxima(part, query, "ids" in maximum.reads))
                         continue
                     S, valid = similarity(part, query)
-                    A, place = align(S, valid, part, query).where(valid, 0).max(-2)
+                    A = align(S, valid, part, query).where(valid, 0)
+                    A, place = A.masked_fill(S.isnan() & valid, torch.nan).max(-2)  # NaN is not hidden
                     S = S.gather(-2, place[:, :, None])[:, :, 0]
                     columns.append(AlignedPairs(S, A, place.int()))
                 row.append(_joined(columns, -1))

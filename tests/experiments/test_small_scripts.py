@@ -72,9 +72,18 @@ def test_tables_and_findings_of_a_page():
 |---|---:|
 | `x` | 1\\|2 |
 |  | 3 |
+
+Reproduced:
+
+| a |
+|---|
+| 4 |
 """
     assert build_paper.findings(page) == ["One better than two."]
-    assert build_paper.tables(page)["B"] == [[["a", "b"], ["x", "1|2"], ["", "3"]]]
+    assert build_paper.tables(page)["B"] == [
+        {"title": "", "rows": [["a", "b"], ["x", "1|2"], ["", "3"]]},
+        {"title": "Reproduced", "rows": [["a"], ["4"]]},
+    ]
 
 
 def test_a_narrow_terminal_names_the_columns_that_it_does_not_show(monkeypatch, capsys):

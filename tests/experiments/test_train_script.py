@@ -12,6 +12,7 @@ import train
 from paradigms import Paradigm
 from paradigms.baselines.bm25 import BM25
 from paradigms.data import load_collection, read_run, write_run
+from paradigms.encoder.precision import VARIABLE
 from paradigms.train.script import keep_settings
 from tests.experiments.scripts import run, settings, training
 
@@ -114,13 +115,16 @@ def test_reranking_writes_the_run_and_its_measures(trained, first_run, words, tm
 
 
 def test_queries_of_an_index_are_encoded_in_the_precision_of_the_settings(
-    trained, first_run, words, tmp_path
+    trained, first_run, words, tmp_path, monkeypatch
 ):
+    """auto is the processor's own, although launchers say "no" for what they leave to the script."""
     given = {"checkpoint": trained / "checkpoint", "collection": words}
     run("encode", **given, output=tmp_path / "index")
-    scores = []
-    for precision in ("no", "bf16"):
+    monkeypatch.setattr("rerank.native_precision", lambda device: "bf16")
+    scores = {}
+    for precision in ("no", "bf16", "auto"):
+        monkeypatch.setenv(VARIABLE, "no")
         output = tmp_path / precision
         run("rerank", **given, run=first_run, index=tmp_path / "index", output=output, precision=precision)
-        scores.append(read_run(output / "reranked.run"))
-    assert scores[0] != scores[1]
+        scores[precision] = read_run(output / "reranked.run")
+    assert scores["no"] != scores["bf16"] == scores["auto"]

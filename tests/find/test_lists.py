@@ -369,6 +369,18 @@ def test_numbers_that_a_damaged_file_names_are_passed_over(sound, tmp_path):
         index.store.compact()
 
 
+def test_a_search_that_was_interrupted_leaves_nothing_to_the_next_one(index, monkeypatch):
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    before = index.search_tokens(COLBERT, queries(5))
+    with monkeypatch.context() as patch:
+        patch.setattr("paradigms.find.loops.bound_unlisted", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            index.search_tokens(COLBERT, queries(5))
+    assert index.search_tokens(COLBERT, queries(5)) == before
+
+
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, 1e38])
 def test_salience_of_queries_that_is_not_finite_is_refused(index, wrong):
     Q = queries(5, 9, salience=True)

@@ -439,7 +439,7 @@ def test_missing_and_broken_parts_are_named(bert):
     refused(bert, "no linear.weight")
     (bert / "artifact.metadata").write_text("[]")
     save_file({"linear.weight": torch.randn(8, WIDTH)}, bert / "linear.safetensors")
-    refused(bert, "artifact.metadata: must be a JSON object, not a list")
+    refused(bert, "artifact.metadata: must be a JSON object")
     (bert / "artifact.metadata").write_text('{"similarity": "l2"}')
     refused(bert, "similarity is l2")
     (bert / "modules.json").write_text('[{"type": "a.Pooling", "path": ""}]')

@@ -6,7 +6,7 @@ import pytest
 import torch
 from studies.counted import Living
 
-from paradigms.align import PoolTopK, QueryToDocument, TopK
+from paradigms.align import Alignment, PoolTopK, PositiveEqualIds, QueryToDocument, TopK
 from paradigms.core import rel
 from paradigms.recipe import Recipe
 from paradigms.scoring.in_batch import PAIR_BYTES, in_batch_rel
@@ -45,14 +45,20 @@ def test_nothing_at_all_scores_as_rel_does(recipe: Recipe) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:invalid value", "ignore:All-NaN")
-def test_a_diverged_model_does_not_look_healthy() -> None:
-    """NaN of a real token reaches the score, that of padding does not."""
+@pytest.mark.parametrize("align", [QueryToDocument(), PoolTopK(0.2), PositiveEqualIds()])
+def test_a_diverged_model_does_not_look_healthy(align: Alignment) -> None:
+    """NaN of a real token reaches the scores that it reaches in `rel`, that of padding does not."""
     D, Q = texts()
-    clean = in_batch_rel(D, Q, *functions(MAXSIM))
+    one = Recipe("test", align, "one").normalise_function
+    real = D.mask[0].nonzero().tolist()
     vectors = D.vectors.detach().masked_fill(~D.mask[..., None], torch.nan)
-    assert in_batch_rel(replace(D, vectors=vectors), Q, *functions(MAXSIM)).equal(clean)
-    vectors[0, 1, 0] = torch.nan
-    assert in_batch_rel(replace(D, vectors=vectors), Q, *functions(MAXSIM)).isnan()[:-1, 1].all()
+    assert in_batch_rel(replace(D, vectors=vectors), Q, align, one).equal(in_batch_rel(D, Q, align, one))
+    for document, token in real:
+        broken = vectors.clone()
+        broken[0, document, token, 0] = torch.nan
+        scores = in_batch_rel(replace(D, vectors=broken), Q, align, one).isnan()
+        assert scores.equal(rel(replace(D, vectors=broken), Q, align, one).isnan())
+        assert scores.any()
 
 
 @EVERY
