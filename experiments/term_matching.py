@@ -32,6 +32,7 @@ class Settings(PairSettings):
 launch(__name__, Settings, __doc__, processes=True)  # before the slow imports
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int
 from papers.wu2024 import attention
 from papers.wu2024.attention import BINS, HARD, LAYERS, NAMES
@@ -70,9 +71,10 @@ def measure(data: StudyData, _: str, models: list[Any]) -> Measured:
     corpus = data.collection.corpus
     tokenizer = generative.tokenizer
     pool = data.pool(data.settings.depth)
-    idf = attention.token_idf(corpus, tokenizer)
+    statistics = attention.token_statistics(corpus, tokenizer)
+    idf = statistics.idf(torch.arange(len(tokenizer))).numpy()
     counted = attention.counted_tokens(tokenizer)
-    counted &= idf < np.log1p((len(corpus) + 0.5) / 0.5)  # a token that no document contains cannot match
+    counted &= statistics.frequencies.numpy() > 0  # a token that no document contains cannot match
     bins = np.where(counted, np.digitize(idf, BINS[1:-1]), -1)
     named = counted & (idf >= NAME)
     positions = {id: n for n, id in enumerate(generative.identifiers.documents)}

@@ -12,6 +12,8 @@ A row of claims has the keys
   which seen values beyond them extend;
 - changed: measure, if training counts as having changed a model, too, when this measure of it differs
   from that of the untrained model, which a study names as in `gains.UNTRAINED`;
+- apart: "measure: a − b", two trained systems that must differ significantly in a measure: else their
+  trainings left much the same model, and the claim is open;
 - about: readout, for ways to score with one model; anything, for a control of all models, trained or not.
   By default, a claim is about what training does;
 - only: words in the names of the collections that the claim is about. By default, it is about all;
@@ -122,7 +124,8 @@ class Study:
                 continue
             weights = np.array([weight for weight, _ in terms])
             extremes = (float(weights.clip(max=0).sum()), float(weights.clip(min=0).sum()))
-            judged = [side for side in sides if not ("changed" in row and self.changed(measure, side))]
+            changed = "changed" in row
+            judged = [s for s in sides if not (changed and self.differ(measure, (s, self.before(s))))]
             # Seeds of one side against one untrained model.
             parts = (weight * single(values[side]).astype(float) for weight, side in terms)
             yield Claim(
@@ -137,7 +140,8 @@ class Study:
                 printed=row.get("printed") or self.difference(measure, terms),
                 about=about * (about != ANYTHING),
                 unmoved=unmoved(self.models(judged)) if about == TRAINING else "",
-                by_measure="changed" in row,
+                by_measure=changed,
+                alike=JOIN.join(of for of in self.apart(row) if not self.differ(*sides_of(of))),
                 **({} if about == ANYTHING else self.undecided(sides)),
             )
 
@@ -167,15 +171,14 @@ class Study:
         yield from map(with_members, product(*(self.groups[name] for name in names)))
 
     def judged_values(
-        self, paper: str, family: str, claims: Sequence[Claim], controls: bool
+        self, paper: str, family: str, claims: Sequence[Claim], apart: Sequence[str], controls: bool
     ) -> dict[str, np.ndarray]:
         """Return what `again` judges: "measure: side" -> values [seeds, queries], and the rest as JSON."""
         arrays: dict[str, np.ndarray] = {}
         undecided: dict[str, dict[str, str]] = {}
         printed_values: dict[str, dict[str, list[float]]] = {}
         for claim in claims:
-            measure, _, contrast = claim.quantity.partition(": ")
-            sides = [side for _, side in terms_of(contrast)]
+            measure, sides = sides_of(claim.quantity)
             stored = self.values[measure]
             both = [*sides, *filter(stored.__contains__, map(self.before, sides))]
             arrays |= {f"{measure}: {side}": single(stored[side]) for side in both}
@@ -184,6 +187,9 @@ class Study:
             printed_values.setdefault(measure, {}).update(
                 {s: [*of_measure[s]] for s in sides if s in of_measure}
             )
+        for measure, sides in map(sides_of, apart):
+            stored = self.values.get(measure, {})
+            arrays |= {f"{measure}: {side}": single(stored[side]) for side in sides if side in stored}
         trainings = {
             name: [{"kept step": seed.get("kept step"), DEV: seed.get(DEV, {})} for seed in seeds]
             for name, seeds in self.trainings.items()
@@ -207,12 +213,18 @@ class Study:
         names = [name for name in self.trainings if f"{side}, ".startswith(f"{name}, ")]
         return UNTRAINED + side.removeprefix(max(names, key=len)) if names else ""
 
-    def changed(self, measure: str, side: str) -> bool:
-        """Return whether a measure differs significantly between a trained model and the untrained one."""
-        both = [self.values[measure].get(name) for name in (side, self.before(side))]
-        means = [single(values).mean(0) for values in both if values is not None]
+    def differ(self, measure: str, sides: Sequence[str]) -> bool:
+        """Return whether a measure was taken of both sides, and differs significantly between them."""
+        stored = self.values.get(measure, {})
+        means = [single(stored[side]).mean(0) for side in sides if side in stored]
+        if len(means) < 2:
+            return False
         clusters = None if self.clusters is None else self.clusters[: means[0].size]
-        return len(means) == 2 and paired_test(means[0], means[1], clusters) < ALPHA
+        return paired_test(means[0], means[1], clusters) < ALPHA
+
+    def apart(self, row: Row) -> list[str]:
+        """Return the contrasts, as "measure: a − b", that must be significant for the row's claims."""
+        return list(self.filled(row["apart"])) if "apart" in row else []
 
     def difference(self, measure: str, terms: Terms) -> str:
         """Format the contrast of the paper's values, one for each of its collections, if it prints them."""
@@ -236,7 +248,8 @@ class Study:
         claims = [claim for _, of_row in tested for claim in of_row]
         others = [self.other(paper, row) for row, of_row in tested if not of_row and "control" not in row]
         judged = [verdict.row for verdict in judge(claims, self.clusters)]
-        values = self.judged_values(paper, family, claims, controls) if claims else {}
+        apart = [quantity for row, of_row in tested if of_row for quantity in self.apart(row)]
+        values = self.judged_values(paper, family, claims, apart, controls) if claims else {}
         return Section(heading, text, [*judged, *others], values=values)
 
     def other(self, paper: str, row: Row) -> dict[str, str]:
@@ -298,6 +311,12 @@ def printed(paper: str) -> dict[str, Any]:
 
 def listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
+
+
+def sides_of(quantity: str) -> tuple[str, list[str]]:
+    """Split "measure: contrast" into the measure and the contrast's sides."""
+    measure, _, contrast = quantity.partition(": ")
+    return measure, [side for _, side in terms_of(contrast)]
 
 
 def terms_of(contrast: str) -> Terms:

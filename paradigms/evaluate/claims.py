@@ -59,6 +59,7 @@ class Claim:
     about: str = ""  # TRAINING, READOUT, or "" if nothing was trained
     unmoved: str = ""  # a model whose dev measure training did not change; for claims about TRAINING
     by_measure: bool = False  # whether a change of the claim's own measure, on test queries, counts as well
+    alike: str = ""  # a difference of the trained models that is not significant; "" = none
     lacking: str = ""  # what the study lacks, so that no mean decides the claim; "" = nothing
 
     @property
@@ -73,6 +74,8 @@ class Claim:
             return self.lacking
         if self.unlearned:
             return f"{self.unlearned} has not learned enough"
+        if self.alike:
+            return f"{self.alike} is not significant: the trainings left similar models"
         moved = self.about != TRAINING or not self.unmoved
         return "" if moved else f"training did not move {self.unmoved} on dev queries"
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from studies import claims, pages
 from studies.claim_tables import claim_of, open_rows
-from studies.claims import GROUP, PAPERS, Study, listed, printed, terms_of
+from studies.claims import GROUP, PAPERS, Study, listed, printed, sides_of, terms_of
 from studies.gains import DEV, UNTRAINED, training_rows, unmoved
 from studies.model_runs import some_queries
 from studies.page_blocks import Page
@@ -49,6 +49,9 @@ def study_for(row: dict[str, Any], excess: float) -> Study:
             each = (bar + excess) / sum(abs(weight) for weight, _ in terms)
             sides = values.setdefault(measured, {})
             sides |= {side: np.sign(weight) * each + noise for weight, side in terms}
+    for text in filled(row["apart"]) if "apart" in row else []:
+        measured, (one, other) = sides_of(text)
+        values.setdefault(measured, {}).update({one: noise + 1, other: noise})
     return Study(values, groups, collection=" ".join(row.get("only", [])))
 
 
@@ -68,7 +71,7 @@ def test_every_contrast_can_turn(paper, row):
 @pytest.mark.parametrize("paper", PAPERS)
 def test_rows_say_what_they_test(paper):
     keys = {"place", "claim", "control", "contrast", "measure", "least", "within", "limits"}
-    keys |= {"about", "only", "changed", "printed", "counted", "takes", "verdict", "by"}
+    keys |= {"about", "only", "changed", "apart", "printed", "counted", "takes", "verdict", "by"}
     for family, rows in printed(paper)["claims"].items():
         for row in rows:
             assert row.get("changed", "measure") == "measure", row
@@ -164,6 +167,12 @@ def test_models_that_training_did_not_move_leave_a_claim_open():
     poor = Study(values, undecided=lambda sides: {"unlearned": sides[-1]})
     assert word(poor)[1] == "A, two has not learned enough"
     assert word(poor, about="anything")[0] == REPRODUCED
+    near = level(0.4) + 1e-3 * (-1) ** np.arange(level(0.4).shape[-1])
+    for other, verdict in ((near, UNDECIDED), (level(0.3), REPRODUCED)):
+        trained = Study({"m": values["m"], "n": {"A": level(0.4), "B": other}}, trainings={"A": UP})
+        assert word(trained, apart="n: A − B")[0] == verdict
+    reason = word(trained, apart="n: A − C")[1]
+    assert reason == "n: A − C is not significant: the trainings left similar models"
 
 
 def test_values_are_judged_again(monkeypatch, tmp_path):
@@ -173,12 +182,13 @@ def test_values_are_judged_again(monkeypatch, tmp_path):
         place | {"measure": "m/n", "contrast": "{any} − B", "least": 0.01},
         place | {"measure": "m/n", "contrast": "B − A", "about": "readout"},
         place | {"measure": "m/n", "contrast": "C − B", "changed": "measure"},
+        place | {"measure": "m/n", "contrast": "B − A", "apart": "m/n: E − A"},
         place | {"counted": "bytes"},
         place | {"takes": "more"},
         {"control": "asked", "measure": "m/n", "contrast": "2 · A − C"},
     ]
     monkeypatch.setattr(claims, "printed", lambda paper: {"claims": {"f": rows}})
-    means = {"A": 1 / 3, "B": 0.3, "C": 0.9, "D": 0.5, UNTRAINED: 0.4}
+    means = {"A": 1 / 3, "B": 0.3, "C": 0.9, "D": 0.5, "E": 0.7, UNTRAINED: 0.4}
     study = Study(
         {"m/n": {name: level(at) for name, at in means.items()}},
         {"any": ["A", "C"]},

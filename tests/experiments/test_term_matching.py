@@ -108,14 +108,13 @@ def test_a_decoders_rates_against_loops(seq2seq: dict[str, Path]) -> None:
     assert seen["GR, all layers"] != seen["GR, last layer"]
 
 
-def test_idf_counts_documents_and_words_are_words(seq2seq: dict[str, Path]) -> None:
+def test_documents_are_counted_and_words_are_words(seq2seq: dict[str, Path]) -> None:
     tokenizer = load_tokenizer(seq2seq["t5"])
     corpus = Corpus(["a", "b", "c"], ["fox fox snow", "fox", "the wind , of"])
-    idf = attention.token_idf(corpus, tokenizer)
+    statistics = attention.token_statistics(corpus, tokenizer)
     number = tokenizer.convert_tokens_to_ids
-    assert idf[number("▁fox")] == pytest.approx(log(1 + 1.5 / 2.5))
-    assert idf[number("▁snow")] == pytest.approx(log(1 + 2.5 / 1.5))
-    assert idf[number("▁wolf")] == pytest.approx(log(1 + 3.5 / 0.5))
+    idf = [log(1 + 1.5 / 2.5), log(1 + 2.5 / 1.5), log(1 + 3.5 / 0.5)]
+    assert statistics.idf(torch.tensor(number(["▁fox", "▁snow", "▁wolf"]))).tolist() == pytest.approx(idf)
     counted = attention.counted_tokens(tokenizer)
     assert counted[number(["▁fox", "▁snow", "k", "7"])].all()
     assert not counted[number(["▁the", "▁of", "a", ",", "▁(", "▁", "<pad>", "</s>", "<unk>"])].any()

@@ -74,7 +74,8 @@ class TokenStudy:
             self.models.setdefault(name, []).append(result)
         # XTRs trained on ColBERT's batches. As in the paper, the best is chosen on dev queries, over seeds.
         self.xtrs = [label(k) for k in self.k_train]
-        self.xtr = max(self.xtrs, key=lambda name: np.mean([model["dev"] for model in self.models[name]]))
+        self.dev = {x: np.mean([model["dev"] for model in self.models[x]]) for x in self.xtrs}
+        self.xtr = max(self.xtrs, key=self.dev.__getitem__)
         few, table, many = (f"k' = {k}" for k in (search_tokens[0], table_tokens, search_tokens[-1]))
         groups = {"XTR": [self.xtr], "any XTR": self.xtrs, "few": [few], "table": [table], "many": [many]}
         several = len(self.xtrs) > 1
@@ -132,11 +133,11 @@ class TokenStudy:
         sides = [side for side in values.get(COST, {}) if side.startswith(f"{self.xtr}, ")]
         costs = {side.rpartition(", ")[2]: values[COST][side] for side in sides}
         timed = max((cost.shape[1] for cost in costs.values()), default=0)
+        dev = ", ".join(f"{name} {mean:.3f}" for name, mean in self.dev.items())
+        chosen = f"RR@10 of the dev queries (k' = {self.table_tokens}) chooses {self.xtr}: {dev}."
         return {
             "training": training_section(self.models),
-            "claims": self.study.section(
-                "lee2023", "token retrieval", f"XTR is {self.xtr}, chosen by RR@10 of the dev queries."
-            ),
+            "claims": self.study.section("lee2023", "token retrieval", chosen),
             "figure4": Curves("r", ranks, by_rank).section(
                 "Gold and lexical token retrieval (Figure 4)",
                 "Is the r-th token that a query token retrieves part of a relevant document (gold)? Is it "
@@ -148,7 +149,7 @@ class TokenStudy:
             ),
             "figure6": Curves("k'", self.search_tokens, {"RR@10": by_k}).section(
                 "k_train and k', imputing (Figure 6)",
-                "Scores with imputation, by k' and the k_train of the training.",
+                f"Scores with imputation, by k' and the k_train of the training. {chosen}",
             ),
             "figure7": Curves("queries of a batch", self.sizes, {"nDCG@10": by_size}).section(
                 f"Batch size and k_train, imputing with k' = {self.search_tokens[-1]} (Figure 7)"

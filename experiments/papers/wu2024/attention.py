@@ -23,6 +23,7 @@ from paradigms.data import Corpus
 from paradigms.encoder.batches import Batch
 from paradigms.generative.decoder import Trace, decode, layers_of
 from paradigms.generative.identifiers import Targets, tokenize
+from paradigms.statistics import Statistics
 
 Array = np.ndarray
 BINS = (0, 2, 4, 6, 8, 15)  # limits of the IDF bins [low, high)
@@ -179,12 +180,10 @@ def binned(
     return np.stack([np.bincount(bin_of[inside], weights, size) for weights in (values[inside], None)])
 
 
-def token_idf(corpus: Corpus, tokenizer: Any) -> Float[np.ndarray, " v"]:
-    """Return the IDF ln(1 + (N − df + ½)/(df + ½)) of every token, computed from whole documents."""
-    df = np.zeros(len(tokenizer))
-    for row in tokenize(tokenizer, corpus):
-        df[row.ids] += 1  # once per document
-    return np.log1p((len(corpus) - df + 0.5) / (df + 0.5))
+def token_statistics(corpus: Corpus, tokenizer: Any) -> Statistics:
+    """Count the tokens of whole documents."""
+    rows = tokenize(tokenizer, corpus)
+    return Statistics.of((torch.tensor(row.ids, dtype=torch.long) for row in rows), len(tokenizer))
 
 
 def counted_tokens(tokenizer: Any) -> Bool[np.ndarray, " v"]:
