@@ -213,23 +213,19 @@ def test_sentences_have_the_numbers_of_the_results():
     words = compared("compare-pydocs", "nDCG@10, parameters")
     after = [{name: values[-3] for name, values in of.items()} for of in (debian, pydocs, words)]
     dsi = numbers("results/debian-28682-dsi", "overview", "nDCG@10, whole corpus", "dsi")
-    lee = "papers/lee2023/results/token-retrieval-debian-28682-t5"
-    rows = [
-        [
-            numbers(lee, "table5", "RR@10", model, imputation)[0]
-            for model in ("XTR (k_train = 0.01)", "ColBERT")
-        ]
-        for imputation in ("kth", "– (gathered)")
-    ]
+    lee = "papers/lee2023/results/token-retrieval-debian-28682"
+    gold = "P(gold) in the first 100: XTR (k_train = 0.01) −"
+    than, double = (numbers(lee, "claims", "measured", f"{gold} {n}ColBERT")[0] for n in ("", "2 · "))
+    few, whole, xtr = "imputing, k' = 100", "gathering, k' = 100", "XTR (k_train = 0.01),"
+    lost = f"RR@10: {xtr} {few} − {xtr} {whole} − ColBERT, {few} + ColBERT, {whole}"
+    lost_more, behind = (
+        numbers(f"{lee}-t5", "claims", "measured", text)
+        for text in (lost, f"nDCG@10: {xtr} {few} − ColBERT, {whole}")
+    )
     qian = "papers/qian2022/results/salience-pruning-debian-t5"
     kept = numbers(
         qian, "claims", "measured", "RR@10: entropic, mean over β^d up to 20% − entropic, all tokens − IDF"
     )
-    tokens = "papers/lee2023/results/token-retrieval-debian-28682"
-    gold = "P(gold) in the first 100: XTR (k_train = 0.01) −"
-    than, double = (numbers(tokens, "claims", "measured", f"{gold} {n}ColBERT")[0] for n in ("", "2 · "))
-    share = "share of gold tokens that are in the first 100 of a query token: XTR (k_train = 0.01) − ColBERT"
-    found = numbers(lee, "claims", "measured", share)
     luan = "papers/luan2021/results/capacity-debian"
     passages = [numbers(luan, "table_retrieve", "50", of)[0] for of in ("ME-BERT", "DE-BERT", "BM25-uni")]
     wu = "papers/wu2024/results/identifiers-squad"
@@ -241,9 +237,9 @@ def test_sentences_have_the_numbers_of_the_results():
         "better than BM25, {colbert:.2f}, {bm25:.2f} |".format(**ended[1]),
         f"lift one vector from {t5['dpr'][0]:.2f} to {t5['dpr'][1]:.2f} and ",
         f"ColBERT from {t5['colbert'][0]:.2f} to {t5['colbert'][1]:.2f};",
-        f"retrieves {(2 * than - double) / (than - double):.1f} times as many relevant tokens",
-        "from T5 it finds {:.2f} [{:.2f}, {:.2f}] more of all relevant ones.".format(*found),
-        "RR@10 is {:.2f} and ColBERT's {:.2f}; by all tokens {:.2f} and {:.2f} |".format(*rows[0], *rows[1]),
+        f"as ColBERT, {2 * than - double:.2f} and {than - double:.2f} of the first 100.",
+        "cost ColBERT {:.2f} RR@10 [{:.2f}, {:.2f}] more, and ".format(*lost_more),
+        "XTR's nDCG@10 is {0:.2f} lower [{2:.2f}, {1:.2f}] |".format(*(-n for n in behind)),
         "costs {:.2f} less RR@10 [{:.2f}, {:.2f}] than IDF's choice |".format(*kept),
         "RR@10 {:.2f} with eight vectors, {:.2f} with one, {:.2f} with BM25 |".format(*passages),
         f"no decoder's mean R@1 (at most {max(decoders):.2f}) reaches a search for the query's word "
