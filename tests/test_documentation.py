@@ -219,7 +219,7 @@ def test_sentences_have_the_numbers_of_the_results():
     few, whole, xtr = "imputing, k' = 100", "gathering, k' = 100", "XTR (k_train = 0.01),"
     lost = f"RR@10: {xtr} {few} − {xtr} {whole} − ColBERT, {few} + ColBERT, {whole}"
     lost_more, behind = (
-        numbers(f"{lee}-t5", "claims", "measured", text)
+        numbers(f"{lee}-t5-all", "claims", "measured", text)
         for text in (lost, f"nDCG@10: {xtr} {few} − ColBERT, {whole}")
     )
     qian = "papers/qian2022/results/salience-pruning-debian-t5"
