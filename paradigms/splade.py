@@ -70,9 +70,9 @@ class SpladeSettings(EncoderSettings):
 class Splade(TextEncoder):
     """Encode each text with a pretrained head, as terms with weights above 0 in ascending id order.
 
-    tied_head: use logits = E h + b instead, where E is the backbone's input embeddings and b is a new bias,
-    chosen so that about `STARTS` terms of a text start above 0. Raises ValueError if the backbone has no head
-    and tied_head is not set.
+    tied_head: use logits = s · E h + b instead, where E is the backbone's input embeddings, s is 1/√width for
+    T5, as in T5's own tied head, and 1 for others, and b is a new bias, chosen so that about `STARTS` terms
+    of a text start above 0. Raises ValueError if the backbone has no head and tied_head is not set.
     """
 
     Settings: ClassVar[type[EncoderSettings]] = SpladeSettings
@@ -82,9 +82,11 @@ class Splade(TextEncoder):
         super().__init__(backbone, settings)
         self.bias: Tensor | None = None
         if settings.tied_head:
+            config = self.backbone.config
+            self.scale = config.hidden_size**-0.5 if "t5" in config.model_type else 1.0
             probe = self.tokenize(["what a text says, in its own words and in others"], "document")
             with torch.no_grad():
-                tied = self.backbone(**probe.inputs())[0][0] @ self._embeddings.T
+                tied = self.scale * self.backbone(**probe.inputs())[0][0] @ self._embeddings.T
                 start = -tied.amax(0).topk(min(STARTS, tied.shape[1])).values[-1]
                 self.bias = nn.Parameter(start.expand(len(self._embeddings)).clone())
 
@@ -146,7 +148,7 @@ class Splade(TextEncoder):
         """Compute log(1 + relu(maxᵢ logit_it)), where the maximum runs over all attended tokens."""
         logits = self._hidden(batch, side)
         if self.bias is not None:
-            logits = nn.functional.linear(logits, self._embeddings, self.bias)
+            logits = nn.functional.linear(self.scale * logits, self._embeddings, self.bias)
         logits = logits.masked_fill_(batch.attention_mask[..., None] == 0, -torch.inf)
         # With a gradient, max stores only the places; without one, amax is faster.
         largest = logits.max(1).values if torch.is_grad_enabled() else logits.amax(1)

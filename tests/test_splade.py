@@ -102,14 +102,18 @@ def test_decoders_weigh_terms_by_their_next_tokens(name, kind, config, checkpoin
     assert any("lm_head" in name for name in trained)
 
 
-def test_a_backbone_without_the_head_is_refused_or_tied(tiny_bert, masked, tmp_path):
-    with pytest.raises(ValueError, match=r"language-model head: .* lacks weights .* or set tied_head"):
-        PARADIGMS["splade"](tiny_bert)
-    tied = built("splade", tiny_bert).double()
+@pytest.mark.parametrize(("family", "scale"), [("bert", 1.0), ("t5", 32**-0.5), ("mt5", 32**-0.5)])
+def test_a_backbone_without_the_head_is_refused_or_tied(family, scale, checkpoints):
+    with pytest.raises(ValueError, match=r"language-model head: .* or set tied_head"):
+        PARADIGMS["splade"](checkpoints[family])
+    tied = built("splade", checkpoints[family]).double()
     states = tied.encoder.backbone(**tied.encoder.tokenize(["fox"], "document").inputs())[0]
-    logits = states @ tied.encoder.backbone.embeddings.word_embeddings.weight.T + tied.encoder.bias
+    logits = scale * states @ tied.encoder.backbone.get_input_embeddings().weight.T + tied.encoder.bias
     expected = logits.detach().amax(1).relu().log1p()
     assert_same(dense(tied.encode_documents(["fox"]), expected.shape[1]), expected)
+
+
+def test_saved_with_its_settings(masked, tmp_path):
     model = PARADIGMS["splade"](masked, most_terms=9)
     model.save_pretrained(tmp_path / "saved")
     again = load(tmp_path / "saved")
