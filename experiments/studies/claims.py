@@ -136,7 +136,6 @@ class Study:
                 least=row.get("least", 0.0),
                 within=row.get("within", 0.0),
                 limits=tuple(row.get("limits", extremes)),
-                exchangeable=sorted(weights) == [-1, 1],
                 printed=row.get("printed") or self.difference(measure, terms),
                 about=about * (about != ANYTHING),
                 unmoved=unmoved(self.models(judged)) if about == TRAINING else "",

@@ -6,10 +6,9 @@ better, below 0 where it says that A loses little. The verdict is
 
 - reproduced, if the interval over seeds and queries lies within these bounds, and a test over queries
   agrees, with Holm's correction for all claims of a study that test queries may decide. The test is
-  `mean_test`, which asks how large unseen losses may be. The null hypothesis is that the mean is at the
-  bound. Only for the difference of two systems and the bound 0 is it `paired_test`: the null hypothesis is
-  that each query's difference has either sign with the same probability, as if the systems' names were
-  exchanged;
+  `mean_test`: its null hypothesis is that the mean is at the bound, and it asks how large unseen losses may
+  be. `paired_test` is not used: its null hypothesis is that each query's difference has either sign with the
+  same probability, and it also rejects skewed differences whose mean is 0;
 - contradicted, if both say the opposite;
 - otherwise not decided here: the sample is too small, the study lacks what the claim is about, a system has
   not learned enough to test the claim, or the claim is about training and training did not significantly
@@ -32,7 +31,7 @@ from jaxtyping import Float
 from scipy.special import ndtri, stdtrit
 
 from paradigms.evaluate.measures import Interval, seeds_interval
-from paradigms.evaluate.significance import holm, mean_test, paired_test
+from paradigms.evaluate.significance import holm, mean_test
 
 ALPHA = 0.05
 CLOSE = 20  # times the queries of a study, beyond which no number of queries is estimated
@@ -53,7 +52,6 @@ class Claim:
     least: float = 0.0  # least effect that matters or, below 0, the largest loss that does not
     within: float = 0.0  # for a claim of equality: the smallest difference that matters
     limits: tuple[float, float] = (-1.0, 1.0)  # between which a query's value lies
-    exchangeable: bool = False  # whether it is the difference of two systems, alike if they do not differ
     printed: str = ""  # the paper's value of the quantity
     unlearned: str = ""  # a system that has not learned enough to test the claim; "" = none
     about: str = ""  # TRAINING, READOUT, or "" if nothing was trained
@@ -61,11 +59,6 @@ class Claim:
     by_measure: bool = False  # whether a change of the claim's own measure, on test queries, counts as well
     alike: str = ""  # a difference of the trained models that is not significant; "" = none
     lacking: str = ""  # what the study lacks, so that no mean decides the claim; "" = nothing
-
-    @property
-    def paired(self) -> bool:
-        """Whether the test is of random signs."""
-        return self.exchangeable and not (self.least or self.within)
 
     @property
     def obstacle(self) -> str:
@@ -151,8 +144,6 @@ def judge(claims: Sequence[Claim], clusters: Sequence[str] | None = None) -> lis
 def _p(claim: Claim, clusters: Sequence[str] | None) -> float:
     """Two-sided p-value of a mean at the claim's bound; for equality, the larger of those at both bounds."""
     queries = claim.contrast.mean(0)
-    if claim.paired:
-        return paired_test(queries, np.zeros_like(queries), clusters)
     finite = [bound for bound in claim.bounds if np.isfinite(bound)]
     return max(mean_test(queries, bound, clusters, claim.limits) for bound in finite)
 
@@ -201,9 +192,8 @@ def _decides(claim: Claim, interval: Interval) -> bool:
 def _missing(claim: Claim, interval: Interval, p: float, clusters: Sequence[str] | None, tests: int) -> str:
     """Say what would decide a claim with this mean: training seeds, or a number of queries n.
 
-    The half-width of the queries' interval shrinks with √n; with `mean_test`, an unseen query also keeps the
-    mean within −log(α/2)/n of the bound, times half the width of `limits`. α is ALPHA divided by the number
-    of tests.
+    The half-width of the queries' interval shrinks with √n; an unseen query also keeps the mean within
+    −log(α/2)/n of the bound, times half the width of `limits`. α is ALPHA divided by the number of tests.
     """
     distance = min(abs(interval.mean - bound) for bound in claim.bounds)
     if not distance:
@@ -215,7 +205,7 @@ def _missing(claim: Claim, interval: Interval, p: float, clusters: Sequence[str]
     queries = claim.contrast.shape[1]
     level = ALPHA / max(tests, 1) / 2
     spread = (of_queries.high - of_queries.low) / 2 * sqrt(queries) * ndtri(level) / ndtri(ALPHA / 2)
-    unseen = 0.0 if claim.paired else -log(level) * (claim.limits[1] - claim.limits[0]) / 2
+    unseen = -log(level) * (claim.limits[1] - claim.limits[0]) / 2
     count = ceil(((spread + sqrt(spread**2 + 4 * distance * unseen)) / (2 * distance)) ** 2)
     if decides and count <= queries:
         return f"the interval decides, but p is {p:.2f} after Holm's correction"

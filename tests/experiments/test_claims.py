@@ -111,7 +111,6 @@ def test_limits_follow_from_the_factors():
     row = {"place": "§1", "claim": "c", "measure": "m", "contrast": contrasts}
     ((_, hits),) = Study(values).claims("lee2023", [row])
     assert [claim.limits for claim in hits] == [(-1, 1), (-2, 2), (-1, 0), (0, 0.5)]
-    assert [claim.exchangeable for claim in hits] == [True, False, False, False]
     ((_, hits),) = Study(values).claims("lee2023", [row | {"limits": [-3, 3]}])
     assert hits[0].limits == (-3, 3)
 
