@@ -94,11 +94,12 @@ def main(settings: Settings) -> None:
 def study(
     rows: Rows, measure: str, queries: Sequence[str], trainings: Mapping[str, Sequence[Measured]]
 ) -> Study:
-    """Return the values of `measure` for each query, with the groups of the claims."""
-    names = (f"{row['system']}, {row['training']}" for row in rows)
-    values = {name.removesuffix(", –"): row[measure] for name, row in zip(names, rows, strict=True)}
-    groups = {"R@k": [measure], "several": SEVERAL, "training": ["untrained", "trained"]}
-    return Study({measure: values}, groups, trainings, queries=queries)
+    """Return the values of `measure`, R@k, and of R@10 for each query, with the groups of the claims."""
+    names = [f"{row['system']}, {row['training']}".removesuffix(", –") for row in rows]
+    recalls = list(dict.fromkeys([measure, "R@10"]))
+    values = {m: {name: row[m] for name, row in zip(names, rows, strict=True)} for m in recalls}
+    groups = {"R@k": [measure], "recalls": recalls, "several": SEVERAL, "training": ["untrained", "trained"]}
+    return Study(values, groups, trainings, queries=queries)
 
 
 def collection(settings: Settings) -> Collection:

@@ -60,5 +60,6 @@ def test_a_comparison_that_pauses_ends_the_script_with_its_status(tmp_path, monk
 
 def test_every_contrast_of_the_claims_is_measured():
     names = [("bm25", "–"), *product(Settings().systems, ("untrained", "trained"))]
-    rows = [{"system": system, "training": training, "R@2": np.ones((1, 3))} for system, training in names]
+    ones = {measure: np.ones((1, 3)) for measure in ("R@2", "R@10")}
+    rows = [{"system": system, "training": training} | ones for system, training in names]
     assert unmeasured(limit.study(rows, "R@2", [], {}), "weller2025", "limit") == []
