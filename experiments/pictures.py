@@ -1,9 +1,9 @@
-"""Draw two pages' pictures: quality by cost for four kinds of data, and A of every idea for one pair.
+"""Draw three pages' pictures: quality by cost, learning curves, and A of every idea for one pair.
 
     .venv/bin/python experiments/pictures.py
 
-writes which_paradigm.svg, from the committed results of three comparisons, and ideas.svg, from the alignments
-of the untrained paradigms over the default encoder.
+writes which_paradigm.svg and learning.svg, from the committed results of comparisons, and ideas.svg, from the
+alignments of the untrained paradigms over the default encoder.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Settings:
     """Settings for the output."""
 
     output: str = str(RESULTS)
-    """folder of the two pictures"""
+    """folder of the pictures"""
 
 
 launch(__name__, Settings, __doc__)  # before the slow imports
@@ -49,6 +49,14 @@ DATA = {
     "Python: summary lines find 2,000 docstrings": ("compare-pydocs", "nDCG@10, whole corpus"),
     "Python: a docstring's own words find it": ("compare-pydocs", "nDCG@10, parameters"),
 }
+# What is learned from which encoder -> the committed comparisons, of different systems.
+CURVES = {
+    "Debian, from MiniLM": ["debian-28682"],
+    "Senses, from MiniLM": ["senses"],
+    "Debian, from T5": ["debian-28682-t5", "debian-28682-t5-aligner", "debian-28682-t5-xtr"],
+    "Senses, from T5": ["senses-t5", "senses-t5-splade"],
+}
+SEEN = "training pairs seen = "
 COSTS = {"bytes/document": "bytes a document", "ms/query": "milliseconds a query"}
 SYSTEMS = ("dpr", "me_bert", "colbert", "coil", "aligner", "xtr", "splade")
 LOOKS = {"bm25": ("black", "o")} | dict(zip(SYSTEMS, zip(PALETTE, "sv^DPX*", strict=True), strict=True))
@@ -71,7 +79,7 @@ OTHERS = ["Buzz Aldrin walked on the moon as well.", "Yuri Gagarin was the first
 
 
 def main(settings: Settings) -> None:
-    for name, figure in {"which_paradigm": which_paradigm(), "ideas": ideas()}.items():
+    for name, figure in {"which_paradigm": which_paradigm(), "learning": learning(), "ideas": ideas()}.items():
         file = Path(settings.output) / f"{name}.svg"
         write_text(file, base64.b64decode(Section(name, figure=figure).image).decode())
         print(f"Picture: {file}")
@@ -101,6 +109,32 @@ def which_paradigm() -> Figure:
         axes.set_xlabel(label)
     names = [name for name in LOOKS if name in points]
     figure.legend([points[name] for name in names], names, loc="outside lower center", ncols=4, frameon=False)
+    return figure
+
+
+def learning() -> Figure:
+    """Draw the gain in nDCG@10 on dev queries against the training pairs seen, in a panel for each training."""
+    figure = Figure(figsize=(7, 6), layout="constrained")
+    panels = figure.subplots(2, 2, sharex=True, sharey="row")
+    lines = {}
+    for axes, (training, studies) in zip(panels.flat, CURVES.items(), strict=True):
+        for study in studies:
+            for row in read_json(RESULTS / f"{study}.json")["sections"]["learning"]["rows"]:
+                if row["system"] not in SYSTEMS:
+                    continue
+                cells = {name.removeprefix(SEEN): cell for name, cell in row.items() if name.startswith(SEEN)}
+                means = {pairs: float(cell.split()[0]) for pairs, cell in cells.items() if cell != "–"}
+                gains = [mean - means["0"] for mean in means.values()]
+                colour, marker = LOOKS[row["system"]]
+                lines[row["system"]] = axes.plot([*means], gains, color=colour, marker=marker, ms=5, lw=1)[0]
+        axes.axhline(0, color="0.6", lw=0.8)
+        axes.grid(color="0.92")
+        axes.set_title(training, fontsize=10, loc="left")
+    for axes in panels[:, 0]:
+        axes.set_ylabel("nDCG@10 − untrained")
+    for axes in panels[-1]:
+        axes.set_xlabel("training pairs seen")
+    figure.legend([lines[name] for name in SYSTEMS], SYSTEMS, loc="outside lower center", ncols=4, frameon=False)
     return figure
 
 

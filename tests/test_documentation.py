@@ -184,7 +184,7 @@ def test_python_and_the_terminal_as_printed(name, request, tmp_path, monkeypatch
 def test_pictures_are_those_of_the_results(tmp_path):
     """The committed pictures have the systems, tokens and ticks that `pictures.py` draws today."""
     run("pictures", output=tmp_path)
-    for name in ("which_paradigm.svg", "ideas.svg"):
+    for name in ("which_paradigm.svg", "learning.svg", "ideas.svg"):
         committed = ROOT / "experiments" / "results" / name
         texts = [
             re.findall(r">([^<]+)</text>", file.read_text("utf-8")) for file in (tmp_path / name, committed)
