@@ -77,16 +77,19 @@ class Splade(TextEncoder):
 
     Settings: ClassVar[type[EncoderSettings]] = SpladeSettings
     settings: SpladeSettings
+    scale: Tensor | None  # s ≠ 1, saved with the bias
 
     def __init__(self, backbone: str | Path, settings: SpladeSettings) -> None:
         super().__init__(backbone, settings)
         self.bias: Tensor | None = None
+        self.register_buffer("scale", None)
         if settings.tied_head:
             config = self.backbone.config
-            self.scale = config.hidden_size**-0.5 if "t5" in config.model_type else 1.0
+            if "t5" in config.model_type:
+                self.scale = torch.tensor(config.hidden_size**-0.5)
             probe = self.tokenize(["what a text says, in its own words and in others"], "document")
             with torch.no_grad():
-                tied = self.scale * self.backbone(**probe.inputs())[0][0] @ self._embeddings.T
+                tied = self._scaled(self.backbone(**probe.inputs())[0][0]) @ self._embeddings.T
                 start = -tied.amax(0).topk(min(STARTS, tied.shape[1])).values[-1]
                 self.bias = nn.Parameter(start.expand(len(self._embeddings)).clone())
 
@@ -144,11 +147,14 @@ class Splade(TextEncoder):
         tokens = as_terms(weights)
         return tokens.map(lambda t: t.transpose(0, 1)) if side == "query" else tokens
 
+    def _scaled(self, states: Tensor) -> Tensor:
+        return states if self.scale is None else self.scale * states
+
     def _weights(self, batch: Batch, side: Side) -> Float[Tensor, "x v"]:
         """Compute log(1 + relu(maxᵢ logit_it)), where the maximum runs over all attended tokens."""
         logits = self._hidden(batch, side)
         if self.bias is not None:
-            logits = nn.functional.linear(self.scale * logits, self._embeddings, self.bias)
+            logits = nn.functional.linear(self._scaled(logits), self._embeddings, self.bias)
         logits = logits.masked_fill_(batch.attention_mask[..., None] == 0, -torch.inf)
         # With a gradient, max stores only the places; without one, amax is faster.
         largest = logits.max(1).values if torch.is_grad_enabled() else logits.amax(1)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -107,10 +108,22 @@ def test_a_backbone_without_the_head_is_refused_or_tied(family, scale, checkpoin
     with pytest.raises(ValueError, match=r"language-model head: .* or set tied_head"):
         PARADIGMS["splade"](checkpoints[family])
     tied = built("splade", checkpoints[family]).double()
+    assert (tied.encoder.scale or 1.0) == pytest.approx(scale)
+    scale = float(tied.encoder.scale or 1.0)  # rounded to float32
     states = tied.encoder.backbone(**tied.encoder.tokenize(["fox"], "document").inputs())[0]
     logits = scale * states @ tied.encoder.backbone.get_input_embeddings().weight.T + tied.encoder.bias
     expected = logits.detach().amax(1).relu().log1p()
     assert_same(dense(tied.encode_documents(["fox"]), expected.shape[1]), expected)
+
+
+def test_a_checkpoint_without_t5s_factor_is_refused(checkpoints, tmp_path):
+    PARADIGMS["splade"](checkpoints["t5"], tied_head=True).save_pretrained(tmp_path)
+    (heads,) = tmp_path.glob("**/heads.safetensors")
+    weights = load_file(heads)
+    del weights["scale"]
+    save_file(weights, heads)
+    with pytest.raises(ValueError, match=r"heads.safetensors holds {.*}, but its settings need {'scale': \(\)}"):
+        load(tmp_path)
 
 
 def test_saved_with_its_settings(masked, tmp_path):

@@ -12,8 +12,8 @@ A row of claims has the keys
   which seen values beyond them extend;
 - changed: measure, if training counts as having changed a model, too, when this measure of it differs
   from that of the untrained model, which a study names as in `gains.UNTRAINED`;
-- apart: "measure: a − b", two trained systems that must differ significantly in a measure: else their
-  trainings left much the same model, and the claim is open;
+- apart: "measure: a − b", two trained systems that must differ significantly in a measure: else they may be
+  much the same model, and the claim is open;
 - about: readout, for ways to score with one model; anything, for a control of all models, trained or not.
   By default, a claim is about what training does;
 - only: words in the names of the collections that the claim is about. By default, it is about all;
@@ -125,6 +125,10 @@ class Study:
             weights = np.array([weight for weight, _ in terms])
             extremes = (float(weights.clip(max=0).sum()), float(weights.clip(min=0).sum()))
             changed = "changed" in row
+            obstacles = {} if about == ANYTHING else {**self.undecided(sides)}
+            apart = [(of, sides_of(of)) for of in self.apart(row)]
+            if unmeasured := [of for of, (m, both) in apart if not {*both} <= {*self.values.get(m, {})}]:
+                obstacles["lacking"] = f"the run did not measure {unmeasured[0]}"
             judged = [s for s in sides if not (changed and self.differ(measure, (s, self.before(s))))]
             # Seeds of one side against one untrained model.
             parts = (weight * single(values[side]).astype(float) for weight, side in terms)
@@ -140,8 +144,8 @@ class Study:
                 about=about * (about != ANYTHING),
                 unmoved=unmoved(self.models(judged)) if about == TRAINING else "",
                 by_measure=changed,
-                alike=JOIN.join(of for of in self.apart(row) if not self.differ(*sides_of(of))),
-                **({} if about == ANYTHING else self.undecided(sides)),
+                alike=JOIN.join(of for of, both in apart if not self.differ(*both)),
+                **obstacles,
             )
 
     def contrasts(self, row: Row) -> Iterator[tuple[str, Terms]]:
@@ -150,12 +154,15 @@ class Study:
             return
         measures = [f"{measure}: " for measure in listed(row.get("measure", []))] or [""]
         for pair in product(measures, listed(row.get("contrast", []))):
-            try:
-                for quantity in self.filled("".join(pair)):
-                    yield quantity, terms_of(quantity.partition(": ")[2])
-            except ValueError as error:
-                name = f"{row.get('place', 'control')}, {row.get('claim', row.get('control'))!r}"
-                raise ValueError(f"printed.yaml, {name}: {error}") from None
+            yield from self._read(row, "".join(pair))
+
+    def _read(self, row: Row, text: str) -> Iterator[tuple[str, Terms]]:
+        try:
+            for quantity in self.filled(text):
+                yield quantity, terms_of(quantity.partition(": ")[2])
+        except ValueError as error:
+            name = f"{row.get('place', 'control')}, {row.get('claim', row.get('control'))!r}"
+            raise ValueError(f"printed.yaml, {name}: {error}") from None
 
     def filled(self, text: str) -> Iterator[str]:
         """Yield the text for every choice of members of its groups. Raises ValueError if one is unknown."""
@@ -223,7 +230,7 @@ class Study:
 
     def apart(self, row: Row) -> list[str]:
         """Return the contrasts, as "measure: a − b", that must be significant for the row's claims."""
-        return list(self.filled(row["apart"])) if "apart" in row else []
+        return [quantity for quantity, _ in self._read(row, row["apart"])] if "apart" in row else []
 
     def difference(self, measure: str, terms: Terms) -> str:
         """Format the contrast of the paper's values, one for each of its collections, if it prints them."""

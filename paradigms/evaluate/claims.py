@@ -68,7 +68,7 @@ class Claim:
         if self.unlearned:
             return f"{self.unlearned} has not learned enough"
         if self.alike:
-            return f"{self.alike} is not significant: the trainings left similar models"
+            return f"{self.alike} is not significant: the trained models may be alike"
         moved = self.about != TRAINING or not self.unmoved
         return "" if moved else f"training did not move {self.unmoved} on dev queries"
 
