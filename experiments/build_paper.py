@@ -94,6 +94,7 @@ def tables(page: str) -> dict[str, list[Table]]:
             if not inside:
                 title = above[:-1] if above.endswith(":") else ""
                 by_page.setdefault(heading, []).append({"title": title, "rows": []})
+                above = ""
             if not all(set(cell) <= set("-: ") for cell in cells) or not any(cells):
                 by_page[heading][-1]["rows"].append(cells)
         elif line:

@@ -79,7 +79,8 @@ OTHERS = ["Buzz Aldrin walked on the moon as well.", "Yuri Gagarin was the first
 
 
 def main(settings: Settings) -> None:
-    for name, figure in {"which_paradigm": which_paradigm(), "learning": learning(), "ideas": ideas()}.items():
+    figures = {"which_paradigm": which_paradigm(), "learning": learning(), "ideas": ideas()}
+    for name, figure in figures.items():
         file = Path(settings.output) / f"{name}.svg"
         write_text(file, base64.b64decode(Section(name, figure=figure).image).decode())
         print(f"Picture: {file}")
@@ -113,7 +114,7 @@ def which_paradigm() -> Figure:
 
 
 def learning() -> Figure:
-    """Draw the gain in nDCG@10 on dev queries against the training pairs seen, in a panel for each training."""
+    """Draw the gain in nDCG@10 on dev queries against the pairs seen, in a panel for each training."""
     figure = Figure(figsize=(7, 6), layout="constrained")
     panels = figure.subplots(2, 2, sharex=True, sharey="row")
     lines = {}
@@ -134,7 +135,8 @@ def learning() -> Figure:
         axes.set_ylabel("nDCG@10 − untrained")
     for axes in panels[-1]:
         axes.set_xlabel("training pairs seen")
-    figure.legend([lines[name] for name in SYSTEMS], SYSTEMS, loc="outside lower center", ncols=4, frameon=False)
+    handles = [lines[name] for name in SYSTEMS]
+    figure.legend(handles, SYSTEMS, loc="outside lower center", ncols=4, frameon=False)
     return figure
 
 

@@ -122,7 +122,7 @@ def test_a_checkpoint_without_t5s_factor_is_refused(checkpoints, tmp_path):
     weights = load_file(heads)
     del weights["scale"]
     save_file(weights, heads)
-    with pytest.raises(ValueError, match=r"heads.safetensors holds {.*}, but its settings need {'scale': \(\)}"):
+    with pytest.raises(ValueError, match=r"holds {.*}, but its settings need {'scale': \(\)}"):
         load(tmp_path)
 
 

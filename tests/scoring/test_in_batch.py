@@ -47,7 +47,10 @@ def test_nothing_at_all_scores_as_rel_does(recipe: Recipe) -> None:
 @pytest.mark.filterwarnings("ignore:invalid value", "ignore:All-NaN")
 @pytest.mark.parametrize("align", [QueryToDocument(), PoolTopK(0.2), PositiveEqualIds()])
 def test_a_diverged_model_does_not_look_healthy(align: Alignment) -> None:
-    """NaN of a real token reaches the scores that it reaches in `rel`, that of padding does not."""
+    """NaN of a real token reaches the scores that it reaches in `rel`, that of padding does not.
+
+    EqualIds ignores NaN of a token whose id no query token has, which rel does not.
+    """
     D, Q = texts()
     one = Recipe("test", align, "one").normalise_function
     real = D.mask[0].nonzero().tolist()

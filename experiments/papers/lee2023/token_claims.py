@@ -134,7 +134,8 @@ class TokenStudy:
         costs = {side.rpartition(", ")[2]: values[COST][side] for side in sides}
         timed = max((cost.shape[1] for cost in costs.values()), default=0)
         dev = ", ".join(f"{name} {mean:.3f}" for name, mean in self.dev.items())
-        chosen = f"RR@10 of the dev queries (k' = {self.table_tokens}) chooses {self.xtr}: {dev}."
+        several = len(self.dev) > 1
+        chosen = f"RR@10 of the dev queries (k' = {self.table_tokens}) chooses {self.xtr}: {dev}." * several
         return {
             "training": training_section(self.models),
             "claims": self.study.section("lee2023", "token retrieval", chosen),
