@@ -19,7 +19,7 @@ from studies.settings import BackboneStudy, at_least, different, launch, refusin
 from paradigms.io.command_line import flags, folder_name
 from paradigms.train.checkpoints import STATES, TRAINED
 
-SYSTEM = re.compile(r"(DE|ME)-BERT(?:-([1-9]\d*))?")
+SYSTEM = re.compile(r"(?!DE.*x)(DE|ME)-BERT(?:-([1-9]\d*))?(?:x([1-9]\d*))?")
 # INIT: the backbone before training, mean of tokens
 CROSS = "CROSS-ATTENTION"
 INIT = "BERT-INIT"
@@ -36,11 +36,12 @@ class Settings(BackboneStudy):
     """tokens of the passages in which passages of all lengths are nested; lengths up to it may be added to a
     results folder; 0: the greatest of `lengths`"""
     systems: list[str] = field(default_factory=lambda: [*SINGLE, "ME-BERT-64", "ME-BERT", CROSS, INIT])
-    """any of DE-BERT-k, ME-BERT-k (without -k: the backbone's width), CROSS-ATTENTION and BERT-INIT"""
+    """any of DE-BERT-k, ME-BERT-k (without -k: the backbone's width), ME-BERT-kxm (m vectors),
+    CROSS-ATTENTION and BERT-INIT"""
     hybrids: list[str] = field(default_factory=lambda: ["DE-BERT", "ME-BERT"])
     """systems to combine with BM25-uni and with BM25-bi"""
     vectors: int = 8
-    """m, the number of vectors per document of ME-BERT"""
+    """m, the number of vectors per document of ME-BERT, unless its name has another"""
     train_queries: int = 3000
     dev_queries: int = 200
     """dev queries for tuning a hybrid's weight"""
@@ -64,7 +65,9 @@ class Settings(BackboneStudy):
         for name, kinds in (("systems", [CROSS, INIT]), ("hybrids", [])):
             for system in getattr(self, name):
                 if system not in kinds and not SYSTEM.fullmatch(system):
-                    systems = ", ".join(["DE-BERT-k", "ME-BERT-k", "both also without -k", *kinds])
+                    systems = ", ".join(
+                        ["DE-BERT-k", "ME-BERT-k", "ME-BERT-kxm", "all also without -k", *kinds]
+                    )
                     raise SystemExit(f"{name}: unknown {system}; there are {systems}")
         different(self, "systems", "seeds", "lengths")
         at_least(self, depth=2, samples=2, negatives=int(CROSS in self.systems), vectors=1, theory_queries=1)
@@ -201,8 +204,7 @@ def job(task: PassageTask, seed: int, name: str, settings: Settings, accelerator
         return model
 
     def measure_model(model: Any) -> Measured:
-        several = name.startswith("ME-")
-        numbers = 0 if name == CROSS else model.encoder.dim * (settings.vectors if several else 1)
+        numbers = 0 if name == CROSS else model.encoder.dim * vectors_of(name, settings)
         measurements = {"system": name, "length": task.length, "seed": seed, "numbers": numbers}
         measurements |= training_of(folder)  # dev values, untrained and trained
         measurements |= measure(model, name, task, settings, accelerator.mixed_precision)
@@ -227,8 +229,19 @@ def build(name: str, length: int, settings: Settings) -> Model:
     if match and match[2]:
         common |= {"dim": int(match[2]), "layer_norm": True}
     if match and match[1] == "ME":
-        return PARADIGMS["me_bert"](settings.backbone, vectors=settings.vectors, **common)
+        return PARADIGMS["me_bert"](settings.backbone, vectors=vectors_of(name, settings), **common)
     return PARADIGMS["dpr"](settings.backbone, **common)
+
+
+def vectors_of(name: str, settings: Settings) -> int:
+    """Return the number of vectors per document of a system that encodes documents.
+
+    >>> [vectors_of(name, Settings()) for name in ("DE-BERT-32", "ME-BERT", "ME-BERT-48x64")]
+    [1, 8, 64]
+    """
+    match = SYSTEM.fullmatch(name)
+    several = match is not None and match[1] == "ME"
+    return int(match[3] or settings.vectors) if several else 1
 
 
 def temperature(model: Paradigm, task: PassageTask) -> float:

@@ -40,7 +40,10 @@ STUDIES = {
     ),
     "capacity": Small(
         {"collection": "pydocs", "documents": 100, "lengths": "[30,60]", "vectors": 2}
-        | {"systems": '["DE-BERT-8","ME-BERT-4","CROSS-ATTENTION","BERT-INIT"]', "hybrids": '["ME-BERT-4"]'}
+        | {
+            "systems": '["DE-BERT-8","ME-BERT-4","ME-BERT-4x3","CROSS-ATTENTION","BERT-INIT"]',
+            "hybrids": '["ME-BERT-4"]',
+        }
         | {"train_queries": 12, "dev_queries": 6, "test_queries": 8, "depth": 12, "theory_queries": 2}
         | {"samples": 8},
         "claims training table_rerank table_retrieve figure1 theory",

@@ -117,7 +117,8 @@ class CapacityStudy:
 
     def groups(self) -> dict[str, list[str]]:
         order = sorted(self.sizes, key=lambda name: (self.sizes[name], not name[-1].isdigit()))
-        single, multiple = ([name for name in order if name.startswith(kind)] for kind in ("DE-", "ME-"))
+        paper = [name for name in order if "x" not in name]  # with other numbers of vectors: not in claims
+        single, multiple = ([name for name in paper if name.startswith(kind)] for kind in ("DE-", "ME-"))
         searched = self.systems[self.measures["retrieve"]]
         hybrids = [name for name in searched if name.startswith("HYBRID-")]
         pairs = [(m, m.replace("ME-BERT-64", "DE-BERT-512").replace("ME-BERT", "DE-BERT")) for m in multiple]
