@@ -39,6 +39,7 @@ def study_for(row: dict[str, Any], excess: float) -> Study:
         groups |= {name: [f"a {name}"] for name in GROUP.findall(text)}
     if "measure" not in row:  # a group of whole contrasts
         groups = {name: ["measure: one − other"] for name in groups}
+    groups |= {name: [f"a {name}"] for name in GROUP.findall(row.get("apart", ""))}
     filled = Study({}, groups).filled
     for measure in listed(row.get("measure", "")):
         for contrast in listed(row["contrast"]):

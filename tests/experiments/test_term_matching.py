@@ -120,7 +120,7 @@ def test_documents_are_counted_and_words_are_words(seq2seq: dict[str, Path]) -> 
     assert not counted[number(["▁the", "▁of", "a", ",", "▁(", "▁", "<pad>", "</s>", "<unk>"])].any()
 
 
-def planted(rates: list[float], tokens: list[int], seeds: int = 3, queries: int = 30) -> Sums:
+def planted(rates: list[float], tokens: list[int], seeds: int = 3, queries: int = 300) -> Sums:
     """Rates by bin that vary a little over seeds and queries."""
     random = np.random.default_rng(0)
     counts = np.tile(tokens, (seeds, queries, 1))
