@@ -240,8 +240,9 @@ def vectors_of(name: str, settings: Settings) -> int:
     [1, 8, 64]
     """
     match = SYSTEM.fullmatch(name)
-    several = match is not None and match[1] == "ME"
-    return int(match[3] or settings.vectors) if several else 1
+    if match is None or match[1] == "DE":
+        return 1
+    return int(match[3] or settings.vectors)
 
 
 def temperature(model: Paradigm, task: PassageTask) -> float:
